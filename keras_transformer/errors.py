@@ -1,0 +1,60 @@
+"""What a person sees when something goes wrong: one line on standard error, and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+
+class RequestError(ValueError):
+    """The request was wrong: the message says what was expected, what came, how to mend it. Exit status 2."""
+
+
+class JobError(RuntimeError):
+    """The request was right and the job failed: the message says where, and what is still intact. Exit status 1."""
+
+
+class Stopped(Exception):
+    """A signal stopped the job after it had saved its state. Exit status 128 + the signal's number."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def say(message: str) -> None:
+    """Writes one line for people to standard error; standard output is for results."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Writes one line of warning for people to standard error."""
+    say(f"warning: {message}")
+
+
+def exit_status(command: Callable[[], None]) -> int:
+    """Runs `command` and returns its exit status, a person's mistake or a failed job told in one line each.
+
+    Returns:
+        0 done, 1 the job failed, 2 the request was wrong, 128 + n stopped by signal n after saving.
+    """
+    try:
+        command()
+        sys.stdout.flush()
+        return 0
+    except RequestError as error:
+        say(f"error: {error}")
+        return 2
+    except Stopped as stop:
+        say(str(stop))
+        return 128 + stop.signal_number
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`| head`): not our failure. Without this, Python complains again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (JobError, OSError, MemoryError) as error:
+        say(f"error: {error or type(error).__name__}")
+        return 1
