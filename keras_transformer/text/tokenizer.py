@@ -1,0 +1,226 @@
+"""Text to ids and back: a SentencePiece vocabulary with this project's four control ids."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from keras_transformer.errors import RequestError
+
+PAD, UNKNOWN, START, END = 0, 1, 2, 3
+CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+
+MODEL_TYPES = ("unigram", "bpe")
+MAX_MODEL_BYTES = 64 * 2**20
+MAX_TRAINING_LINES = 2_000_000
+# Of a script with thousands of characters the rare ones would crowd the pieces out of the vocabulary.
+MAX_ALPHABET_SHARE = 0.25
+REDUCED_COVERAGE = 0.9995
+
+
+class Tokenizer:
+    """A SentencePiece model, unigram or BPE, over one language or, jointly, over two.
+
+    Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised with SentencePiece's `nmt_nfkc`: control
+    characters vanish, white space becomes single spaces. Text that spells a control symbol, such as `</s>`, stays text.
+
+    Reference: Kudo and Richardson 2018, "SentencePiece" (arXiv 1808.06226).
+
+    Args:
+        model: the serialised SentencePiece model.
+
+    Raises:
+        ValueError: the bytes are not such a model, or its control ids are others.
+    """
+
+    def __init__(self, model: bytes):
+        self._model = model
+        self._processor = _processor(model)
+        self.vocabulary_size: int = self._processor.vocab_size()
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocabulary_size: int,
+        model_type: str = "unigram",
+        seed: int = 0,
+        num_threads: int = 1,
+    ) -> Tokenizer:
+        """Learns a vocabulary of exactly `vocabulary_size` pieces, control ids included, from a stream of lines.
+
+        The same lines in the same order give the same bytes. Of a longer stream, `MAX_TRAINING_LINES` lines drawn by
+        `seed` are held in memory. A joint vocabulary is trained on the lines of both languages.
+
+        Raises:
+            RequestError: a size that the lines cannot support (the message names the nearest that they can), no text
+                at all, or an unknown `model_type`.
+        """
+        if model_type not in MODEL_TYPES:
+            raise RequestError(
+                f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}"
+            )
+        if vocabulary_size <= len(CONTROL_PIECES):
+            raise RequestError(
+                f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}"
+            )
+        sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.Train(
+                sentence_iterator=iter(sample),
+                model_writer=model,
+                model_type=model_type,
+                vocab_size=vocabulary_size,
+                character_coverage=_character_coverage(sample, vocabulary_size),
+                normalization_rule_name="nmt_nfkc",
+                num_threads=num_threads,
+                minloglevel=2,
+                **_CONTROL_OPTIONS,
+            )
+        except RuntimeError as error:
+            raise RequestError(_training_message(str(error), vocabulary_size)) from None
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Reads a model that `save` wrote.
+
+        Raises:
+            RequestError: names the file when it is missing, unreadable, too large, damaged, or of other control ids.
+        """
+        path = Path(path)
+        try:
+            if path.stat().st_size > MAX_MODEL_BYTES:
+                raise ValueError(f"it is larger than {MAX_MODEL_BYTES // 2**20} MiB")
+            return cls(path.read_bytes())
+        except FileNotFoundError:
+            raise RequestError(f"no tokenizer at {path}: check the path") from None
+        except OSError as error:
+            raise RequestError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise RequestError(
+                f"{path} is not a tokenizer of this project: {error}; train a new one"
+            ) from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the SentencePiece model, which any SentencePiece library reads."""
+        Path(path).write_bytes(self._model)
+
+    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Ids of each line's pieces, without start and end; never pad, start or end. A blank line has none."""
+        return self._processor.encode([plain(line) for line in lines], num_threads=num_threads)
+
+    def sample(self, line: str, alpha: float) -> list[int]:
+        """Ids of one segmentation of `line`, drawn at random: subword regularisation.
+
+        Unigram: drawn from the lattice with probabilities to the power `alpha` (Kudo 2018, arXiv 1804.10959). BPE: each
+        merge is skipped with probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). SentencePiece draws from one
+        generator a thread, seeded before its first use: `keras_transformer.text.sampling` repeats exactly.
+        """
+        return self._processor.encode(plain(line), enable_sampling=True, alpha=alpha, nbest_size=-1)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each row of ids up to its end id, pad and start left out: always one line a row."""
+        texts = self._processor.decode([_until_end(row) for row in ids])
+        return [_one_line(text).strip() for text in texts]
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces' own spelling, `▁` for a space, as pictures and alignments show them."""
+        return [self._processor.id_to_piece(int(id)) for id in ids]
+
+
+_CONTROL_OPTIONS = {
+    f"{name}_{key}": value
+    for id, name in enumerate(("pad", "unk", "bos", "eos"))
+    for key, value in (("id", id), ("piece", CONTROL_PIECES[id]))
+}
+
+
+def plain(line: str) -> str:
+    """The line as one line of valid Unicode: NUL and line breaks become spaces, lone surrogates U+FFFD."""
+    line = _one_line(line)
+    if line.isascii():
+        return line
+    return line.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _one_line(text: str) -> str:
+    # Three passes in C: `translate` is thirty times slower on text that is not ASCII.
+    return text.replace("\0", " ").replace("\n", " ").replace("\r", " ")
+
+
+def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    if not model:
+        raise ValueError("it is empty")
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError:
+        raise ValueError("it is damaged or not a SentencePiece model") from None
+    size = processor.vocab_size()
+    pieces = [processor.id_to_piece(id) for id in range(size)]
+    kinds_hold = (
+        size > END and processor.is_unknown(UNKNOWN) and all(map(processor.is_control, (PAD, START, END)))
+    )
+    # A piece of the same spelling elsewhere would let text produce a control id.
+    if (
+        not kinds_hold
+        or tuple(pieces[: END + 1]) != CONTROL_PIECES
+        or set(pieces[END + 1 :]) & set(CONTROL_PIECES)
+    ):
+        raise ValueError("its control ids must be <pad> 0, <unk> 1, <s> 2, </s> 3, each spelled once")
+    return processor
+
+
+def _until_end(ids: Sequence[int]) -> list[int]:
+    kept: list[int] = []
+    for id in map(int, ids):
+        if id == END:
+            break
+        if id not in (PAD, START):
+            kept.append(id)
+    return kept
+
+
+def _sample(lines: Iterable[str], limit: int, generator: random.Random) -> list[str]:
+    """Reservoir sampling: SentencePiece's own cannot be seeded."""
+    kept: list[str] = []
+    for index, line in enumerate(lines):
+        if index < limit:
+            kept.append(plain(line))
+        elif (slot := generator.randrange(index + 1)) < limit:
+            kept[slot] = plain(line)
+    return kept
+
+
+def _character_coverage(lines: Iterable[str], vocabulary_size: int) -> float:
+    alphabet: set[str] = set().union(*lines)
+    return 1.0 if len(alphabet) <= MAX_ALPHABET_SHARE * vocabulary_size else REDUCED_COVERAGE
+
+
+def _training_message(reason: str, vocabulary_size: int) -> str:
+    if most := re.search(r"value <= (\d+)", reason):
+        return (
+            f"a vocabulary of {vocabulary_size} is larger than the training text supports: "
+            f"it supports at most {most[1]}; ask for that or less"
+        )
+    if least := re.search(r"required_chars\D*\d+ vs (\d+)", reason):
+        return (
+            f"a vocabulary of {vocabulary_size} is too small for the characters of the training text: "
+            f"it takes at least {least[1]}"
+        )
+    if "sentences_.empty()" in reason:
+        return "no text to train a vocabulary from: every line is empty; check the training files"
+    return f"SentencePiece could not train a vocabulary of {vocabulary_size}: {reason}"
+
+
+def lines_of(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The lines of both sides of a stream of pairs, for a joint vocabulary."""
+    for pair in pairs:
+        yield from pair
