@@ -1,0 +1,72 @@
+# `make demo` and `make test` set everything up by themselves, in .venv; run again, they find it there.
+
+# The Pythons to try, in this order: tensorflow-text has wheels for 3.11, 3.12 and 3.13 alone.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+# What `make test PARITY=1` compares with. They stay out of the lock: their builds differ from machine to machine.
+TORCH ?= torch==2.13.0
+JAX ?= jax
+# Where a machine without an NVIDIA GPU looks for the small build of PyTorch first.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
+
+PIP := .venv/bin/python -m pip --disable-pip-version-check
+ENVIRONMENT := .venv/installed
+PARITY_ENVIRONMENT := .venv/installed-parity
+
+.PHONY: help demo test lint bench lock
+
+help:
+	@echo 'make demo           train on number words (English to German) and translate some: a few minutes'
+	@echo 'make test           the test suite; PARITY=1 compares with PyTorch and JAX too'
+	@echo 'make lint           ruff and mypy'
+	@echo 'make bench          the benchmarks, at a small size'
+	@echo 'make lock           make requirements.lock anew from pyproject.toml'
+
+demo: $(ENVIRONMENT)
+	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume)
+	printf '%s\n' 'forty-two' 'one thousand and one' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
+	  | .venv/bin/python -m keras_transformer translate runs/demo
+
+test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
+	.venv/bin/python -m pytest $(if $(PARITY),-m '') $(TESTS)
+
+lint: $(ENVIRONMENT)
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+bench: $(ENVIRONMENT)
+	.venv/bin/python benchmarks/data.py --pairs 20000
+
+# The virtual environment is made again at every set-up (it takes seconds): one that broke half-way is mended.
+$(ENVIRONMENT): requirements.lock pyproject.toml
+	@for python in $(PYTHON); do \
+	  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
+	  found=$$python; \
+	  $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
+	  echo "$$python -m venv .venv"; \
+	  exec $$python -m venv .venv; \
+	done; \
+	if [ -n "$$found" ]; then \
+	  echo "error: $$found cannot make a virtual environment: install its venv package (on Debian and Ubuntu python3-venv)"; \
+	else \
+	  echo "error: expected a Python 3.11, 3.12 or 3.13, found none among: $(PYTHON); install one, or name it with PYTHON=..."; \
+	fi >&2; exit 1
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Constrained by the lock, and checked: what is tested stays what is pinned.
+$(PARITY_ENVIRONMENT): $(ENVIRONMENT)
+	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > .venv/constraints.txt
+	$(PIP) install --retries 2 -c .venv/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(PIP) install -c .venv/constraints.txt '$(JAX)'
+	$(PIP) install --quiet --dry-run --no-index --no-deps -r .venv/constraints.txt
+	@touch $@
+
+# In an environment of its own, with the oldest Python: the newer ones can install what it can. The project pins
+# itself, because one extra names another: left out, with the warning that pip-compile ends with.
+lock:
+	@test -x .venv-lock/bin/pip-compile || { python3.11 -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools; }
+	CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/pip-compile --quiet --extra dev --generate-hashes --strip-extras \
+	  --unsafe-package keras-transformer --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+	sed -i '/^$$/,$$d' requirements.lock
