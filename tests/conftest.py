@@ -1,0 +1,133 @@
+"""What every test runs under: few threads, a seed, no network, and a repository left as it was found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(tempfile.mkdtemp(prefix="keras-transformer-tests-"))
+
+# Set before any test module imports TensorFlow, and inherited by the processes that tests start. The threads
+# hold where a program asks for no number of its own; two outer ones, for replicas that wait for one another.
+os.environ.update(
+    MPLBACKEND="Agg",
+    XDG_CACHE_HOME=str(CACHE),
+    IPYTHONDIR=str(CACHE / "ipython"),
+    HYPOTHESIS_STORAGE_DIRECTORY=str(CACHE / "hypothesis"),
+)
+for name, value in {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Seeds Python, NumPy and the backend, where the test's module has imported Keras."""
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Fails the test that reaches for a machine other than this one."""
+
+    def guarded(call: Callable, place: Callable[..., object]) -> Callable:
+        def wrapper(*args, **kwargs):
+            host = place(*args)
+            if isinstance(host, bytes):
+                host = host.decode()
+            if host not in ("127.0.0.1", "::1", "localhost", "", None):
+                pytest.fail(f"reached for the network: {host}")
+            return call(*args, **kwargs)
+
+        return wrapper
+
+    def peer(connection: socket.socket, address: object) -> object:
+        return address[0] if isinstance(address, tuple) else None  # None: a Unix socket
+
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, method, guarded(getattr(socket.socket, method), peer))
+        patch.setattr(socket, "getaddrinfo", guarded(socket.getaddrinfo, lambda host, *_: host))
+        yield
+
+
+@pytest.fixture
+def run_in_backend(tmp_path: Path) -> Callable[..., str]:
+    """`run_in_backend(code, backend)` runs Python code in a process of its own and returns what it printed.
+
+    The code may be indented as a whole; its exit status must be 0.
+    """
+
+    def run(code: str, backend: str, timeout: float = 300) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, f"under {backend}: exit status {done.returncode}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    return run
+
+
+def litter() -> set[str]:
+    """The files here that git does not track, caches aside; none where this is no git checkout."""
+    command = ["git", "status", "--porcelain", "--ignored", "-z"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return set()
+    entries = [entry[3:] for entry in done.stdout.split("\0") if entry.startswith(("??", "!!"))]
+    return {
+        entry
+        for entry in entries
+        if not any(part.endswith("cache") or part == "__pycache__" for part in Path(entry).parts)
+    }
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remembers what lay in the repository before the tests."""
+    session.config.stash[_BEFORE] = litter()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run of the whole suite that left files in the repository."""
+    shutil.rmtree(CACHE, ignore_errors=True)
+    whole_suite = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    left = sorted(litter() - session.config.stash[_BEFORE]) if whole_suite else []
+    session.config.stash[_LEFT] = left
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Names the files that the suite left."""
+    for name in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"the tests left this in the repository: {name}", red=True)
+
+
+_BEFORE = pytest.StashKey[set[str]]()
+_LEFT = pytest.StashKey[list[str]]()

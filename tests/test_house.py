@@ -1,0 +1,278 @@
+"""The rules of the house, read from the source: who imports whom, what is imported late or documented."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "keras_transformer"
+OURS = (PACKAGE, "export", "train", "benchmarks", "tests")
+
+# Of ours, a module may import what lies under these names. The most exact line counts; `__init__` stands for
+# a package itself; a module without a line is a leaf.
+MAY_IMPORT = {
+    "train": [PACKAGE],
+    "notebooks": [PACKAGE],
+    "benchmarks": [PACKAGE, "benchmarks"],
+    "export.__main__": [PACKAGE, "export"],
+    "export.saved_model": [PACKAGE, "export.signatures"],
+    "export.onnx": [PACKAGE, "export.signatures"],
+    "export.tflite": [PACKAGE, "export.signatures"],
+    "export.certificate": [PACKAGE, "export.signatures"],
+    "export.signatures": [PACKAGE],
+    f"{PACKAGE}.__init__": [PACKAGE],
+    f"{PACKAGE}.__main__": [PACKAGE],
+    f"{PACKAGE}.run_folder": [f"{PACKAGE}.models"],
+    f"{PACKAGE}.training": [
+        f"{PACKAGE}.{name}" for name in ("run_folder", "training", "decoding", "models", "text", "plots")
+    ],
+    f"{PACKAGE}.training.replicas": [],
+    f"{PACKAGE}.decoding": [f"{PACKAGE}.{name}" for name in ("run_folder", "decoding", "models", "text")],
+    f"{PACKAGE}.decoding.search": [f"{PACKAGE}.text"],
+    f"{PACKAGE}.models": [f"{PACKAGE}.models", f"{PACKAGE}.layers"],
+    f"{PACKAGE}.models.transformer": [
+        f"{PACKAGE}.models",
+        f"{PACKAGE}.layers",
+        f"{PACKAGE}.training.replicas",
+    ],
+    f"{PACKAGE}.layers.__init__": [f"{PACKAGE}.layers"],
+    f"{PACKAGE}.layers.blocks": [f"{PACKAGE}.layers"],
+    f"{PACKAGE}.text": [f"{PACKAGE}.text"],
+    f"{PACKAGE}.plots": [f"{PACKAGE}.plots"],
+}
+FOR_ALL = f"{PACKAGE}.errors"
+
+# These run on every backend of Keras, so they know none of them.
+BACKEND_FREE = [
+    f"{PACKAGE}.{name}"
+    for name in (
+        "layers",
+        "models",
+        "decoding.search",
+        "training.losses",
+        "training.metrics",
+        "training.schedules",
+    )
+]
+EXPORT_ONLY = {
+    "onnx",
+    "tf2onnx",
+    "onnxruntime",
+    "onnxruntime_extensions",
+    "ai_edge_litert",
+    "tensorflow_text",
+}
+
+
+class Import(NamedTuple):
+    """One imported module, and whether the import runs as soon as its file is imported."""
+
+    name: str
+    line: int
+    at_once: bool
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file: `package.__init__` for a package's own, `notebooks` for every notebook."""
+    return "notebooks" if path.suffix == ".ipynb" else ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this repository defines the module."""
+    path = ROOT.joinpath(*name.split("."))
+    return name.split(".")[0] in OURS and (path.with_suffix(".py").is_file() or path.is_dir())
+
+
+def imports_of(tree: ast.AST, module: str, at_once: bool = True) -> Iterator[Import]:
+    """Every import in a file, functions included; names relative to the module are made absolute."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, at_once)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")[: -node.level] if node.level else []
+            origin = ".".join(base + ([node.module] if node.module else []))
+            for alias in node.names:
+                inner = f"{origin}.{alias.name}"
+                yield Import(inner if is_ours(inner) else origin, node.lineno, at_once)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for part in node.body:
+                yield from imports_of(ast.Module([part], []), module, False)
+        else:
+            late = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports_of(node, module, at_once and not late)
+
+
+def source(path: Path) -> str:
+    """The Python in a file; of a notebook the code cells, without the lines that are IPython's own."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return re.sub(r"(?m)^\s*[%!].*$", "", "\n".join("".join(cell["source"]) for cell in cells))
+
+
+def python_files(*folders: str) -> list[Path]:
+    """The Python files and notebooks under the folders (or files) named, in order."""
+    found = [path for name in folders for path in [ROOT / name, *(ROOT / name).rglob("*")] if path.is_file()]
+    return sorted(
+        path for path in found if path.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in path.parts
+    )
+
+
+def under(name: str, prefix: str) -> bool:
+    """Whether a dotted name is the prefix or lies under it."""
+    return f"{name}.".startswith(f"{prefix}.")
+
+
+def most_exact(module: str) -> list[str]:
+    """What a module may import of ours."""
+    rules = [rule for rule in MAY_IMPORT if under(module, rule)]
+    return MAY_IMPORT[max(rules, key=len)] if rules else []
+
+
+def read_imports(*folders: str) -> Iterator[tuple[Path, str, Import]]:
+    """(file, its module's name, one import) for every import of the files named."""
+    for path in python_files(*folders):
+        module = module_name(path)
+        for found in imports_of(ast.parse(source(path)), module):
+            yield path, module, found
+
+
+def place(path: Path, found: Import) -> str:
+    """Where an import stands, for a person to find."""
+    return f"{path.relative_to(ROOT)}:{found.line} imports {found.name}"
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        place(path, found)
+        for path, module, found in read_imports("train.py", PACKAGE, "export", "notebooks", "benchmarks")
+        if found.name.split(".")[0] in OURS
+        and not any(under(found.name, allowed) for allowed in [*most_exact(module), FOR_ALL])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_forbidden_import_is_found() -> None:
+    code = "def f():\n    from ..models import transformer\nfrom keras_transformer import errors, load\n"
+    found = [name for name, _, _ in imports_of(ast.parse(code), f"{PACKAGE}.layers.attention")]
+    assert found == [f"{PACKAGE}.models.transformer", f"{PACKAGE}.errors", PACKAGE]
+    assert most_exact(f"{PACKAGE}.layers.attention") == []
+    assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.models", f"{PACKAGE}.layers"]
+
+
+def test_tensorflow_is_imported_late() -> None:
+    wrong = [
+        place(path, found)
+        for path, _, found in read_imports(PACKAGE)
+        if found.at_once and found.name.split(".")[0].startswith("tensorflow")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_runs_on_every_backend_names_none() -> None:
+    wrong = [
+        place(path, found)
+        for path, module, found in read_imports(PACKAGE)
+        if any(under(module, name) for name in BACKEND_FREE)
+        and found.name.split(".")[0] in ("tensorflow", "jax", "torch")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_export_libraries_stay_in_export() -> None:
+    wrong = [
+        place(path, found)
+        for path, _, found in read_imports("train.py", PACKAGE, "notebooks")
+        if found.name.split(".")[0] in EXPORT_ONLY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_notebooks_define_nothing() -> None:
+    wrong = [
+        f"{path.name} defines {node.name}"
+        for path in python_files("notebooks")
+        for node in ast.walk(ast.parse(source(path)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", f"import {PACKAGE}"],
+        ["-m", PACKAGE, "--help"],
+        ["-m", PACKAGE, "translate", "--help"],
+        ["train.py", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_help_is_quick(arguments: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = set(re.findall(r"^import time:.*\|\s+(\w+)$", done.stderr, re.MULTILINE))
+    assert PACKAGE in imported
+    assert not imported & {"tensorflow", "keras", "numpy", "sentencepiece", "matplotlib"}
+
+
+@pytest.mark.parity
+def test_every_module_imports_without_tensorflow(run_in_backend: Callable[..., str]) -> None:
+    modules = [module_name(path).removesuffix(".__init__") for path in python_files(PACKAGE)]
+    code = f"""
+        import importlib, sys
+        sys.modules["tensorflow"] = None
+        for name in {modules}:
+            importlib.import_module(name)
+    """
+    run_in_backend(code, "jax")
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    """The public names of a module that lack a docstring; a method may lean on its class's base."""
+    if tree.body and not ast.get_docstring(tree):
+        yield "the module"
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node):
+            yield node.name
+        if isinstance(node, ast.ClassDef) and not node.bases:
+            for method in node.body:
+                public = isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+                if public and not ast.get_docstring(method):
+                    yield f"{node.name}.{method.name}"
+
+
+def test_everything_public_is_documented() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in python_files("train.py", PACKAGE, "export")
+        for name in undocumented(ast.parse(source(path)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_large_file_in_git() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    large = [
+        f"{path.name}: {path.stat().st_size} bytes"
+        for path in files
+        if path.is_file() and path.stat().st_size > 1_000_000
+    ]
+    assert not large, "\n".join(large)
