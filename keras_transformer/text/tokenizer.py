@@ -27,8 +27,9 @@ REDUCED_COVERAGE = 0.9995
 class Tokenizer:
     """A SentencePiece model, unigram or BPE, over one language or, jointly, over two.
 
-    Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised with SentencePiece's `nmt_nfkc`: control
-    characters vanish, white space becomes single spaces. Text that spells a control symbol, such as `</s>`, stays text.
+    Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised by SentencePiece's
+    `nmt_nfkc`: control characters vanish, white space becomes single spaces. Text that spells a control
+    symbol, such as `</s>`, stays text.
 
     Reference: Kudo and Richardson 2018, "SentencePiece" (arXiv 1808.06226).
 
@@ -53,14 +54,14 @@ class Tokenizer:
         seed: int = 0,
         num_threads: int = 1,
     ) -> Tokenizer:
-        """Learns a vocabulary of exactly `vocabulary_size` pieces, control ids included, from a stream of lines.
+        """Learns a vocabulary of exactly `vocabulary_size` pieces, control ids included, from text.
 
-        The same lines in the same order give the same bytes. Of a longer stream, `MAX_TRAINING_LINES` lines drawn by
-        `seed` are held in memory. A joint vocabulary is trained on the lines of both languages.
+        The same lines in the same order give the same bytes. Of a longer stream, `MAX_TRAINING_LINES` lines
+        drawn by `seed` are held in memory. A joint vocabulary is trained on the lines of both languages.
 
         Raises:
-            RequestError: a size that the lines cannot support (the message names the nearest that they can), no text
-                at all, or an unknown `model_type`.
+            RequestError: a size that the lines cannot support (the message names the nearest that they can),
+                no text at all, or an unknown `model_type`.
         """
         if model_type not in MODEL_TYPES:
             raise RequestError(
@@ -71,29 +72,18 @@ class Tokenizer:
                 f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}"
             )
         sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
-        model = io.BytesIO()
         try:
-            sentencepiece.SentencePieceTrainer.Train(
-                sentence_iterator=iter(sample),
-                model_writer=model,
-                model_type=model_type,
-                vocab_size=vocabulary_size,
-                character_coverage=_character_coverage(sample, vocabulary_size),
-                normalization_rule_name="nmt_nfkc",
-                num_threads=num_threads,
-                minloglevel=2,
-                **_CONTROL_OPTIONS,
-            )
+            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads))
         except RuntimeError as error:
             raise RequestError(_training_message(str(error), vocabulary_size)) from None
-        return cls(model.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Reads a model that `save` wrote.
 
         Raises:
-            RequestError: names the file when it is missing, unreadable, too large, damaged, or of other control ids.
+            RequestError: names the file when it is missing, unreadable, too large, damaged, or of other
+                control ids.
         """
         path = Path(path)
         try:
@@ -114,15 +104,16 @@ class Tokenizer:
         Path(path).write_bytes(self._model)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Ids of each line's pieces, without start and end; never pad, start or end. A blank line has none."""
+        """Ids of each line's pieces, without start and end; never pad, start, end. A blank line has none."""
         return self._processor.encode([plain(line) for line in lines], num_threads=num_threads)
 
     def sample(self, line: str, alpha: float) -> list[int]:
         """Ids of one segmentation of `line`, drawn at random: subword regularisation.
 
-        Unigram: drawn from the lattice with probabilities to the power `alpha` (Kudo 2018, arXiv 1804.10959). BPE: each
-        merge is skipped with probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). SentencePiece draws from one
-        generator a thread, seeded before its first use: `keras_transformer.text.sampling` repeats exactly.
+        Unigram: drawn from the lattice with probabilities to the power `alpha` (Kudo 2018, arXiv 1804.10959).
+        BPE: each merge is skipped with probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267).
+        SentencePiece draws from one generator a thread, which takes a seed only before its first use:
+        `keras_transformer.text.sampling` is what repeats exactly.
         """
         return self._processor.encode(plain(line), enable_sampling=True, alpha=alpha, nbest_size=-1)
 
@@ -134,13 +125,6 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The pieces' own spelling, `▁` for a space, as pictures and alignments show them."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
-
-
-_CONTROL_OPTIONS = {
-    f"{name}_{key}": value
-    for id, name in enumerate(("pad", "unk", "bos", "eos"))
-    for key, value in (("id", id), ("piece", CONTROL_PIECES[id]))
-}
 
 
 def plain(line: str) -> str:
@@ -197,6 +181,29 @@ def _sample(lines: Iterable[str], limit: int, generator: random.Random) -> list[
         elif (slot := generator.randrange(index + 1)) < limit:
             kept[slot] = plain(line)
     return kept
+
+
+def _trained_model(lines: list[str], vocabulary_size: int, model_type: str, num_threads: int) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=vocabulary_size,
+        character_coverage=_character_coverage(lines, vocabulary_size),
+        normalization_rule_name="nmt_nfkc",
+        num_threads=num_threads,
+        minloglevel=2,
+        pad_id=PAD,
+        unk_id=UNKNOWN,
+        bos_id=START,
+        eos_id=END,
+        pad_piece=CONTROL_PIECES[PAD],
+        unk_piece=CONTROL_PIECES[UNKNOWN],
+        bos_piece=CONTROL_PIECES[START],
+        eos_piece=CONTROL_PIECES[END],
+    )
+    return model.getvalue()
 
 
 def _character_coverage(lines: Iterable[str], vocabulary_size: int) -> float:

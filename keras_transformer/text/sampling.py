@@ -1,0 +1,177 @@
+"""Subword sampling that repeats exactly: an epoch's own tokenised corpus, made by fresh processes.
+
+SentencePiece draws from a generator that takes its seed only before its first use. So each side of each epoch is
+sampled by a process of its own, `python -m keras_transformer.text.sampling`, seeded by (seed, epoch, side); the next
+epoch's processes run while this epoch trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import sentencepiece
+
+import keras_transformer
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, write_meta
+from keras_transformer.text.tokenizer import Tokenizer
+
+SIDES = ("source", "target")
+_LINES_AT_A_TIME = 1_000
+
+
+class SampledEpochs:
+    """For each epoch the corpus in a segmentation drawn for it: a function of (seed, epoch) alone.
+
+    The corpora lie in a folder inside the corpus's own, this epoch's and the next one's, and go away with this object.
+    What a killed run left there is removed by the next.
+
+    Args:
+        corpus: built with `keep_text`.
+        alpha: unigram: how sharp the distribution is, 0.1 to 0.5 in the paper; BPE: the share of merges skipped.
+        seed: repeats the draw.
+    """
+
+    def __init__(self, corpus: TokenizedCorpus, alpha: float, seed: int):
+        if not all((corpus.folder / f"{side}.text").exists() for side in SIDES):
+            raise RequestError("subword sampling takes a corpus built with `keep_text=True`: build it again")
+        self._base = corpus
+        self._alpha = alpha
+        self._seed = seed
+        self._jobs: dict[int, list[subprocess.Popen]] = {}
+        self._corpora: dict[int, TokenizedCorpus] = {}
+        self._folder, lock = _own_folder(corpus.folder)
+        weakref.finalize(self, _clear, self._folder, lock, self._jobs)
+
+    def corpus(self, epoch: int) -> TokenizedCorpus:
+        """The corpus of an epoch; begins to make the next epoch's.
+
+        Raises:
+            JobError: a sampling process failed.
+        """
+        if epoch not in self._corpora:
+            self._start(epoch)
+            self._corpora[epoch] = self._finish(epoch)
+        self._start(epoch + 1)
+        for old in set(self._corpora) - {epoch, epoch + 1}:
+            del self._corpora[old]
+            shutil.rmtree(self._path(old), ignore_errors=True)
+        return self._corpora[epoch]
+
+    def _path(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}"
+
+    def _start(self, epoch: int) -> None:
+        if epoch in self._jobs or epoch in self._corpora:
+            return
+        self._path(epoch).mkdir(exist_ok=True)
+        self._jobs[epoch] = [
+            _started(
+                _Task(
+                    base=str(self._base.folder),
+                    folder=str(self._path(epoch)),
+                    side=side,
+                    alpha=self._alpha,
+                    seed=(self._seed, epoch, index),
+                    max_length=self._base.max_length,
+                )
+            )
+            for index, side in enumerate(SIDES)
+        ]
+
+    def _finish(self, epoch: int) -> TokenizedCorpus:
+        for job in self._jobs[epoch]:
+            if job.wait():
+                raise JobError(
+                    f"subword sampling for epoch {epoch} failed (status {job.returncode}), see above"
+                )
+        del self._jobs[epoch]
+        write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
+        return TokenizedCorpus.open(self._path(epoch))
+
+
+@dataclass(frozen=True)
+class _Task:
+    base: str
+    folder: str
+    side: str
+    alpha: float
+    seed: tuple[int, int, int]
+    max_length: int
+
+    def run(self) -> None:
+        """Samples one side; gives up when the parent is gone."""
+        parent = os.getppid()
+        sentencepiece.set_random_generator_seed(int(np.random.SeedSequence(self.seed).generate_state(1)[0]))
+        tokenizer = Tokenizer.load(Path(self.base) / f"{self.side}.model")
+        with (
+            (Path(self.base) / f"{self.side}.text").open(encoding="utf-8", newline="\n") as text,
+            SideWriter(Path(self.folder), self.side, tokenizer) as writer,
+        ):
+            while lines := [
+                line.removesuffix("\n") for _, line in zip(range(_LINES_AT_A_TIME), text, strict=False)
+            ]:
+                if os.getppid() != parent:
+                    return
+                writer.write(self._sampled(tokenizer, line) for line in lines)
+
+    def _sampled(self, tokenizer: Tokenizer, line: str) -> list[int]:
+        ids = tokenizer.sample(line, self.alpha)
+        # The best segmentation was within the limit when the corpus was cleaned; a drawn one need not be.
+        return ids if 0 < len(ids) <= self.max_length else tokenizer.encode([line])[0]
+
+
+def _started(task: _Task) -> subprocess.Popen:
+    package = str(Path(keras_transformer.__path__[0]).parent)
+    paths = filter(None, (package, os.environ.get("PYTHONPATH")))
+    return subprocess.Popen(
+        [sys.executable, "-m", "keras_transformer.text.sampling", json.dumps(asdict(task))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,  # Ctrl-C is for the parent, which saves first.
+    )
+
+
+def _own_folder(parent: Path) -> tuple[Path, IO[str]]:
+    """A new folder, locked for as long as this process lives; folders of dead processes are removed."""
+    with (parent / "sampled.lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for folder in parent.glob("sampled-*/"):
+            with contextlib.suppress(OSError), (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="sampled-", dir=parent))
+        lock = (folder / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return folder, lock
+
+
+def _clear(folder: Path, lock: IO[str], jobs: dict[int, list[subprocess.Popen]]) -> None:
+    for job in (job for epoch in jobs.values() for job in epoch):
+        job.kill()
+        job.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
+
+
+def main(argv: list[str]) -> None:
+    task = json.loads(argv[0])
+    _Task(**task).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

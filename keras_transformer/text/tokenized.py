@@ -1,0 +1,246 @@
+"""A corpus as ids on disk, memory-mapped: as many pairs as the disk holds, in little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, compress, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
+
+MAX_LENGTH = 250
+MAX_RATIO = 9.0
+# Below this many pieces a line counts as this long: of short lines one is easily ten times the other.
+MIN_RATIO_LENGTH = 3
+_PAIRS_AT_A_TIME = 10_000
+_FORMAT = 1
+
+
+@dataclass
+class CleaningReport:
+    """How many pairs were kept, and how many were left out for what reason."""
+
+    kept: int = 0
+    empty: int = 0
+    too_long: int = 0
+    bad_ratio: int = 0
+
+    @property
+    def left_out(self) -> int:
+        return self.empty + self.too_long + self.bad_ratio
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kept:,} pairs kept, {self.left_out:,} left out of training: {self.empty:,} empty on a side, "
+            f"{self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio"
+        )
+
+
+class TokenizedCorpus:
+    """Pairs of sentences as ids: source pieces + end, target pieces + end.
+
+    `source_lengths` and `target_lengths` are (pairs,) int32 and count the end. Made by `build` or `open`.
+    """
+
+    def __init__(self, folder: Path, meta: dict[str, Any]):
+        self.folder = folder
+        self.report = CleaningReport(**meta["report"])
+        self.max_length: int = meta["max_length"]
+        self.dtypes = tuple(map(np.dtype, meta["dtypes"]))
+        self._source = self._side("source", self.dtypes[0])
+        self._target = self._side("target", self.dtypes[1])
+        self.source_lengths = self._source.lengths()
+        self.target_lengths = self._target.lengths()
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    @classmethod
+    def build(
+        cls,
+        folder: str | os.PathLike[str],
+        pairs: Iterable[tuple[str, str]],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        max_length: int = MAX_LENGTH,
+        max_ratio: float = MAX_RATIO,
+        keep_text: bool = False,
+        num_threads: int = 1,
+    ) -> TokenizedCorpus:
+        """Encodes a stream of pairs into `folder`, whole or not at all; a cache that was there is replaced.
+
+        Left out and counted in `report`: pairs with an empty side, with a side of over `max_length` pieces, or
+        with one side more than `max_ratio` times as long as the other. `keep_text` keeps what subword sampling
+        needs: the lines and the tokenizers.
+
+        Raises:
+            RequestError: no pair is left.
+        """
+        report = CleaningReport()
+        with _whole_folder(Path(folder)) as partial:
+            with (
+                SideWriter(partial, "source", source_tokenizer, keep_text) as source,
+                SideWriter(partial, "target", target_tokenizer, keep_text) as target,
+            ):
+                for chunk in _chunks(pairs, _PAIRS_AT_A_TIME):
+                    source_lines, target_lines = zip(*chunk, strict=True)
+                    source_rows = source_tokenizer.encode(source_lines, num_threads)
+                    target_rows = target_tokenizer.encode(target_lines, num_threads)
+                    keep = _keep(source_rows, target_rows, max_length, max_ratio, report)
+                    source.write(compress(source_rows, keep), compress(source_lines, keep))
+                    target.write(compress(target_rows, keep), compress(target_lines, keep))
+            if not report.kept:
+                raise RequestError(
+                    f"no training pair is left after cleaning: {report}; check the training files"
+                )
+            write_meta(partial, report, max_length, (source.dtype, target.dtype))
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> TokenizedCorpus:
+        """Maps a cache that `build` wrote.
+
+        Raises:
+            RequestError: there is none, or it is damaged.
+        """
+        folder = Path(folder)
+        try:
+            meta = json.loads((folder / "meta.json").read_text("utf-8"))
+            if meta["format"] != _FORMAT:
+                raise ValueError(f"format {meta['format']}")
+            return cls(folder, meta)
+        except FileNotFoundError:
+            raise RequestError(f"no tokenised corpus at {folder}: build it first") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"the tokenised corpus {folder} is damaged ({error}): delete it") from None
+
+    def source_ids(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
+        """(num_rows, width) int32: source pieces + end of the pairs `rows`, then pad."""
+        return self._source.padded(rows, num_rows, width)
+
+    def labels(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
+        """(num_rows, width) int32: target pieces + end of the pairs `rows`, then pad."""
+        return self._target.padded(rows, num_rows, width)
+
+    def _side(self, side: str, dtype: np.dtype) -> _Side:
+        ids = np.memmap(self.folder / f"{side}.ids", dtype, mode="r")
+        offsets = np.memmap(self.folder / f"{side}.offsets", np.int64, mode="r")
+        if len(offsets) != self.report.kept + 1 or offsets[-1] != len(ids):
+            raise ValueError(f"{side}.ids and {side}.offsets do not fit together")
+        return _Side(np.asarray(ids), np.asarray(offsets))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One language's rows of ids, end to end, and where each begins: both on disk, memory-mapped."""
+
+    ids: np.ndarray  # (tokens,)
+    offsets: np.ndarray  # (rows + 1,)
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets).astype(np.int32)
+
+    def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
+        """(num_rows, width) int32: the given rows, gathered at once, and blank rows after them."""
+        starts, lengths = np.zeros((2, num_rows, 1), np.int64)
+        starts[: len(rows), 0] = self.offsets[rows]
+        lengths[: len(rows), 0] = self.offsets[rows + 1] - self.offsets[rows]
+        columns = np.arange(width)
+        inside = columns < lengths  # (num_rows, width)
+        positions = np.where(inside, starts + columns, 0)
+        return np.where(inside, self.ids[positions], PAD).astype(np.int32)
+
+
+class SideWriter:
+    """Writes one side: its ids row by row, an end id after each, where each row begins, and its text if kept."""
+
+    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer, keep_text: bool = False):
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 2**16 else np.uint32)
+        self._num_ids = 0
+        self._ids = (folder / f"{side}.ids").open("wb")
+        self._offsets = (folder / f"{side}.offsets").open("wb")
+        self._offsets.write(np.zeros(1, np.int64).tobytes())
+        self._text = None
+        if keep_text:
+            tokenizer.save(folder / f"{side}.model")
+            self._text = (folder / f"{side}.text").open("w", encoding="utf-8", newline="\n")
+
+    def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
+        rows = [[*row, END] for row in rows]
+        offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+        self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())
+        self._offsets.write(offsets.tobytes())
+        self._num_ids = int(offsets[-1]) if rows else self._num_ids
+        if self._text:
+            self._text.writelines(f"{plain(line)}\n" for line in lines)
+
+    def __enter__(self) -> SideWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in filter(None, (self._ids, self._offsets, self._text)):
+            file.close()
+
+
+def write_meta(folder: Path, report: CleaningReport, max_length: int, dtypes: Sequence[np.dtype]) -> None:
+    """Writes what `TokenizedCorpus.open` needs to know; a folder without it is no cache."""
+    meta = {
+        "format": _FORMAT,
+        "max_length": max_length,
+        "dtypes": list(map(str, dtypes)),
+        "report": asdict(report),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
+
+
+def _keep(
+    source_rows: list[list[int]],
+    target_rows: list[list[int]],
+    max_length: int,
+    max_ratio: float,
+    report: CleaningReport,
+) -> list[bool]:
+    """Which pairs to keep; the others are counted, each once."""
+    lengths = np.array([list(map(len, source_rows)), list(map(len, target_rows))])  # (2, pairs)
+    shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
+    empty = shorter == 0
+    too_long = ~empty & (longer > max_length)
+    bad_ratio = ~empty & ~too_long & (longer > max_ratio * np.maximum(shorter, MIN_RATIO_LENGTH))
+    keep = ~(empty | too_long | bad_ratio)
+    report.kept += int(keep.sum())
+    report.empty += int(empty.sum())
+    report.too_long += int(too_long.sum())
+    report.bad_ratio += int(bad_ratio.sum())
+    return keep.tolist()
+
+
+def _chunks(pairs: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
+    iterator = iter(pairs)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+@contextlib.contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to write in, that takes its place on success and vanishes on failure."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=folder.parent))
+    try:
+        yield partial
+        old = partial.with_suffix(".old")
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
