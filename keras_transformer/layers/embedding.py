@@ -1,0 +1,54 @@
+"""One matrix that turns tokens into vectors, and vectors into logits over tokens (paper, 3.4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+class TokenEmbedding(keras.layers.Layer):
+    """Rows of one matrix scaled by √D; `logits` multiplies by the same matrix, without a bias (paper, 3.4).
+
+    Args:
+        vocabulary_size: V.
+        hidden_dim: D.
+
+    Call arguments:
+        ids: (...) token ids.
+
+    Returns:
+        (..., D).
+    """
+
+    def __init__(self, vocabulary_size: int, hidden_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.vocabulary_size = vocabulary_size
+        self.hidden_dim = hidden_dim
+
+    def build(self, ids_shape: tuple) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.vocabulary_size, self.hidden_dim),
+            # N(0, D^−0.5): tied to the output, it begins with logits of variance 1.
+            initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+        )
+
+    def call(self, ids: Tensor) -> Tensor:
+        rows = ops.take(self.embeddings, ids, axis=0)
+        return ops.cast(rows, self.compute_dtype) * math.sqrt(self.hidden_dim)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., D) → (..., V)."""
+        return ops.matmul(x, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
+
+    def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"vocabulary_size": self.vocabulary_size, "hidden_dim": self.hidden_dim}
+        return {**super().get_config(), **config}

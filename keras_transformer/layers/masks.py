@@ -1,0 +1,25 @@
+"""Masks are made here and nowhere else: booleans, True = may be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras import ops
+
+Tensor = Any
+
+
+def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
+    """True at real tokens, False at padding: ids (B, S) → (B, S)."""
+    return ops.not_equal(ids, pad_token_id)
+
+
+def causal_mask(length: int | Tensor) -> Tensor:
+    """True where key s may be seen from query t, that is s ≤ t: (1, T, T) (paper, 3.2.3)."""
+    positions = ops.arange(length)
+    return (positions[None, :] <= positions[:, None])[None]
+
+
+def keys_mask(mask: Tensor) -> Tensor:
+    """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
+    return mask[:, None, :]

@@ -1,0 +1,91 @@
+"""Where a token stands: sinusoids, or a learned vector a position (paper, 3.5 and table 3 row E)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(same): sine and cosine interleaved (paper, 3.5).
+
+    Args:
+        positions: (...) positions, from 0.
+        hidden_dim: D, even.
+
+    Returns:
+        (..., D), float32.
+    """
+    pairs = ops.arange(hidden_dim // 2, dtype="float32")
+    frequencies = ops.exp(pairs * (-2.0 * math.log(10000.0) / hidden_dim))  # (D/2,)
+    angles = ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies  # (..., D/2)
+    waves = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # (..., D/2, 2)
+    return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
+
+
+class SinusoidalPositions(keras.layers.Layer):
+    """Adds no weights: positions (...) → their sinusoids (..., D) (paper, 3.5).
+
+    Args:
+        hidden_dim: D, even.
+
+    Raises:
+        ValueError: `hidden_dim` is odd.
+    """
+
+    def __init__(self, hidden_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        if hidden_dim % 2:
+            raise ValueError(
+                "`hidden_dim` must be even: each frequency takes a sine and a cosine. "
+                f"Received: hidden_dim={hidden_dim}"
+            )
+        self.hidden_dim = hidden_dim
+        self.built = True
+
+    def call(self, positions: Tensor) -> Tensor:
+        return ops.cast(sinusoidal_positions(positions, self.hidden_dim), self.compute_dtype)
+
+    def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "hidden_dim": self.hidden_dim}
+
+
+class LearnedPositions(keras.layers.Layer):
+    """A learned vector for each of the first `max_length` positions: (...) → (..., D) (paper, table 3 row E).
+
+    A position beyond the last takes the last one's vector.
+
+    Args:
+        max_length: how many positions there are.
+        hidden_dim: D.
+    """
+
+    def __init__(self, max_length: int, hidden_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.max_length = max_length
+        self.hidden_dim = hidden_dim
+
+    def build(self, positions_shape: tuple) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.max_length, self.hidden_dim),
+            initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+        )
+
+    def call(self, positions: Tensor) -> Tensor:
+        positions = ops.minimum(ops.cast(positions, "int32"), self.max_length - 1)
+        return ops.take(ops.cast(self.embeddings, self.compute_dtype), positions, axis=0)
+
+    def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "max_length": self.max_length, "hidden_dim": self.hidden_dim}

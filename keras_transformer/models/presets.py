@@ -1,0 +1,45 @@
+"""Sizes and their training recipe (paper, table 3), as plain dictionaries of settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# `tiny` is ours, for small corpora; `base` and `big` are the paper's, 25,000 tokens a batch and all.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "num_layers": 4,
+        "hidden_dim": 256,
+        "intermediate_dim": 1024,
+        "num_heads": 4,
+        "dropout": 0.3,
+        "label_smoothing": 0.1,
+        "steps": 8_000,
+        "token_budget": 4_096,
+        "average_last": 8,
+        "vocabulary_size": 8_000,
+    },
+    "base": {
+        "num_layers": 6,
+        "hidden_dim": 512,
+        "intermediate_dim": 2048,
+        "num_heads": 8,
+        "dropout": 0.1,
+        "label_smoothing": 0.1,
+        "steps": 100_000,
+        "token_budget": 25_000,
+        "average_last": 5,
+        "vocabulary_size": 37_000,
+    },
+    "big": {
+        "num_layers": 6,
+        "hidden_dim": 1024,
+        "intermediate_dim": 4096,
+        "num_heads": 16,
+        "dropout": 0.3,
+        "label_smoothing": 0.1,
+        "steps": 300_000,
+        "token_budget": 25_000,
+        "average_last": 20,
+        "vocabulary_size": 37_000,
+    },
+}

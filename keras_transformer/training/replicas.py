@@ -1,0 +1,231 @@
+"""Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, XLA.
+
+A leaf: it imports nothing of the project, so that `Transformer` can be made of it, and a plain
+`Transformer(...)`, `compile`, `fit` in a notebook trains right under any strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+import keras
+
+Tensor = Any
+
+
+class _TensorFlowFit:
+    """What `fit` does otherwise than Keras does on TensorFlow.
+
+    * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would take the
+      mean of the replicas' ids, or fail where their shapes differ.
+    * A batch's weights sum to 1 over all replicas and micro-batches (`text.batches` makes them so), so the loss and its
+      gradient are sums, equal to those of one large batch on one replica.
+    * `micro_batches` = k: a replica's rows are taken in k parts, one after the other, and their gradients summed before
+      the weights move. The schedule and the optimiser see one step.
+    * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another replica's variables.
+    * Several workers: metrics travel as vectors, for their reduction knows no scalars (keras issue 20585).
+    """
+
+    micro_batches: int = 1
+    _compiled_gradients: Any = None
+
+    def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
+        """As `keras.Model.compile`, but `jit_compile` compiles the forward and backward pass alone; "auto" means False."""
+        super().compile(*args, jit_compile=False, **kwargs)  # type: ignore[misc]
+        self._compiled_gradients = None
+        if jit_compile is True:
+            import tensorflow as tf
+
+            self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
+
+    def train_step(self, data: tuple) -> dict[str, Tensor]:
+        gradients = self._accumulated_gradients(data) if self.micro_batches > 1 else self._tracked_gradients(data)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))  # type: ignore[attr-defined]
+        return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
+
+    def test_step(self, data: tuple) -> dict[str, Tensor]:
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        logits = self(inputs, training=False)  # type: ignore[operator]
+        self._track(inputs, labels, logits, weights, self._compute_loss(inputs, labels, logits, weights, training=False))  # type: ignore[attr-defined]
+        return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
+
+    def _tracked_gradients(self, data: tuple) -> list[Tensor]:
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        compute = self._compiled_gradients or self._gradients
+        gradients, loss, logits = compute(inputs, labels, weights)
+        self._track(inputs, labels, logits, weights, loss)
+        return gradients
+
+    def _gradients(self, inputs: Any, labels: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            logits = self(inputs, training=True)  # type: ignore[operator]
+            loss = self._compute_loss(inputs, labels, logits, weights, training=True)  # type: ignore[attr-defined]
+            scaled_loss = self.optimizer.scale_loss(loss)  # type: ignore[attr-defined]
+        gradients = tape.gradient(scaled_loss, self.trainable_variables)  # type: ignore[attr-defined]
+        # A tied embedding's gradient comes as slices and is as dense as the output projection's.
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
+
+    def _accumulated_gradients(self, data: tuple) -> list[Tensor]:
+        import tensorflow as tf
+
+        rows = tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches
+
+        def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            own = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
+            gradients = self._tracked_gradients(own)
+            return part + 1, [sum_ + new for sum_, new in zip(total, gradients, strict=True)]
+
+        zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]  # type: ignore[attr-defined]
+        _, total = tf.while_loop(
+            lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1
+        )
+        return total
+
+    def _track(self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, loss: Tensor) -> None:
+        """Adds a batch to the metrics, so that `loss` is the mean over all tokens, however they are spread over replicas."""
+        import tensorflow as tf
+
+        share = tf.reduce_sum(weights) if weights is not None else 1.0
+        self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)  # type: ignore[attr-defined]
+        self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
+
+    def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+        import tensorflow as tf
+
+        if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[attr-defined]
+            return logs
+        return {name: tf.reshape(value, [1]) for name, value in logs.items()}
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        if self._distribute_strategy is None:  # type: ignore[attr-defined]
+            return
+        with self.distribute_strategy.scope():  # type: ignore[attr-defined]
+            self._symbolic_build(data_batch=self.symbolic_batch())  # type: ignore[attr-defined]
+
+
+class _PlainFit:
+    """Other backends train in Keras's own way, on one device."""
+
+
+ReplicatedFit: type = _TensorFlowFit if keras.config.backend() == "tensorflow" else _PlainFit
+
+
+class Adam(keras.optimizers.Adam):
+    """Adam with the paper's β₁ 0.9, β₂ 0.98, ε 1e-9 (paper, 5.3).
+
+    Beyond Keras's: `global_clipnorm` clips the gradient of the whole batch, where Keras clips each replica's part of it;
+    and with `use_ema` the moving average stays beside the weights when `fit` ends, so that training can go on.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.98,
+        epsilon: float = 1e-9,
+        **kwargs: Any,
+    ):
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Leaves the weights as they are: what to write out, weights or average, is decided where a run is written."""
+
+    def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:
+        if not self.global_clipnorm or keras.config.backend() != "tensorflow":
+            return super()._clip_gradients(grads)
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return super()._clip_gradients(grads)
+        whole = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
+        # Keras sums over replicas next: each hands in an equal part of what is to come out.
+        return [gradient / context.num_replicas_in_sync for gradient in super()._clip_gradients(whole)]
+
+
+def parse_devices(text: str) -> tuple[str, list[int]]:
+    """`auto`, `cpu`, `cpu:2` (two replicas on the processor) or `0,1` (GPU numbers) → kind and numbers.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text == "auto":
+        return "auto", []
+    if match := re.fullmatch(r"cpu(?::([1-9]\d?))?", text):
+        return "cpu", list(range(int(match[1] or 1)))
+    if re.fullmatch(r"\d+(,\d+)*", text) and len(set(text.split(","))) == len(text.split(",")):
+        return "gpu", [int(number) for number in text.split(",")]
+    raise ValueError(
+        "`devices` must be `auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as `0,1`. "
+        f"Received: {text!r}"
+    )
+
+
+def configure(devices: str = "auto", threads: int = 0, deterministic: bool = True) -> None:
+    """Settles TensorFlow before its first operation: visible GPUs and their memory, replicas on the processor, threads.
+
+    Args:
+        devices: see `parse_devices`.
+        threads: for the work inside and between operations together; 0 leaves it to TensorFlow.
+        deterministic: the same run gives the same bits.
+
+    Raises:
+        ValueError: a GPU that is not there.
+    """
+    import tensorflow as tf
+
+    kind, numbers = parse_devices(devices)
+    gpus = tf.config.list_physical_devices("GPU")
+    if kind == "gpu" and max(numbers) >= len(gpus):
+        raise ValueError(f"`devices` must name GPUs that are there ({len(gpus)} found). Received: {devices!r}")
+    visible = [gpus[number] for number in numbers] if kind == "gpu" else gpus if kind == "auto" else []
+    tf.config.set_visible_devices(visible, "GPU")
+    for gpu in visible:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if kind == "cpu" and len(numbers) > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(numbers))
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def strategy(devices: str = "auto") -> Any:
+    """The `tf.distribute` strategy for `devices`: several workers when `TF_CONFIG` is set, mirrored replicas otherwise."""
+    import tensorflow as tf
+
+    if num_workers() > 1:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    kind, numbers = parse_devices(devices)
+    gpus = tf.config.list_logical_devices("GPU")
+    if kind == "cpu" or not gpus:
+        return tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in numbers or [0]])
+    return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])
+
+
+def num_workers() -> int:
+    """How many workers train together, from `TF_CONFIG`; 1 without it."""
+    return len(_cluster().get("cluster", {}).get("worker", [])) or 1
+
+
+def worker_index() -> int:
+    """This worker's number among them, from 0; worker 0 is the chief, which alone writes the run folder."""
+    return int(_cluster().get("task", {}).get("index", 0))
+
+
+def _cluster() -> dict[str, Any]:
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        cluster = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"`TF_CONFIG` must be JSON ({error}). Received: {text!r}") from error
+    if not isinstance(cluster, dict):
+        raise ValueError(f"`TF_CONFIG` must be a JSON object. Received: {text!r}")
+    return cluster

@@ -1,0 +1,41 @@
+"""The learning rate over the steps (paper, 5.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class InverseSquareRootDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """factor · D^−0.5 · min(step^−0.5, step · warmup^−1.5): up in a line, down with the root (paper, equation 3).
+
+    Args:
+        hidden_dim: D.
+        warmup_steps: steps until the peak.
+        factor: 1 in the paper.
+
+    Call arguments:
+        step: updates made before this one; the paper's step is one more, so that the first has a rate above 0.
+    """
+
+    def __init__(self, hidden_dim: int, warmup_steps: int = 4000, factor: float = 1.0):
+        if hidden_dim < 1 or warmup_steps < 1 or factor <= 0:
+            raise ValueError(
+                "`hidden_dim`, `warmup_steps` and `factor` must be positive. "
+                f"Received: hidden_dim={hidden_dim}, warmup_steps={warmup_steps}, factor={factor}"
+            )
+        self.hidden_dim = hidden_dim
+        self.warmup_steps = warmup_steps
+        self.factor = factor
+
+    def __call__(self, step: Tensor) -> Tensor:
+        step = ops.cast(step, "float32") + 1.0
+        return self.factor * self.hidden_dim**-0.5 * ops.minimum(step**-0.5, step * self.warmup_steps**-1.5)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"hidden_dim": self.hidden_dim, "warmup_steps": self.warmup_steps, "factor": self.factor}
