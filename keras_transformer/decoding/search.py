@@ -98,7 +98,7 @@ def beam_search(
         new = freeze(state, new)._replace(index=state.index + 1)
         return tuple(new._replace(done=is_done(new, limits, length_penalty)))
 
-    first = first_beam_state(cache, limits, num_beams, max_length)
+    first = start_beams(cache, limits, num_beams, max_length)
     state = BeamState(*ops.while_loop(goes_on(BeamState), advance, tuple(first)))
     return fill_with_live(state, limits, num_beams, length_penalty)
 
@@ -150,7 +150,7 @@ def sample(
         )
         return tuple(new)
 
-    first = first_sample_state(cache, limits, num_samples, max_length)
+    first = start_samples(cache, limits, num_samples, max_length)
     state = SampleState(*ops.while_loop(goes_on(SampleState), advance, tuple(first)))
     return state.ids, state.log_probs
 
@@ -163,9 +163,9 @@ def fit_limits(limits: Tensor, max_length: int | Tensor | None) -> tuple[Tensor,
     return ops.minimum(limits, max_length), max_length
 
 
-def first_beam_state(cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor) -> BeamState:
+def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor) -> BeamState:
     """One live hypothesis, with nothing in it; for a blank sentence one finished, with an end in it."""
-    samples = first_sample_state(cache, limits, num_beams, max_length)
+    samples = start_samples(cache, limits, num_beams, max_length)
     first = ops.arange(num_beams) == 0  # (K,)
     return BeamState(
         index=samples.index,
@@ -179,9 +179,7 @@ def first_beam_state(cache: Cache, limits: Tensor, num_beams: int, max_length: i
     )
 
 
-def first_sample_state(
-    cache: Cache, limits: Tensor, num_samples: int, max_length: int | Tensor
-) -> SampleState:
+def start_samples(cache: Cache, limits: Tensor, num_samples: int, max_length: int | Tensor) -> SampleState:
     """Nothing drawn yet; a blank sentence is done, with an end alone."""
     nothing = ops.zeros((ops.shape(limits)[0], num_samples), dtype="int32")  # (B, K)
     blank = nothing + limits[:, None] == 0  # (B, K)

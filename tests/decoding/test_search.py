@@ -253,13 +253,15 @@ def test_stopping_early_loses_nothing(num_beams):
     """A search that goes on to its limit finds the same list: what the rule leaves out could not enter it."""
     from keras_transformer.decoding import search as module
 
-    never = functools.partial(lambda state, limits, _: state.index >= limits)
+    def is_at_its_limit(state, limits, length_penalty):
+        return state.index >= limits
+
     for seed in range(10):
         table = make_table(seed)
         table[:, END] += 1.5
         ids, scores = search(table, [10], num_beams)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "is_done", never)
+            patch.setattr(module, "is_done", is_at_its_limit)
             expected, expected_scores = search(table, [10], num_beams)
         np.testing.assert_array_equal(ids, expected)
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
