@@ -58,8 +58,8 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 # Constrained by the lock, and checked: what is tested stays what is pinned.
 $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > .venv/constraints.txt
-	$(PIP) install --retries 2 -c .venv/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(PIP) install -c .venv/constraints.txt '$(JAX)'
+	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(PIP) install -c .venv/constraints.txt '$(TORCH)' '$(JAX)'
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r .venv/constraints.txt
 	@touch $@
 

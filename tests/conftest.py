@@ -48,26 +48,30 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
-    """Fails the test that reaches for a machine other than this one."""
+    """Fails the test that reaches for another machine; for the processes that it starts it must answer itself."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
-    def guarded(call: Callable, place: Callable[..., object]) -> Callable:
-        def wrapper(*args, **kwargs):
-            host = place(*args)
-            if isinstance(host, bytes):
-                host = host.decode()
-            if host not in ("127.0.0.1", "::1", "localhost", "", None):
-                pytest.fail(f"reached for the network: {host}")
-            return call(*args, **kwargs)
+    def check(address: object) -> None:
+        host = address[0] if isinstance(address, tuple) else None  # None: a Unix socket, or any local address
+        if host not in (None, "", "127.0.0.1", "::1", "localhost", b"localhost", b"127.0.0.1"):
+            pytest.fail(f"reached for the network: {host!r}")
 
-        return wrapper
+    def local_connect(self: socket.socket, address: object) -> None:
+        check(address)
+        connect(self, address)
 
-    def peer(connection: socket.socket, address: object) -> object:
-        return address[0] if isinstance(address, tuple) else None  # None: a Unix socket
+    def local_connect_ex(self: socket.socket, address: object) -> int:
+        check(address)
+        return connect_ex(self, address)
+
+    def local_getaddrinfo(host: object, *args: object, **kwargs: object) -> list:
+        check((host,))
+        return getaddrinfo(host, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        for method in ("connect", "connect_ex"):
-            patch.setattr(socket.socket, method, guarded(getattr(socket.socket, method), peer))
-        patch.setattr(socket, "getaddrinfo", guarded(socket.getaddrinfo, lambda host, *_: host))
+        patch.setattr(socket.socket, "connect", local_connect)
+        patch.setattr(socket.socket, "connect_ex", local_connect_ex)
+        patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
         yield
 
 
