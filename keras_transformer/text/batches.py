@@ -28,9 +28,9 @@ __all__ = [
     "shard",
 ]
 
-# Pairs of one width are sorted by the difference of their lengths, give or take this many tokens: enough that an
-# epoch's batches are not the last one's, at a cost of under 1 % of padding.
-LENGTH_NOISE = 2.0
+# Pairs of one width are sorted by the difference of their lengths, give or take this many tokens: of Multi30k
+# batches of 4,096 tokens that costs 1.6 % more padding, and half of a batch is new in the next epoch.
+LENGTH_NOISE = 3.0
 
 
 class Place(NamedTuple):
@@ -54,10 +54,10 @@ class Batch(NamedTuple):
 class BatchPlan:
     """The global batches of every epoch, by token budget, sentences of like length together.
 
-    A batch holds at most `token_budget` source and as many target positions, padding counted, over all replicas and
-    accumulated micro-batches together; its rows are a multiple of `num_replicas * accumulate`. Where the rows of an
-    epoch do not divide, its last rows are filled up by blank ones: pad ids of weight 0. A label's weight is
-    1 / (real target tokens of the global batch), so that the weighted sum of losses is their mean.
+    A batch holds at most `token_budget` source and as many target positions, padding counted, over all
+    replicas and accumulated micro-batches together; its rows are a multiple of `num_replicas * accumulate`.
+    Where the rows of an epoch do not divide, blank rows fill up its last batch: pad ids of weight 0. The
+    weight of a label is 1 / (real target tokens of the global batch): the weighted sum of losses is their mean.
 
     Args:
         corpus: the pairs.
@@ -65,11 +65,11 @@ class BatchPlan:
         seed: shuffles; the same seed, epoch and index give the same batch in every process.
         num_replicas: rows are a multiple of this ...
         accumulate: ... times this.
-        static_shapes: 0 for batches as wide as their longest sentence; k for at most k shapes, `shapes`, in which XLA
-            compiles once each.
+        static_shapes: 0 for batches as wide as their longest sentence; k for at most k shapes, `shapes`, so
+            that XLA compiles that often.
         shuffle: False keeps the batches of every epoch the same, from long to short.
-        sampling: the `alpha` of subword sampling, 0 for none; each epoch then has its own segmentation of a corpus
-            built with `keep_text`.
+        sampling: the `alpha` of subword sampling, 0 for none; each epoch then has its own segmentation of the
+            corpus, which was built with `keep_text`.
 
     Raises:
         RequestError: the budget does not hold the longest sentence on every replica.
@@ -97,8 +97,9 @@ class BatchPlan:
         longest = corpus.max_length + 1 if sampling else int(widest.max())
         if token_budget < longest * self.divisor:
             raise RequestError(
-                f"the token budget must hold the longest sentence, {longest} tokens, on each of {self.divisor} "
-                f"replicas or micro-batches: at least {longest * self.divisor}; received: {token_budget}"
+                f"the token budget must hold the longest sentence, {longest} tokens, on each of "
+                f"{self.divisor} replicas and micro-batches: at least {longest * self.divisor}; "
+                f"received: {token_budget}"
             )
         self.widths = _static_widths(widest, longest, static_shapes) if static_shapes else None
         self._epochs: dict[int, _Epoch] = {}
@@ -111,6 +112,7 @@ class BatchPlan:
         return [(self._num_rows(width), width, width) for width in widths]
 
     def num_batches(self, epoch: int) -> int:
+        """Global batches of an epoch; with subword sampling another number each epoch."""
         return len(self._epoch(epoch).batches)
 
     def place_after(self, place: Place) -> Place:
@@ -238,7 +240,8 @@ def generator(
     """
     for _, batch in plan.iterate(place):
         for index in replica_indices:
-            yield tuple(shard(batch, index, num_shards))
+            share = shard(batch, index, num_shards)
+            yield share.inputs, share.labels, share.weights
 
 
 def dataset(

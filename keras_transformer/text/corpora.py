@@ -39,8 +39,7 @@ NUMBERS_RECIPE = {
 }
 
 MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
-MULTI30K_SPLITS = ("train", "val", "test_2016_flickr")
-# SHA-256 of the text, not of its compressed form: a copy that was compressed again, or not at all, passes too.
+# SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
 MULTI30K_SHA256 = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
     "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
@@ -77,8 +76,8 @@ WMT14_LANGUAGES = ("cs", "de", "fr", "hi", "ru")
 class Corpus:
     """Parallel text to train on and to validate on, as streams that can be read again and again.
 
-    `recipe` holds the settings that the corpus brings (they win over a preset), `identity` the SHA-256 of what it was
-    made from, by which a resumed run knows its corpus again.
+    `recipe` holds the settings that the corpus brings (they win over a preset), `identity` the SHA-256 of
+    what it was made from, by which a resumed run knows its corpus again.
     """
 
     name: str
@@ -143,8 +142,8 @@ def corpus_from_files(
 ) -> Corpus:
     """The user's own parallel text: UTF-8 files, plain or .gz, a sentence a line.
 
-    Without validation files the last lines are held out, one in twenty and at most 2,000; a pair that stands among
-    them is left out of training wherever else it stands.
+    Without validation files the last lines are held out, one in twenty and at most 2,000; a pair that stands
+    among them is left out of training wherever else it stands.
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, or two files differ in length.
@@ -180,8 +179,8 @@ class _ParallelFiles:
         self.count = source_survey.count
         if self.count != target_survey.count:
             raise RequestError(
-                f"{source} has {self.count:,} lines and {target} has {target_survey.count:,}: line n of one must "
-                "translate line n of the other; align them"
+                f"{source} has {self.count:,} lines and {target} has {target_survey.count:,}: "
+                "each line of one must translate the same line of the other; align them"
             )
         self.last_pairs = list(zip(source_survey.last, target_survey.last, strict=True))
         self.identity = _sha256([source_survey.sha256, target_survey.sha256])
@@ -199,7 +198,8 @@ class _Survey:
 
 def _survey(path: Path) -> _Survey:
     digest, count, last = hashlib.sha256(), 0, deque[str](maxlen=HELD_OUT_LINES)
-    for count, line in enumerate(read_lines(path), start=1):
+    for line in read_lines(path):
+        count += 1
         digest.update(line.encode() + b"\n")
         last.append(line)
     if not count:
@@ -253,8 +253,8 @@ def _spelled(numbers: Iterable[int], language: str) -> Iterator[str]:
     if language not in num2words.CONVERTER_CLASSES:
         known = [code for code in sorted(num2words.CONVERTER_CLASSES) if "_" not in code]
         raise RequestError(
-            f"num2words spells no numbers in {language!r}; expected one of {', '.join(known)}, or a regional form "
-            "such as pt_BR"
+            f"num2words spells no numbers in {language!r}; expected one of {', '.join(known)}, "
+            "or a regional form such as pt_BR"
         )
     for number in numbers:
         try:
@@ -267,28 +267,29 @@ def _spelled(numbers: Iterable[int], language: str) -> Iterator[str]:
 
 
 def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus:
-    files = {
-        split: [multi30k_file(split, language, data_dir) for language in (source, target)]
-        for split in MULTI30K_SPLITS
-    }
-
-    def pairs(split: str) -> Iterator[Pair]:
-        source_lines, target_lines = map(read_lines, files[split])
-        return zip(source_lines, target_lines, strict=True)
-
+    languages = (source, target)
+    hashes = [_multi30k_sha256(split, language) for split in ("train", "val") for language in languages]
+    train = [multi30k_file("train", language, data_dir) for language in languages]
+    valid = [multi30k_file("val", language, data_dir) for language in languages]
+    if data_dir is None:
+        for language in languages:
+            multi30k_file("test_2016_flickr", language)  # Fetched with the rest, for `evaluate`.
     return Corpus(
         f"multi30k:{source}-{target}",
         source,
         target,
-        lambda: pairs("train"),
-        lambda: pairs("val"),
-        _sha256(
-            MULTI30K_SHA256[f"{split}.{language}"]
-            for split in MULTI30K_SPLITS
-            for language in (source, target)
-        ),
+        lambda: zip(read_lines(train[0]), read_lines(train[1]), strict=True),
+        lambda: zip(read_lines(valid[0]), read_lines(valid[1]), strict=True),
+        _sha256(hashes),
         MULTI30K_RECIPE,
     )
+
+
+def _multi30k_sha256(split: str, language: str) -> str:
+    name = f"{split}.{language}"
+    if name not in MULTI30K_SHA256:
+        raise RequestError(f"multi30k has no {name}; expected one of {', '.join(MULTI30K_SHA256)}")
+    return MULTI30K_SHA256[name]
 
 
 def multi30k_file(
@@ -299,34 +300,30 @@ def multi30k_file(
 ) -> Path:
     """A checked file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), task 1, a sentence a line.
 
-    Splits: train, val, test_2016_flickr; languages: de, en, fr. Read from `data_dir`, .gz or plain, or else from the
-    cache `${XDG_CACHE_HOME:-~/.cache}/keras_transformer/multi30k`, fetched into it where it is missing.
+    Splits: train, val, test_2016_flickr; languages: de, en, fr. Read from `data_dir`, .gz or plain, or else
+    from the cache `${XDG_CACHE_HOME:-~/.cache}/keras_transformer/multi30k`, into which it is fetched once.
 
     Raises:
         RequestError: unknown split or language, or `data_dir` does not hold the file or holds another text.
         JobError: it could not be fetched.
     """
+    sha256 = _multi30k_sha256(split, language)
     name = f"{split}.{language}"
-    if name not in MULTI30K_SHA256:
-        known = ", ".join(sorted({name.rpartition(".")[2] for name in MULTI30K_SHA256}))
-        raise RequestError(
-            f"multi30k has {', '.join(MULTI30K_SPLITS)} in {known}; received: {split} in {language!r}"
-        )
     if data_dir is not None:
-        return _local_copy(name, Path(data_dir))
+        return _local_copy(name, Path(data_dir), sha256)
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keras_transformer" / "multi30k"
     )
     path = cache / f"{name}.gz"
-    if not path.exists() or _text_sha256(path) != MULTI30K_SHA256[name]:
-        _fetch(f"{base_url}/{name}.gz", path, MULTI30K_SHA256[name])
+    if not path.exists() or _text_sha256(path) != sha256:
+        _fetch(f"{base_url}/{name}.gz", path, sha256)
     return path
 
 
-def _local_copy(name: str, folder: Path) -> Path:
+def _local_copy(name: str, folder: Path, sha256: str) -> Path:
     for path in (folder / f"{name}.gz", folder / name):
         if path.exists():
-            if _text_sha256(path) != MULTI30K_SHA256[name]:
+            if _text_sha256(path) != sha256:
                 raise RequestError(f"{path} is not Multi30k's {name} (its SHA-256 differs): copy it again")
             return path
     raise RequestError(f"{folder} holds neither {name}.gz nor {name}: check --data-dir")

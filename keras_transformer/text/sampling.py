@@ -1,32 +1,27 @@
 """Subword sampling that repeats exactly: an epoch's own tokenised corpus, made by fresh processes.
 
-SentencePiece draws from a generator that takes its seed only before its first use. So each side of each epoch is
-sampled by a process of its own, `python -m keras_transformer.text.sampling`, seeded by (seed, epoch, side); the next
-epoch's processes run while this epoch trains.
+SentencePiece draws from a generator that takes its seed only before its first use. So each side of each epoch
+is sampled by a process of its own, seeded by (seed, epoch, side); the next epoch's processes run while this
+epoch trains.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import weakref
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import sentencepiece
 
-import keras_transformer
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, write_meta
+from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, scratch_folder, unlock, write_meta
 from keras_transformer.text.tokenizer import Tokenizer
 
 SIDES = ("source", "target")
@@ -36,12 +31,12 @@ _LINES_AT_A_TIME = 1_000
 class SampledEpochs:
     """For each epoch the corpus in a segmentation drawn for it: a function of (seed, epoch) alone.
 
-    The corpora lie in a folder inside the corpus's own, this epoch's and the next one's, and go away with this object.
-    What a killed run left there is removed by the next.
+    The corpora, this epoch's and the next one's, lie in a folder inside the corpus's own and go away with
+    this object. What a killed run left there is removed by the next.
 
     Args:
         corpus: built with `keep_text`.
-        alpha: unigram: how sharp the distribution is, 0.1 to 0.5 in the paper; BPE: the share of merges skipped.
+        alpha: unigram: how sharp the distribution is, 0.1 to 0.5 in the paper; BPE: share of merges skipped.
         seed: repeats the draw.
     """
 
@@ -53,7 +48,7 @@ class SampledEpochs:
         self._seed = seed
         self._jobs: dict[int, list[subprocess.Popen]] = {}
         self._corpora: dict[int, TokenizedCorpus] = {}
-        self._folder, lock = _own_folder(corpus.folder)
+        self._folder, lock = scratch_folder(corpus.folder, "sampled-")
         weakref.finalize(self, _clear, self._folder, lock, self._jobs)
 
     def corpus(self, epoch: int) -> TokenizedCorpus:
@@ -135,8 +130,8 @@ class _Task:
 
 
 def _started(task: _Task) -> subprocess.Popen:
-    package = str(Path(keras_transformer.__path__[0]).parent)
-    paths = filter(None, (package, os.environ.get("PYTHONPATH")))
+    # The process finds this package where this one did, installed or not.
+    paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(
         [sys.executable, "-m", "keras_transformer.text.sampling", json.dumps(asdict(task))],
         stdin=subprocess.DEVNULL,
@@ -146,32 +141,13 @@ def _started(task: _Task) -> subprocess.Popen:
     )
 
 
-def _own_folder(parent: Path) -> tuple[Path, IO[str]]:
-    """A new folder, locked for as long as this process lives; folders of dead processes are removed."""
-    with (parent / "sampled.lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for folder in parent.glob("sampled-*/"):
-            with contextlib.suppress(OSError), (folder / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix="sampled-", dir=parent))
-        lock = (folder / "lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return folder, lock
-
-
-def _clear(folder: Path, lock: IO[str], jobs: dict[int, list[subprocess.Popen]]) -> None:
-    for job in (job for epoch in jobs.values() for job in epoch):
+def _clear(folder: Path, lock: int | None, jobs: dict[int, list[subprocess.Popen]]) -> None:
+    for job in itertools.chain.from_iterable(jobs.values()):
         job.kill()
         job.wait()
     shutil.rmtree(folder, ignore_errors=True)
-    lock.close()
-
-
-def main(argv: list[str]) -> None:
-    task = json.loads(argv[0])
-    _Task(**task).run()
+    unlock(lock)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _Task(**json.loads(sys.argv[1])).run()

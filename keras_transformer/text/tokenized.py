@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -37,12 +38,13 @@ class CleaningReport:
 
     @property
     def left_out(self) -> int:
+        """Pairs that training does not see."""
         return self.empty + self.too_long + self.bad_ratio
 
     def __str__(self) -> str:
         return (
-            f"{self.kept:,} pairs kept, {self.left_out:,} left out of training: {self.empty:,} empty on a side, "
-            f"{self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio"
+            f"{self.kept:,} pairs kept, {self.left_out:,} left out of training: {self.empty:,} empty on a "
+            f"side, {self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio"
         )
 
 
@@ -79,9 +81,9 @@ class TokenizedCorpus:
     ) -> TokenizedCorpus:
         """Encodes a stream of pairs into `folder`, whole or not at all; a cache that was there is replaced.
 
-        Left out and counted in `report`: pairs with an empty side, with a side of over `max_length` pieces, or
-        with one side more than `max_ratio` times as long as the other. `keep_text` keeps what subword sampling
-        needs: the lines and the tokenizers.
+        Left out and counted in `report`: pairs with an empty side, with a side of over `max_length` pieces,
+        or with one side more than `max_ratio` times as long as the other. `keep_text` keeps what subword
+        sampling needs: the lines and the tokenizers.
 
         Raises:
             RequestError: no pair is left.
@@ -162,7 +164,7 @@ class _Side:
 
 
 class SideWriter:
-    """Writes one side: its ids row by row, an end id after each, where each row begins, and its text if kept."""
+    """Writes one side: its rows of ids, each with the end id, where each begins, and text that is kept."""
 
     def __init__(self, folder: Path, side: str, tokenizer: Tokenizer, keep_text: bool = False):
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 2**16 else np.uint32)
@@ -176,6 +178,7 @@ class SideWriter:
             self._text = (folder / f"{side}.text").open("w", encoding="utf-8", newline="\n")
 
     def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
+        """Appends rows of piece ids and, where text is kept, the lines they came from."""
         rows = [[*row, END] for row in rows]
         offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())
@@ -234,13 +237,47 @@ def _chunks(pairs: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[
 def _whole_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` to write in, that takes its place on success and vanishes on failure."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=folder.parent))
+    partial, lock = scratch_folder(folder.parent, f".{folder.name}-")
+    old = partial.with_suffix(".old")
     try:
         yield partial
-        old = partial.with_suffix(".old")
-        if folder.exists():
+        with contextlib.suppress(FileNotFoundError):
             folder.rename(old)
         partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for scratch in (partial, old):
+            shutil.rmtree(scratch, ignore_errors=True)
+        unlock(lock)
+
+
+def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
+    """A new folder `parent/prefix…`, and the lock that says its process lives; those of dead ones are removed.
+
+    A process that is killed cannot tidy up, but the system drops its locks.
+    """
+    guard = _lock(parent, fcntl.LOCK_EX)
+    for folder in parent.glob(f"{prefix}*"):
+        if (abandoned := _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            unlock(abandoned)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = _lock(folder, fcntl.LOCK_EX)
+    unlock(guard)
+    return folder, lock
+
+
+def _lock(folder: Path, operation: int) -> int | None:
+    """A descriptor that holds the lock; None where another process does, or the file system has no locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, operation)
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def unlock(lock: int | None) -> None:
+    """Gives up a lock of `scratch_folder`."""
+    if lock is not None:
+        os.close(lock)
