@@ -48,7 +48,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
-    """Fails the test that reaches for another machine; for the processes that it starts it must answer itself."""
+    """Fails the test that reaches for another machine; it sees this process, not those started by it."""
     connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
     def check(address: object) -> None:
