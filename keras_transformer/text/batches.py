@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ __all__ = [
     "TokenizedCorpus",
     "dataset",
     "generator",
+    "one_epoch",
     "shard",
 ]
 
@@ -56,8 +58,8 @@ class BatchPlan:
 
     A batch holds at most `token_budget` source and as many target positions, padding counted, over all
     replicas and accumulated micro-batches together; its rows are a multiple of `num_replicas * accumulate`.
-    Where the rows of an epoch do not divide, blank rows fill up its last batch: pad ids of weight 0. The
-    weight of a label is 1 / (real target tokens of the global batch): the weighted sum of losses is their mean.
+    Where the rows of an epoch do not divide, blank rows fill its last batch: pad ids of weight 0. A label
+    weighs 1 / (real target tokens of the global batch), so that the weighted sum of losses is their mean.
 
     Args:
         corpus: the pairs.
@@ -114,6 +116,12 @@ class BatchPlan:
     def num_batches(self, epoch: int) -> int:
         """Global batches of an epoch; with subword sampling another number each epoch."""
         return len(self._epoch(epoch).batches)
+
+    def num_tokens(self, place: Place) -> int:
+        """Target tokens of the batch at a place, ends included, padding not."""
+        epoch = self._epoch(place.epoch)
+        start, stop = epoch.batches[place.batch, :2].tolist()
+        return int(epoch.corpus.target_lengths[epoch.rows[start:stop]].sum())
 
     def place_after(self, place: Place) -> Place:
         """The place of the batch that follows."""
@@ -252,6 +260,21 @@ def dataset(
     prefetch: int = 4,
 ) -> tf.data.Dataset:
     """`generator` as a `tf.data.Dataset` that runs `prefetch` batches ahead and is never sharded again."""
+    return _dataset(lambda: generator(plan, place, replica_indices, num_shards), prefetch)
+
+
+def one_epoch(plan: BatchPlan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
+    """Each pair once, for validation: a real label's weight is 1, so that metrics are means over all tokens."""
+
+    def batches() -> Iterator[tuple]:
+        num_shares = plan.num_batches(0) * len(replica_indices)
+        for inputs, labels, weights in itertools.islice(generator(plan, BEGINNING, replica_indices, num_shards), num_shares):
+            yield inputs, labels, (weights > 0).astype(np.float32)
+
+    return _dataset(batches, prefetch=4)
+
+
+def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.Dataset:
     import tensorflow as tf
 
     ids = tf.TensorSpec((None, None), tf.int32)
@@ -259,7 +282,4 @@ def dataset(
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    batches = tf.data.Dataset.from_generator(
-        lambda: generator(plan, place, replica_indices, num_shards), output_signature=signature
-    )
-    return batches.with_options(options).prefetch(prefetch)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature).with_options(options).prefetch(prefetch)

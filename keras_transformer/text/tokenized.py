@@ -251,7 +251,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """A new folder `parent/prefix…`, and the lock that says its process lives; those of dead ones are removed.
+    """A new folder `parent/prefix…` and the lock that says its process lives; the dead ones' are removed.
 
     A process that is killed cannot tidy up, but the system drops its locks.
     """

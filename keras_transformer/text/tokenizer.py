@@ -222,7 +222,7 @@ def _training_message(reason: str, vocabulary_size: int) -> str:
             f"a vocabulary of {vocabulary_size} is too small for the characters of the training text: "
             f"it takes at least {least[1]}"
         )
-    if "sentences_.empty()" in reason:
+    if "sentences_.empty()" in reason or "all_chars_count" in reason:
         return "no text to train a vocabulary from: every line is empty; check the training files"
     return f"SentencePiece could not train a vocabulary of {vocabulary_size}: {reason}"
 

@@ -1,0 +1,59 @@
+"""Text that the tests of `text` share: a small artificial language and its translation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from keras_transformer.text.tokenizer import Tokenizer
+
+Pair = tuple[str, str]
+
+
+def _sentence_pair(generator: random.Random) -> Pair:
+    words = [generator.choice(WORDS) for _ in range(generator.randint(1, 12))]
+    translated = [word[::-1].capitalize() for word in words]
+    if generator.random() < 0.3:
+        translated.append(generator.choice(WORDS))
+    return " ".join(words), " ".join(translated) + "ß."
+
+
+def _words(generator: random.Random, count: int) -> list[str]:
+    syllables = [first + second for first in "bdfgklmnprst" for second in "aeiouäöü"]
+    return ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(count)]
+
+
+WORDS = _words(random.Random(5), 300)
+
+
+@pytest.fixture(scope="session")
+def make_pairs() -> Callable[[int, int], list[Pair]]:
+    """`make_pairs(count, seed)`: pairs of sentences."""
+
+    def make(count: int, seed: int = 1) -> list[Pair]:
+        generator = random.Random(seed)
+        return [_sentence_pair(generator) for _ in range(count)]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pairs(make_pairs) -> list[Pair]:
+    return make_pairs(601)
+
+
+@pytest.fixture(scope="session")
+def lines(pairs) -> list[str]:
+    return [line for pair in pairs for line in pair]
+
+
+@pytest.fixture(scope="session", params=["unigram", "bpe"])
+def tokenizer(request, lines) -> Tokenizer:
+    return Tokenizer.train(lines, 200, request.param)
+
+
+@pytest.fixture(scope="session")
+def unigram(lines) -> Tokenizer:
+    return Tokenizer.train(lines, 200)

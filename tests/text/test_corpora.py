@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.text import corpora
+from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+# Text files
+
+
+@pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
+def test_lines_of_a_file(tmp_path, name) -> None:
+    lines = ["one", "", "drei ß", "你好"]
+    assert list(read_lines(write(tmp_path / name, lines))) == lines
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffa\u2028b\x0bc\x85d\re\r\n\ufefff\r\r\n\nlast".encode())
+    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d\re", "\ufefff\r", "", "last"]
+
+
+def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path) -> None:
+    path = tmp_path / "latin1.de"
+    path.write_bytes(b"eins\nzwei\nf\xfcnf\n")
+    with pytest.raises(RequestError, match=r"latin1\.de, line 3: not UTF-8; convert"):
+        corpus_from_files(path, path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
+    good = write(tmp_path / "good", ["a", "b"])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "plain.gz").write_text("not compressed\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a line\n" * 1000)[:-20])
+    write(tmp_path / "empty", [])
+    write(tmp_path / "empty.gz", [])
+    for name, message in {
+        "missing": "no such file: .*missing; check the path",
+        "folder": "cannot read .*folder .*expected a text file, plain or .gz",
+        "plain.gz": r"plain\.gz: broken gzip",
+        "cut.gz": r"cut\.gz: broken gzip",
+        "empty": "empty is empty; expected a sentence a line",
+        "empty.gz": r"empty\.gz is empty",
+    }.items():
+        for files in ((tmp_path / name, good), (good, tmp_path / name), (good, good, good, tmp_path / name)):
+            with pytest.raises(RequestError, match=message) as error:
+                corpus_from_files(*files)
+            assert "\n" not in str(error.value)
+
+    def denied(path: Path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(corpora, "_opened", denied)
+    with pytest.raises(RequestError, match=r"cannot read .*good \(Permission denied\)"):
+        corpus_from_files(good, good)
+
+
+def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path) -> None:
+    source = write(tmp_path / "a.en", ["x"] * 1200)
+    target = write(tmp_path / "a.de.gz", ["x"] * 1199)
+    with pytest.raises(RequestError, match=r"a\.en has 1,200 lines and .*a\.de\.gz has 1,199: .* align"):
+        corpus_from_files(source, target)
+
+
+def test_validation_takes_both_files(tmp_path) -> None:
+    good = write(tmp_path / "good", ["a", "b"])
+    with pytest.raises(RequestError, match="give both or none"):
+        corpus_from_files(good, good, valid_source=good)
+
+
+def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
+    files = []
+    for name, pairs in (("train", make_pairs(50, 1)), ("valid", make_pairs(5, 2))):
+        for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            files.append(write(tmp_path / f"{name}.{side}", list(lines)))
+    corpus = corpus_from_files(*files)
+    assert list(corpus.train()) == list(corpus.train()) == make_pairs(50, 1)
+    assert list(corpus.valid()) == make_pairs(5, 2)
+    assert corpus.recipe == {}
+
+
+def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pairs) -> None:
+    pairs = make_pairs(200)
+    pairs[3] = pairs[7] = pairs[-1]  # in both parts of the file
+    source, target = (
+        write(tmp_path / name, list(lines))
+        for name, lines in zip("ab", zip(*pairs, strict=True), strict=True)
+    )
+    corpus = corpus_from_files(source, target)
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert valid == pairs[-10:]
+    assert not set(train) & set(valid)
+    assert train == [pair for pair in pairs[:-10] if pair not in valid]
+    with pytest.raises(RequestError, match="one line, which cannot be trained on and held out"):
+        corpus_from_files(*[write(tmp_path / "c", ["only"])] * 2)
+
+
+def test_files_are_streamed(tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "a", [str(number) for number in range(1000)])
+    corpus = corpus_from_files(path, path)
+    read = []
+    monkeypatch.setattr(corpora, "read_lines", lambda path: (read.append(line) or line for line in "abc"))
+    next(iter(corpus.train()))
+    assert read == ["a", "a"]
+
+
+def test_identity_follows_the_text(tmp_path) -> None:
+    same = [
+        corpus_from_files(
+            write(tmp_path / name, ["a", "b"]), write(tmp_path / f"t{name}", ["c", "d"])
+        ).identity
+        for name in ("x", "y.gz")
+    ]
+    other = corpus_from_files(write(tmp_path / "z", ["a", "b"]), write(tmp_path / "tz", ["c", "e"])).identity
+    assert same[0] == same[1] != other
+
+
+# Named corpora
+
+
+@pytest.mark.parametrize(
+    "name", ["", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de"]
+)
+def test_an_unknown_dataset_is_refused(name) -> None:
+    with pytest.raises(RequestError, match="one of numbers:<src>-<tgt>, multi30k:<src>-<tgt>, .*received: '"):
+        load_corpus(name)
+
+
+@pytest.fixture
+def few_numbers(monkeypatch) -> Iterator[None]:
+    for name, value in {"LIMIT": 20_000, "SAMPLED": 400, "HELD_OUT": 100, "ALL_BELOW": 50}.items():
+        monkeypatch.setattr(corpora, f"NUMBERS_{name}", value)
+    corpora._number_pairs.cache_clear()
+    yield
+    corpora._number_pairs.cache_clear()
+
+
+@pytest.mark.parametrize("languages", ["en-de", "fr-cs", "pt_BR-ja", "te-id"])
+def test_held_out_numbers_are_apart(few_numbers, languages) -> None:
+    corpus = load_corpus(f"numbers:{languages}")
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert len(valid) == 100
+    assert 400 <= len(train) <= 450
+    for train_side, valid_side in zip(zip(*train, strict=True), zip(*valid, strict=True), strict=True):
+        assert not set(train_side) & set(valid_side)
+    assert list(corpus.train()) == train
+    assert [corpus.source_language, corpus.target_language] == languages.split("-")
+    assert set(corpus.recipe) >= {"num_layers", "hidden_dim", "vocabulary_size"}
+
+
+def test_number_words_are_right(few_numbers) -> None:
+    corpus = load_corpus()
+    assert ("seventeen", "siebzehn") in chain(corpus.train(), corpus.valid())
+    assert corpus.name == "numbers:en-de"
+    assert corpus.identity != load_corpus("numbers:en-fr").identity
+
+
+def test_sizes_of_the_full_numbers_corpus(monkeypatch) -> None:
+    monkeypatch.setattr(corpora, "_spelled", lambda numbers, language: map(str, numbers))
+    train, valid = (
+        [int(source) for source, _ in part] for part in corpora._number_pairs.__wrapped__("a", "b")
+    )
+    assert len(set(valid)) == len(valid) == 2_000
+    assert 20_000 <= len(set(train)) == len(train) <= 30_000
+    assert not set(train) & set(valid)
+    assert set(range(1_000)) <= set(train) | set(valid)
+    assert max(train) < 1_000_000 and sum(number > 100_000 for number in train) > 20_000
+
+
+def test_numbers_that_are_spelled_alike_are_apart_too(monkeypatch) -> None:
+    monkeypatch.setattr(corpora, "_spelled", lambda numbers, language: (str(n // 3) for n in numbers))
+    train, valid = corpora._number_pairs.__wrapped__("a", "b")
+    assert train and not set(chain(*train)) & set(chain(*valid))
+
+
+def test_numbers_in_an_unknown_language(monkeypatch) -> None:
+    with pytest.raises(RequestError, match="no numbers in 'xx'; expected one of am, ar, .*, vi, or .* pt_BR"):
+        load_corpus("numbers:xx-de")
+    with pytest.raises(RequestError, match=r"fails to spell \d+ in 'am' .*choose another language"):
+        load_corpus("numbers:am-en")
+    with pytest.raises(RequestError, match="leave out --data-dir; received: /somewhere"):
+        load_corpus("numbers:en-de", "/somewhere")
+
+
+# Multi30k
+
+
+@pytest.fixture
+def stand_in(monkeypatch) -> dict[str, bytes]:
+    """Texts that take the place of Multi30k's, with their hashes."""
+    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in corpora.MULTI30K_SHA256}
+    hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    monkeypatch.setattr(corpora, "MULTI30K_SHA256", hashes)
+    return texts
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "keras_transformer" / "multi30k"
+
+
+def store(folder: Path, texts: dict[str, bytes], compressed: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / (f"{name}.gz" if compressed else name)).write_bytes(
+            gzip.compress(text, compresslevel=1) if compressed else text
+        )
+    return folder
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_multi30k_from_a_folder(stand_in, tmp_path, compressed) -> None:
+    corpus = load_corpus("multi30k:fr-de", store(tmp_path / "data", stand_in, compressed))
+    assert list(corpus.train()) == [("train.fr 1", "train.de 1"), ("train.fr 2", "train.de 2")]
+    assert list(corpus.valid()) == [("val.fr 1", "val.de 1"), ("val.fr 2", "val.de 2")]
+    assert multi30k_file("test_2016_flickr", "en", tmp_path / "data").exists()
+    assert set(corpus.recipe) >= {"num_layers", "vocabulary_size", "token_budget"}
+    assert corpus.identity != load_corpus("multi30k:de-fr", tmp_path / "data").identity
+
+
+def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path) -> None:
+    with pytest.raises(RequestError, match=r"holds neither train\.en\.gz nor train\.en: check --data-dir"):
+        load_corpus("multi30k:en-de", tmp_path)
+    for damaged in (gzip.compress(b"another text\n"), b"no gzip", gzip.compress(b"cut" * 1000)[:-9]):
+        store(tmp_path, stand_in)
+        (tmp_path / "val.de.gz").write_bytes(damaged)
+        with pytest.raises(
+            RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"
+        ):
+            load_corpus("multi30k:en-de", tmp_path)
+
+
+def test_multi30k_in_an_unknown_language() -> None:
+    with pytest.raises(RequestError, match=r"multi30k has no train\.xx; expected one of train\.en, "):
+        load_corpus("multi30k:en-xx")
+    with pytest.raises(RequestError, match=r"multi30k has no train\.\.\./de"):
+        load_corpus("multi30k:en-../de")
+
+
+@pytest.fixture
+def server(stand_in) -> Iterator[types.SimpleNamespace]:
+    """A public repository on this machine; `files` says what it holds, `cut` breaks off what it sends."""
+    state = types.SimpleNamespace(files=stand_in, cut=0, asked=[])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/raw/").removesuffix(".gz")
+            state.asked.append(name)
+            if name not in state.files:
+                self.send_error(404)
+                return
+            body = gzip.compress(state.files[name])
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) - state.cut])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}/raw"
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield state
+        http.shutdown()
+        thread.join()
+
+
+def test_multi30k_is_fetched_once(server, cache) -> None:
+    for _ in range(2):
+        path = multi30k_file("val", "de", base_url=server.url)
+        assert path == cache / "val.de.gz"
+        assert list(read_lines(path)) == ["val.de 1", "val.de 2"]
+    assert server.asked == ["val.de"]
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(server, cache, stand_in) -> None:
+    path = multi30k_file("val", "de", base_url=server.url)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert list(read_lines(multi30k_file("val", "de", base_url=server.url))) == ["val.de 1", "val.de 2"]
+    assert server.asked == ["val.de", "val.de"]
+
+
+def test_what_cannot_be_fetched_leaves_nothing(server, cache) -> None:
+    mend = r"pass its folder with --data-dir"
+
+    def refused(message: str, url: str = server.url) -> None:
+        with pytest.raises(JobError, match=rf"{url}/val\.de\.gz {message}.*{mend}") as error:
+            multi30k_file("val", "de", base_url=url)
+        assert "\n" not in str(error.value)
+        assert not list(cache.glob("*"))
+
+    server.cut = 5
+    refused(r"\(|sent another text")
+    server.cut, server.files = 0, {"val.de": b"another text\n"}
+    refused("sent another text")
+    server.files = {}
+    refused(r"\(HTTP Error 404")
+    refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
+
+
+def test_an_endless_answer_is_refused(server, cache, monkeypatch) -> None:
+    monkeypatch.setattr(corpora, "_MAX_DOWNLOAD_BYTES", 10)
+    with pytest.raises(JobError, match=r"could not fetch .* \(over 10 bytes"):
+        multi30k_file("val", "de", base_url=server.url)
+
+
+def test_a_text_that_unpacks_without_end_is_refused(stand_in, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(corpora, "_MAX_TEXT_BYTES", 10)
+    with pytest.raises(RequestError, match="is not Multi30k's"):
+        load_corpus("multi30k:en-de", store(tmp_path, stand_in))
+
+
+def test_multi30k_in_the_cache_needs_no_network(stand_in, cache, monkeypatch) -> None:
+    store(cache, stand_in)
+    monkeypatch.setattr(corpora, "_download", lambda url: pytest.fail(f"fetched {url}"))
+    assert len(list(load_corpus("multi30k:en-de").train())) == 2
+
+
+# WMT14
+
+
+@pytest.fixture
+def stand_in_tfds(monkeypatch) -> types.SimpleNamespace:
+    """What `load_corpus` uses of tensorflow_datasets: its one configuration serves both directions."""
+    splits = {
+        split: [{"en": f"{split} one\ntwo".encode(), "de": f"{split} eins zwei".encode()}]
+        for split in ("train", "validation")
+    }
+
+    def load(name, split, data_dir, shuffle_files, with_info):
+        assert not shuffle_files and with_info
+        if name != "wmt14_translate/de-en":
+            raise ValueError(f"no {name}\nand more lines")
+        fake.data_dir = data_dir
+        return [splits[part] for part in split], types.SimpleNamespace(full_name=f"{name}/1.0.0")
+
+    fake = types.SimpleNamespace(load=load, as_numpy=iter)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    return fake
+
+
+def test_wmt14_in_both_directions(stand_in_tfds, tmp_path) -> None:
+    forth, back = load_corpus("wmt14:en-de", tmp_path), load_corpus("wmt14:de-en")
+    assert list(forth.train()) == list(forth.train()) == [("train one two", "train eins zwei")]
+    assert list(forth.valid()) == [("validation one two", "validation eins zwei")]
+    assert list(back.train()) == [("train eins zwei", "train one two")]
+    assert forth.identity != back.identity
+    assert stand_in_tfds.data_dir is None
+
+
+def test_wmt14_that_cannot_be_had(stand_in_tfds, monkeypatch) -> None:
+    with pytest.raises(JobError, match=r"could not prepare wmt14_translate/fr-en \(no .*fr-en\)"):
+        load_corpus("wmt14:en-fr")
+    for languages in ("de-fr", "en-xx", "xx-en"):
+        with pytest.raises(RequestError, match=f"English .* with cs, de, fr, hi, ru; received: {languages}"):
+            load_corpus(f"wmt14:{languages}")
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(RequestError, match=r'pip install "keras-transformer\[wmt\]"'):
+        load_corpus("wmt14:en-de")

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import io
+import random
+import re
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text import tokenizer as module
+from keras_transformer.text.tokenizer import (
+    CONTROL_PIECES,
+    END,
+    MODEL_TYPES,
+    PAD,
+    START,
+    UNKNOWN,
+    Tokenizer,
+    lines_of,
+    plain,
+)
+
+NEVER_IN_TEXT = {PAD, START, END}
+
+
+def model_bytes(tokenizer: Tokenizer, folder: Path) -> bytes:
+    tokenizer.save(folder / "saved.model")
+    return (folder / "saved.model").read_bytes()
+
+
+def flat(rows: list[list[int]]) -> set[int]:
+    return {id for row in rows for id in row}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_same_lines_give_the_same_bytes(lines, model_type, tmp_path) -> None:
+    first, second = (Tokenizer.train(iter(lines), 150, model_type) for _ in range(2))
+    assert model_bytes(first, tmp_path) == model_bytes(second, tmp_path)
+    assert model_bytes(first, tmp_path) != model_bytes(Tokenizer.train(lines[::2], 150, model_type), tmp_path)
+
+
+def test_of_a_long_stream_lines_are_drawn_by_seed(lines, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(module, "MAX_TRAINING_LINES", 100)
+    models = [model_bytes(Tokenizer.train(lines, 80, seed=seed), tmp_path) for seed in (1, 1, 2)]
+    assert models[0] == models[1] != models[2]
+    kept = module._sample(map(str, range(1000)), 100, random.Random(1))
+    assert len(set(kept)) == 100
+    assert 350 < sum(map(int, kept)) / 100 < 650  # from the whole stream, not from its head
+
+
+def test_control_ids_and_size(tokenizer) -> None:
+    assert tokenizer.vocabulary_size == 200
+    assert tuple(tokenizer.pieces([PAD, UNKNOWN, START, END])) == CONTROL_PIECES
+
+
+def test_text_survives_the_round_trip(tokenizer, lines) -> None:
+    assert tokenizer.decode(tokenizer.encode(lines)) == lines
+
+
+def test_saved_and_loaded_is_the_same(tokenizer, lines, tmp_path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.model")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.model")
+    assert loaded.vocabulary_size == tokenizer.vocabulary_size
+    assert loaded.encode(lines) == tokenizer.encode(lines)
+
+
+def test_pieces_spell_the_line(tokenizer) -> None:
+    (ids,) = tokenizer.encode(["bada gögo"])
+    assert "".join(tokenizer.pieces(ids)) == "▁bada▁gögo"
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_text_that_spells_control_symbols_is_text(lines, model_type) -> None:
+    """Also where the corpus is full of them, so that they would make good pieces."""
+    spelled = " ".join(CONTROL_PIECES)
+    marked = [f"{spelled} 1 < 2 / 3 > {line}" for line in lines]
+    tokenizer = Tokenizer.train([*lines, *marked], 200, model_type)
+    ids = tokenizer.encode([spelled])
+    assert not flat(ids) & {*NEVER_IN_TEXT, UNKNOWN}
+    assert tokenizer.decode(ids) == [spelled]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=())), max_size=4))
+def test_any_text_gives_its_number_of_lines(unigram, texts) -> None:
+    ids = unigram.encode(texts)
+    decoded = unigram.decode(ids)
+    assert len(ids) == len(decoded) == len(texts)
+    assert not flat(ids) & NEVER_IN_TEXT
+    assert not set("".join(decoded)) & set("\0\n\r")
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t \u3000", "\0", "\0 \x01\x1f\x7f"])
+def test_a_blank_line_has_no_pieces(tokenizer, blank) -> None:
+    assert tokenizer.encode([blank]) == [[]]
+
+
+def test_plain_makes_one_line_of_valid_unicode() -> None:
+    assert plain("a\0b\nc\rd") == "a b c d"
+    assert "\ufffd" in plain("ä\ud800")
+    assert plain("Grüße 你好") == "Grüße 你好"
+
+
+def test_decoding_ends_at_the_end_and_drops_pad_and_start(tokenizer) -> None:
+    (ids,) = tokenizer.encode(["bada gögo"])
+    rows = [[START, *ids, END, *ids], [PAD, *ids, PAD], [END, *ids], []]
+    assert tokenizer.decode(rows) == ["bada gögo", "bada gögo", "", ""]
+
+
+def test_decoding_unknown_gives_a_line(tokenizer) -> None:
+    (text,) = tokenizer.decode([[UNKNOWN, UNKNOWN]])
+    assert text.strip()
+
+
+def test_line_breaks_in_pieces_stay_inside_the_line(lines) -> None:
+    """A stranger's model may hold pieces that ours never do."""
+    model = trained_elsewhere(lines, user_defined_symbols=["x\ny\r"])
+    tokenizer = Tokenizer(model)
+    assert tokenizer.decode([[END + 1]]) == ["x y"]
+
+
+def test_joint_vocabulary_sees_both_sides() -> None:
+    assert list(lines_of([("a", "b"), ("c", "d")])) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_vocabulary_larger_than_the_corpus_supports(lines, model_type) -> None:
+    with pytest.raises(RequestError, match=r"of 99999 is larger than .* supports at most \d+") as error:
+        Tokenizer.train(lines[:60], 99_999, model_type)
+    largest = int(re.search(r"at most (\d+)", str(error.value))[1])
+    assert Tokenizer.train(lines[:60], largest, model_type).vocabulary_size == largest
+    with pytest.raises(RequestError, match="supports at most"):
+        Tokenizer.train(lines[:60], largest + 1, model_type)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_vocabulary_too_small_for_the_characters(lines, model_type) -> None:
+    with pytest.raises(RequestError, match=r"of 8 is too small .* takes at least \d+") as error:
+        Tokenizer.train(lines, 8, model_type)
+    least = int(re.search(r"at least (\d+)", str(error.value))[1])
+    assert Tokenizer.train(lines, least, model_type).vocabulary_size == least
+
+
+def test_an_alphabet_of_thousands_leaves_room_for_pieces() -> None:
+    generator = random.Random(2)
+    frequent = ["".join(generator.choices("abcdefgh", k=5)) for _ in range(4000)]
+    rare = [chr(0x4E00 + index) for index in range(3000)]
+    with pytest.raises(RequestError, match="too small"):
+        Tokenizer.train(frequent + rare, 500)
+    assert Tokenizer.train(frequent * 300 + rare[:300], 100).vocabulary_size == 100
+
+
+@pytest.mark.parametrize("lines", [[], [""], [" ", "\0"]])
+def test_no_text_to_train_from(lines) -> None:
+    with pytest.raises(RequestError, match="no text to train a vocabulary from"):
+        Tokenizer.train(lines, 100)
+
+
+def test_sizes_and_types_are_checked(lines) -> None:
+    with pytest.raises(RequestError, match="size must be over 4; received: -1"):
+        Tokenizer.train(lines, -1)
+    with pytest.raises(RequestError, match="one of unigram, bpe; received: word"):
+        Tokenizer.train(lines, 100, "word")
+
+
+def test_training_is_silent_and_leaves_no_file(lines, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    Tokenizer.train([*lines, "\0", "▅"], 100)
+    assert capfd.readouterr() == ("", "")
+    assert not list(tmp_path.iterdir())
+
+
+def trained_elsewhere(lines: list[str], **options) -> bytes:
+    model = io.BytesIO()
+    ours = {
+        f"{name}_{key}": value
+        for id, name in enumerate(("pad", "unk", "bos", "eos"))
+        for key, value in (("id", id), ("piece", CONTROL_PIECES[id]))
+    }
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=150, minloglevel=2, **(ours | options)
+    )
+    return model.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2},
+        {"unk_id": 3, "eos_id": 1},
+        {"bos_piece": "a"},
+        {"pad_piece": "<blank>", "user_defined_symbols": ["<pad>"]},
+    ],
+)
+def test_a_model_of_other_control_ids_is_refused(lines, options, tmp_path) -> None:
+    path = tmp_path / "other.model"
+    path.write_bytes(trained_elsewhere(lines, **options))
+    with pytest.raises(
+        RequestError, match=r"other\.model is not a tokenizer .* <pad> 0, <unk> 1, <s> 2, </s> 3"
+    ):
+        Tokenizer.load(path)
+
+
+def test_a_damaged_model_is_named(unigram, tmp_path) -> None:
+    whole = model_bytes(unigram, tmp_path)
+    path = tmp_path / "damaged.model"
+    for damaged in (b"", b"not a model", whole[: len(whole) // 2], whole[:-1], bytes(1000)):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            RequestError, match=r"damaged\.model is not a tokenizer of this project: it is \w+"
+        ):
+            Tokenizer.load(path)
+
+
+def test_a_model_with_flipped_bytes_is_refused_or_keeps_its_promises(tokenizer, tmp_path) -> None:
+    whole = model_bytes(tokenizer, tmp_path)
+    generator = random.Random(3)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(generator.choice((1, 3, 20))):
+            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+        try:
+            survivor = Tokenizer(bytes(damaged))
+        except ValueError:
+            continue
+        ids = survivor.encode(["bada gögo <s> </s>", ""])
+        assert not flat(ids) & NEVER_IN_TEXT
+        assert len(survivor.decode(ids)) == 2
+
+
+def test_a_model_that_cannot_be_read_is_named(unigram, tmp_path, monkeypatch) -> None:
+    with pytest.raises(RequestError, match=r"no tokenizer at .*missing\.model"):
+        Tokenizer.load(tmp_path / "missing.model")
+    with pytest.raises(RequestError, match=f"cannot read the tokenizer {tmp_path}"):
+        Tokenizer.load(tmp_path)
+    unigram.save(tmp_path / "large.model")
+    monkeypatch.setattr(module, "MAX_MODEL_BYTES", 2**10)
+    with pytest.raises(RequestError, match=r"large\.model .* larger than"):
+        Tokenizer.load(tmp_path / "large.model")
