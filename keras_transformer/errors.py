@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -31,6 +32,19 @@ def say(message: str) -> None:
 def warn(message: str) -> None:
     """Writes one line of warning for people to standard error."""
     say(f"warning: {message}")
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow and Keras without the lines that their C++ code writes about itself, for commands."""
+    sys.stderr.flush()
+    standard_error = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        importlib.import_module("keras")
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
 
 
 def exit_status(command: Callable[[], None]) -> int:

@@ -27,9 +27,11 @@ class _TensorFlowFit:
       the weights move. The schedule and the optimiser see one step.
     * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another replica's variables.
     * Several workers: metrics travel as vectors, for their reduction knows no scalars (keras issue 20585).
+    * `metrics_every` = n: the compiled metrics look at every n-th step of training; the loss is always tracked.
     """
 
     micro_batches: int = 1
+    metrics_every: int = 1
     _compiled_gradients: Any = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
@@ -49,14 +51,16 @@ class _TensorFlowFit:
     def test_step(self, data: tuple) -> dict[str, Tensor]:
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         logits = self(inputs, training=False)  # type: ignore[operator]
-        self._track(inputs, labels, logits, weights, self._compute_loss(inputs, labels, logits, weights, training=False))  # type: ignore[attr-defined]
+        self._track_loss(self._compute_loss(inputs, labels, logits, weights, training=False), weights)  # type: ignore[attr-defined]
+        self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
         return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
 
     def _tracked_gradients(self, data: tuple) -> list[Tensor]:
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights)
-        self._track(inputs, labels, logits, weights, loss)
+        self._track_loss(loss, weights)
+        self._track_metrics(inputs, labels, logits, weights)
         return gradients
 
     def _gradients(self, inputs: Any, labels: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -86,13 +90,25 @@ class _TensorFlowFit:
         )
         return total
 
-    def _track(self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, loss: Tensor) -> None:
-        """Adds a batch to the metrics, so that `loss` is the mean over all tokens, however they are spread over replicas."""
+    def _track_loss(self, loss: Tensor, weights: Tensor | None) -> None:
+        """Counts a batch so that `loss` is the mean over all tokens, however they are spread over replicas."""
         import tensorflow as tf
 
         share = tf.reduce_sum(weights) if weights is not None else 1.0
         self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)  # type: ignore[attr-defined]
-        self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
+
+    def _track_metrics(self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None) -> None:
+        import tensorflow as tf
+
+        def track() -> Tensor:
+            self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
+            return tf.constant(True)
+
+        if self.metrics_every == 1:
+            track()
+        else:
+            steps = tf.cast(self.optimizer.iterations.value, tf.int64)  # type: ignore[attr-defined]
+            tf.cond(steps % self.metrics_every == 0, track, lambda: tf.constant(False))
 
     def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         import tensorflow as tf
@@ -101,9 +117,11 @@ class _TensorFlowFit:
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
+    def build_for_training(self) -> None:
+        """Makes the variables of optimiser and metrics, which Keras would make with the first batch."""
+        self._maybe_symbolic_build()
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        if self._distribute_strategy is None:  # type: ignore[attr-defined]
-            return
         with self.distribute_strategy.scope():  # type: ignore[attr-defined]
             self._symbolic_build(data_batch=self.symbolic_batch())  # type: ignore[attr-defined]
 
@@ -197,17 +215,31 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
         tf.config.experimental.enable_op_determinism()
 
 
+def seed(number: int) -> None:
+    """Seeds Python, NumPy, Keras and TensorFlow."""
+    keras.utils.set_random_seed(number)
+
+
 def strategy(devices: str = "auto") -> Any:
-    """The `tf.distribute` strategy for `devices`: several workers when `TF_CONFIG` is set, mirrored replicas otherwise."""
+    """The `tf.distribute` strategy for `devices`.
+
+    Several workers when `TF_CONFIG` names them, mirrored replicas for several devices, else TensorFlow's default strategy.
+    """
     import tensorflow as tf
 
     if num_workers() > 1:
         return tf.distribute.MultiWorkerMirroredStrategy()
     kind, numbers = parse_devices(devices)
-    gpus = tf.config.list_logical_devices("GPU")
-    if kind == "cpu" or not gpus:
-        return tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in numbers or [0]])
-    return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    names = [f"/cpu:{number}" for number in numbers] if kind == "cpu" else gpus
+    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.get_strategy()
+
+
+def local_replicas(strategy: Any) -> tuple[range, int]:
+    """The numbers of this worker's replicas, and how many replicas there are on all workers."""
+    count = strategy.num_replicas_in_sync
+    each = count // num_workers()
+    return range(worker_index() * each, (worker_index() + 1) * each), count
 
 
 def num_workers() -> int:

@@ -1,0 +1,36 @@
+"""Learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def learning_curves(history: Mapping[str, Sequence[float]]) -> Any:
+    """Loss, perplexity, accuracy, BLEU and learning rate over the steps, for training and validation.
+
+    Args:
+        history: columns of metrics.csv, "step" among them; "val_" before a name is its validation.
+
+    Returns:
+        A matplotlib figure, a panel for each quantity that was measured.
+    """
+    from matplotlib.figure import Figure
+
+    names = [name for name in ("loss", "perplexity", "accuracy", "bleu", "learning_rate") if _has(history, name)]
+    figure = Figure(figsize=(3.2 * max(1, len(names)), 2.8), layout="constrained")
+    for name, axes in zip(names, figure.subplots(1, max(1, len(names)), squeeze=False)[0], strict=False):
+        for column, label in ((name, "training"), (f"val_{name}", "validation")):
+            if column in history:
+                axes.plot(history["step"], history[column], label=label)
+        axes.set_title(name.replace("_", " "))
+        axes.set_xlabel("step")
+        if name == "perplexity":
+            axes.set_yscale("log")
+        if _has(history, f"val_{name}") and name in history:
+            axes.legend()
+    return figure
+
+
+def _has(history: Mapping[str, Sequence[float]], name: str) -> bool:
+    return name in history or f"val_{name}" in history

@@ -1,0 +1,234 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, in arrays without pickles."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from keras_transformer.errors import JobError, RequestError, warn
+from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config, write_whole
+
+MAX_PROGRESS_BYTES = 100_000
+Arrays = dict[str, np.ndarray]
+
+
+class DamagedFile(ValueError):
+    """A checkpoint file that cannot be read whole, or is not of this run's model."""
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    `STEP.weights.npz` is what averaging needs and is kept for many steps, `STEP.state.npz` all the rest and kept for two.
+    A checkpoint is whole when both are there; the state is written last.
+
+    Args:
+        folder: where they are.
+        keep: how many weights to keep, the newest and those that end at the best step.
+    """
+
+    def __init__(self, folder: Path, keep: int = 1):
+        self.folder = folder
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps with weights, ascending."""
+        return self._steps("weights")
+
+    def whole_steps(self) -> list[int]:
+        """Steps from which a run can be resumed, ascending."""
+        return sorted(set(self._steps("state")) & set(self.steps()))
+
+    def save(self, step: int, model: Any, progress: Mapping[str, Any], best_step: int | None = None) -> None:
+        """Writes a checkpoint of a compiled model, then drops those that nobody will ask for.
+
+        Args:
+            step: updates made.
+            model: its weights, seeds, metrics, and its optimiser.
+            progress: what else to remember, as JSON: place in the data, best BLEU, patience.
+            best_step: the step whose BLEU was best, whose neighbours are kept for averaging.
+        """
+        self.folder.mkdir(exist_ok=True)
+        _write_arrays(self._path(step, "weights"), weight_arrays(model))
+        state = {**_arrays(_state_variables(model)), "progress": _json_array(dict(progress))}
+        _write_arrays(self._path(step, "state"), state)
+        self._drop(best_step)
+
+    def restore(self, model: Any) -> dict[str, Any] | None:
+        """Restores the newest whole checkpoint into a compiled model and returns its progress; None if there is none.
+
+        A damaged one is named in a warning, and the one before it is taken.
+
+        Raises:
+            JobError: there are checkpoints, and not one of them is whole.
+        """
+        steps = self.whole_steps()
+        for step in reversed(steps):
+            try:
+                weights = _read_arrays(self._path(step, "weights"), weight_arrays(model))
+                variables = _state_variables(model)
+                expected = {**_arrays(variables), "progress": None}
+                state = _read_arrays(self._path(step, "state"), expected)
+                progress = json.loads(state.pop("progress").tobytes())
+            except (DamagedFile, ValueError) as error:
+                warn(f"{error}; looking for an older checkpoint")
+                continue
+            for variable, value in zip(model.trainable_variables, weights.values(), strict=True):
+                variable.assign(value)
+            for name, variable in variables.items():
+                variable.assign(state[name])
+            return progress
+        if steps:
+            raise JobError(f"no checkpoint in {self.folder} is whole: start again with --overwrite")
+        return None
+
+    def mean(self, steps: Iterable[int], model: Any) -> list[np.ndarray]:
+        """The mean of the weights at `steps`, in the order of the model's trainable variables.
+
+        Raises:
+            JobError: a checkpoint is damaged.
+        """
+        steps = list(steps)
+        total = [np.zeros(variable.shape, np.float64) for variable in model.trainable_variables]
+        for step in steps:
+            try:
+                arrays = _read_arrays(self._path(step, "weights"), weight_arrays(model))
+            except DamagedFile as error:
+                raise JobError(f"{error}; it cannot be averaged") from error
+            for sum_, array in zip(total, arrays.values(), strict=True):
+                sum_ += array
+        return [(sum_ / len(steps)).astype(np.float32) for sum_ in total]
+
+    def clear(self) -> None:
+        """Removes every checkpoint."""
+        for path in self.folder.glob("*.npz"):
+            path.unlink()
+
+    def _drop(self, best_step: int | None) -> None:
+        steps = self.steps()
+        wanted = set(steps[-self.keep :])
+        if best_step is not None:
+            wanted |= set(last_steps(steps, self.keep, best_step))
+        whole = set(self.whole_steps()[-2:])
+        for step in steps:
+            if step not in whole:
+                self._path(step, "state").unlink(missing_ok=True)
+            if step not in wanted | whole:
+                self._path(step, "weights").unlink(missing_ok=True)
+
+    def _steps(self, part: str) -> list[int]:
+        names = (re.fullmatch(rf"(\d+)\.{part}\.npz", path.name) for path in self.folder.glob(f"*.{part}.npz"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def _path(self, step: int, part: str) -> Path:
+        return self.folder / f"{step:08d}.{part}.npz"
+
+
+def last_steps(steps: list[int], count: int, end: int | None = None) -> list[int]:
+    """The last `count` of ascending `steps`, up to `end`."""
+    return [step for step in steps if end is None or step <= end][-count:]
+
+
+def average(run: str | Path, last: int) -> list[int]:
+    """Rewrites `model.keras` as the mean of the newest `last` checkpoints' weights; returns their steps.
+
+    Raises:
+        RequestError: there are fewer, or it is no run.
+    """
+    from keras_transformer.models.transformer import Transformer
+
+    folder = RunFolder(run)
+    config = read_config(folder)
+    checkpoints = Checkpoints(folder.checkpoints)
+    steps = last_steps(checkpoints.steps(), last)
+    if last < 1 or len(steps) < last:
+        raise RequestError(
+            f"--last must be between 1 and the {len(checkpoints.steps())} checkpoints kept in {folder.checkpoints}; "
+            f"received: {last}"
+        )
+    model = Transformer(**config["model"], dtype="float32")
+    write_model(folder, config, model, checkpoints.mean(steps, model), {"kind": "mean", "steps": steps})
+    return steps
+
+
+def write_model(
+    run: RunFolder, config: dict[str, Any], model: Any, weights: list[np.ndarray], origin: dict[str, Any]
+) -> None:
+    """Puts `weights` into `model`, writes `model.keras`, and says in `config.json` where they are from."""
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    save_model(run, model)
+    write_config(run, {**{k: v for k, v in config.items() if k != "format"}, "weights": origin})
+
+
+def weight_arrays(model: Any) -> Arrays:
+    """The trainable weights by name; the names depend on the model's configuration alone."""
+    return _arrays({f"{i:04d}-{v.name}": v for i, v in enumerate(model.trainable_variables)})
+
+
+def _state_variables(model: Any) -> dict[str, Any]:
+    """All that training changes but the weights: dropout seeds, optimiser (its moving average included), metrics."""
+    groups = {
+        "seeds": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+    return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
+
+
+def _arrays(variables: Mapping[str, Any]) -> Arrays:
+    return {name: np.asarray(variable) for name, variable in variables.items()}
+
+
+def _json_array(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    try:
+        with write_whole(path) as aside:
+            np.savez(aside, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise JobError(f"cannot write {path} ({error.strerror or error}); the checkpoints before it are intact") from error
+
+
+def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:
+    """Reads the arrays `expected`, and only them, of the shapes and types expected (None: some bytes of JSON)."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in expected):
+                raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
+            return {name: _read_array(file, name, like) for name, like in expected.items()}
+    except DamagedFile as error:
+        raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DamagedFile(f"{path} is damaged ({error})") from error
+
+
+def _read_array(file: zipfile.ZipFile, name: str, like: np.ndarray | None) -> np.ndarray:
+    entry = file.getinfo(f"{name}.npy")
+    if entry.file_size > (MAX_PROGRESS_BYTES if like is None else like.nbytes + 1024):
+        raise DamagedFile(f"{name} is larger than it can be")
+    with file.open(entry) as stream:
+        shape, dtype = _read_header(stream)
+        if like is None and dtype != np.uint8:
+            raise DamagedFile(f"expected {name} as bytes; it has {dtype}")
+        if like is not None and (shape, dtype) != (like.shape, like.dtype):
+            raise DamagedFile(f"expected {name} of shape {like.shape}, {like.dtype}; it has {shape}, {dtype}")
+        data = stream.read()  # to its end, where the checksum is compared
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise DamagedFile("expected version 1.0 of NumPy's format")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+    if fortran_order and len(shape) > 1:
+        raise DamagedFile("expected rows first")
+    return shape, dtype

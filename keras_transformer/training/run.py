@@ -1,0 +1,447 @@
+"""A training run from flags to `model.keras`: the parts that train.py puts one after the other."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.run_folder import (
+    MODEL_BOUNDS,
+    MODEL_RATES,
+    MODEL_SWITCHES,
+    RunFolder,
+    read_config,
+    write_config,
+    write_text,
+)
+from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.settings import Settings, resolve, resumed
+
+MAX_VALIDATION_PAIRS = 2_000
+METRICS_EVERY = 10  # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
+SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "key_dim", "normalize_first", "learned_positions")
+
+
+@dataclass
+class Run:
+    """A run about to train: what was asked for, where, and on what."""
+
+    settings: Settings
+    folder: RunFolder
+    corpus: Corpus
+    config: dict[str, Any]
+    is_chief: bool = True
+    is_resumed: bool = False
+
+
+@dataclass
+class Text:
+    """A run's text, ready to train on."""
+
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    plan: Any  # BatchPlan of the training pairs
+    valid_plan: Any
+    valid_pairs: list[tuple[str, str]]
+
+
+def open_run(given: dict[str, Any]) -> Run | None:
+    """Settles the settings and looks at the folder and the corpus, before anything is written; None if there is nothing left to do.
+
+    Raises:
+        RequestError: the request is wrong: a setting, the folder, the corpus, or what they are together.
+    """
+    from keras_transformer.training import replicas
+
+    is_chief = replicas.worker_index() == 0
+    where = {name: given[name] for name in ("out", "data_dir") if given.get(name) is not None}
+    if given.get("resume"):
+        return _reopen(given, where, is_chief)
+    stored = read_config(given["init_from"]) if given.get("init_from") else None
+    settings, corpus = _settled(given, stored)
+    _check_replicas(settings)
+    folder = RunFolder(settings.folder)
+    if is_chief:
+        _check_folder(folder, settings)
+    config = {
+        "model": _model_config(settings, stored),
+        "settings": settings.as_dict(),
+        "corpus": _corpus_config(corpus),
+        "versions": _versions(),
+    }
+    return Run(settings, folder, corpus, config, is_chief)
+
+
+def _reopen(given: dict[str, Any], where: dict[str, Any], is_chief: bool) -> Run | None:
+    folder = RunFolder(_folder_to_resume(given))
+    if not folder.is_run():
+        raise RequestError(f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one")
+    config = read_config(folder)
+    settings = replace(resumed(config["settings"], {**given, "out": None}), resume=True, **{**where, "out": str(folder.path)})
+    if folder.model.is_file() and _is_finished(config, settings):
+        say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
+        return None
+    _check_replicas(settings)
+    corpus = _corpus(settings)
+    if corpus.identity != config.get("corpus", {}).get("identity"):
+        raise RequestError("--resume: the training text is not the one that the run began with: restore it, or start another run with --out")
+    config["settings"] = settings.as_dict()
+    return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
+
+
+def _folder_to_resume(given: dict[str, Any]) -> Path:
+    known = {name: given[name] for name in ("dataset", "source", "preset", "out") if given.get(name) is not None}
+    return Settings(**known).folder
+
+
+def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
+    weights = config.get("weights", {})
+    return bool(weights) and (weights.get("at_step", 0) >= settings.steps or settings.steps == weights.get("asked_steps"))
+
+
+def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Settings, Corpus]:
+    """Flags over the recipe of the corpus over the preset; with --init-from the sizes are those of that run."""
+    corpus = _corpus(resolve(given, {}))
+    if stored is None:
+        return resolve(given, corpus.recipe), corpus
+    sizes = {name: stored["model"][name] for name in SIZES}
+    sizes["vocabulary_size"] = stored["model"]["vocabulary_size"]
+    sizes["separate_vocabularies"] = stored["model"]["source_vocabulary_size"] is not None
+    for name, size in sizes.items():
+        if given.get(name) is not None and given[name] != size:
+            flag = "--" + name.replace("_", "-")
+            raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
+    return resolve({**given, **sizes}, corpus.recipe), corpus
+
+
+def _corpus(settings: Settings) -> Corpus:
+    if settings.source is not None and settings.target is not None:
+        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+    return load_corpus(settings.dataset, settings.data_dir)
+
+
+def _check_replicas(settings: Settings) -> None:
+    from keras_transformer.training import replicas
+
+    try:
+        replicas.parse_devices(settings.devices)
+        replicas.num_workers()
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def _check_folder(folder: RunFolder, settings: Settings) -> None:
+    path = folder.path
+    if path.exists() and not path.is_dir():
+        raise RequestError(f"--out must be a folder; received a file: {path}")
+    if folder.is_run() and not settings.overwrite:
+        raise RequestError(f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out")
+    if path.is_dir() and not folder.is_run() and any(path.iterdir()):
+        raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
+    above = path
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise RequestError(f"no permission to write in {above}; choose another folder with --out")
+
+
+def _model_config(settings: Settings, stored: dict[str, Any] | None) -> dict[str, Any]:
+    names = {*MODEL_BOUNDS, *MODEL_RATES, *MODEL_SWITCHES} - {"source_vocabulary_size"}
+    config = {name: getattr(settings, name) for name in names}
+    if settings.tokenizer:
+        config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
+    source_size = config["vocabulary_size"] if settings.separate_vocabularies else None
+    if stored is not None:
+        source_size = stored["model"]["source_vocabulary_size"]
+    return {**config, "source_vocabulary_size": source_size}
+
+
+def _corpus_config(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "name": corpus.name,
+        "identity": corpus.identity,
+        "source_language": corpus.source_language,
+        "target_language": corpus.target_language,
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("keras-transformer", "tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except ImportError:
+            continue
+    return found
+
+
+@contextmanager
+def begun(run: Run) -> Iterator[Path]:
+    """Makes the run folder and yields where this worker's tokenised text goes; a request that proves wrong leaves nothing behind."""
+    if not run.is_chief:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    existed = run.folder.path.exists()
+    try:
+        if run.settings.overwrite and run.folder.is_run():
+            _remove_run(run.folder)
+        run.folder.path.mkdir(parents=True, exist_ok=True)
+        write_config(run.folder, {key: value for key, value in run.config.items() if key != "format"})
+        yield run.folder.cache
+    except RequestError:
+        if not run.is_resumed:
+            _remove_run(run.folder)
+            if not existed:
+                shutil.rmtree(run.folder.path, ignore_errors=True)
+        raise
+
+
+def _remove_run(folder: RunFolder) -> None:
+    for path in (folder.checkpoints, folder.cache, folder.tensorboard):
+        shutil.rmtree(path, ignore_errors=True)
+    tokenizers = {*folder.tokenizers(False), *folder.tokenizers(True)}
+    pictures = {folder.curves, folder.samples, folder.metrics, folder.valid_source, folder.valid_target}
+    for path in {folder.model, *tokenizers, *pictures, folder.config}:
+        path.unlink(missing_ok=True)
+
+
+def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
+    """Learns the vocabulary, tokenises the corpus once, and plans its batches.
+
+    Raises:
+        RequestError: the text cannot support the vocabulary, or nothing is left of it after cleaning.
+    """
+    from keras_transformer.text.batches import BatchPlan
+
+    settings = run.settings
+    tokenizers = _tokenizers(run)
+    valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
+    if run.is_chief:
+        for path, lines in zip((run.folder.valid_source, run.folder.valid_target), zip(*valid_pairs, strict=True), strict=True):
+            write_text(path, "".join(f"{line}\n" for line in lines))
+    train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
+    say(f"{run.corpus.name}: {train.report}")
+    valid = _tokenized(cache / "validation", iter(valid_pairs), tokenizers, settings)
+    plan = BatchPlan(
+        train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
+        sampling=settings.sampling,
+    )  # fmt: skip
+    valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
+    return Text(*tokenizers, plan, valid_plan, valid_pairs)
+
+
+def _tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
+    settings, folder = run.settings, run.folder
+    paths = folder.tokenizers(settings.separate_vocabularies)
+    if run.is_resumed and all(path.is_file() for path in paths):
+        return Tokenizer.load(paths[0]), Tokenizer.load(paths[1])
+    if settings.init_from:
+        theirs = RunFolder(settings.init_from).tokenizers(settings.separate_vocabularies)
+        tokenizers = Tokenizer.load(theirs[0]), Tokenizer.load(theirs[1])
+    elif settings.tokenizer:
+        tokenizers = (Tokenizer.load(settings.tokenizer),) * 2
+    else:
+        tokenizers = _learned_tokenizers(run)
+    if run.is_chief:
+        for path, tokenizer in zip(paths, tokenizers, strict=True):
+            tokenizer.save(path)
+    return tokenizers
+
+
+def _learned_tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
+    settings = run.settings
+
+    def learn(sides: slice) -> Tokenizer:
+        lines = (line for pair in run.corpus.train() for line in pair[sides])
+        return Tokenizer.train(lines, settings.vocabulary_size, settings.vocabulary_type, settings.seed)
+
+    if settings.separate_vocabularies:
+        return learn(slice(0, 1)), learn(slice(1, 2))
+    return (learn(slice(0, 2)),) * 2
+
+
+def _tokenized(
+    folder: Path, pairs: Iterator, tokenizers: tuple[Tokenizer, Tokenizer], settings: Settings, keep_text: bool = False
+) -> Any:
+    from keras_transformer.text.batches import TokenizedCorpus
+
+    try:
+        return TokenizedCorpus.open(folder)
+    except (RequestError, FileNotFoundError):
+        return TokenizedCorpus.build(
+            folder, pairs, *tokenizers, max_length=settings.max_length, keep_text=keep_text, num_threads=settings.threads or 1
+        )
+
+
+def make_model(run: Run) -> Any:
+    """The model, compiled; under a strategy's scope it is made for its replicas."""
+    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.run_folder import load_model
+    from keras_transformer.training.losses import SmoothedCrossEntropy
+    from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+    from keras_transformer.training.replicas import Adam
+    from keras_transformer.training.schedules import InverseSquareRootDecay
+
+    settings = run.settings
+    dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
+    model = Transformer(**run.config["model"], dtype=dtype)
+    if settings.init_from and not run.is_resumed:
+        for mine, theirs in zip(model.trainable_variables, load_model(settings.init_from).trainable_variables, strict=True):
+            mine.assign(theirs)
+    model.micro_batches = settings.accumulate
+    model.metrics_every = METRICS_EVERY
+    schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
+    ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
+    model.compile(
+        optimizer=Adam(schedule, global_clipnorm=settings.clip_norm, **ema),
+        loss=SmoothedCrossEntropy(settings.label_smoothing),
+        weighted_metrics=[TokenAccuracy(), Perplexity()],
+        jit_compile=settings.xla,
+    )
+    model.build_for_training()
+    return model
+
+
+def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
+    """Trains to the last step through `model.fit`, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
+
+    Raises:
+        Stopped: a signal came; the run is saved.
+        JobError: the loss is no number any more, or a file could not be written.
+    """
+    from keras_transformer.training.callbacks import Progress
+    from keras_transformer.training.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last)
+    stored = checkpoints.restore(model) if run.is_resumed else None
+    progress = Progress(**stored) if stored else Progress()
+    if stored:
+        say(f"resuming at step {progress.step}")
+    elif run.is_resumed:
+        say("no checkpoint yet: starting again")
+    callbacks = _callbacks(run, text, model, progress, checkpoints)
+    for steps, epochs in _rounds(progress.step, run.settings.steps, run.settings.checkpoint_every):
+        first = progress.step // run.settings.checkpoint_every
+        model.fit(
+            _batches(text.plan, strategy, progress.place),
+            validation_data=_valid_batches(text.valid_plan, strategy), validation_steps=text.valid_plan.num_batches(0),
+            initial_epoch=first, epochs=first + epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0, shuffle=False,
+        )  # fmt: skip
+        if model.stop_training:
+            say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
+            break
+    if run.is_chief:
+        write_result(run, model, progress, checkpoints)
+
+
+def _rounds(step: int, steps: int, every: int) -> Iterator[tuple[int, int]]:
+    """(steps a round, rounds) of each `fit`: what is left of a round begun, whole rounds, and a shorter last one."""
+    if step % every and step < steps:
+        begun = min(every - step % every, steps - step)
+        yield begun, 1
+        step += begun
+    if whole := (steps - step) // every:
+        yield every, whole
+    if rest := (steps - step) % every:
+        yield rest, 1
+
+
+def _batches(plan: Any, strategy: Any, place: Any) -> Any:
+    from keras_transformer.text.batches import dataset
+    from keras_transformer.training.replicas import local_replicas
+
+    indices, count = local_replicas(strategy)
+    return strategy.distribute_datasets_from_function(lambda _: dataset(plan, place, indices, count))
+
+
+def _valid_batches(plan: Any, strategy: Any) -> Any:
+    from keras_transformer.text.batches import one_epoch
+    from keras_transformer.training.replicas import local_replicas
+
+    indices, count = local_replicas(strategy)
+    return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, indices, count))
+
+
+def _callbacks(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any) -> list[Any]:
+    """In the order in which they act: follow, check, measure, record, save, show."""
+    import numpy as np
+
+    from keras_transformer.training import callbacks as c
+
+    settings = run.settings
+    follow = [c.Follow(progress, text.plan), c.StopOnNaN(progress)]
+    restored = [np.asarray(variable) for variable in model.metrics_variables] if progress.step % settings.checkpoint_every else []
+    metrics = [c.RestoreMetrics(restored)]
+    records, save = c.Records(run.folder, progress), c.Save(checkpoints, progress)
+    bleu = []
+    if settings.bleu_sentences and (run.is_chief or settings.patience):
+        sources, references = zip(*text.valid_pairs[: settings.bleu_sentences], strict=True)
+        show = records.show if run.is_chief else None
+        bleu = [c.Bleu(progress, _translate_with(run, text, model), sources, references, settings.patience, show)]
+    if not run.is_chief:
+        return [*follow, *metrics, *bleu]
+    interrupt = c.Interrupt(save.save, f"python train.py --resume --out {run.folder.path}")
+    return [*follow, *metrics, *bleu, records, save, interrupt, c.ProgressLine(progress, settings.steps)]
+
+
+def _translate_with(run: Run, text: Text, model: Any) -> Any:
+    """Greedy translation with the present weights (their moving average, with --ema), in float32, outside of any strategy."""
+    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.models.transformer import Transformer
+
+    twin = Transformer(**run.config["model"], dtype="float32")
+    translator = Translator(twin, text.source_tokenizer, text.target_tokenizer)
+
+    def translate(lines: Any) -> list[str]:
+        for mine, present in zip(twin.trainable_variables, present_weights(model), strict=True):
+            mine.assign(present)
+        return translator.translate(lines, num_beams=1)
+
+    return translate
+
+
+def present_weights(model: Any) -> list[Any]:
+    """The weights to translate with: their moving average where the optimiser keeps one."""
+    import numpy as np
+
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables
+    return [np.asarray(variable) for variable in variables]
+
+
+def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
+    """Writes `model.keras`: the moving average, or the mean of the last checkpoints (with early stopping, of those up to the best).
+
+    Raises:
+        JobError: it could not be written; the checkpoints are intact.
+    """
+    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.training.checkpoints import last_steps, write_model
+
+    settings = run.settings
+    twin = Transformer(**run.config["model"], dtype="float32")
+    end = progress.best_step if settings.patience and progress.best_step else None
+    steps = last_steps(checkpoints.steps(), settings.average_last, end)
+    origin: dict[str, Any] = {"at_step": progress.step, "asked_steps": settings.steps}
+    if settings.ema:
+        weights, origin = present_weights(model), {**origin, "kind": "moving average"}
+    else:
+        weights, origin = checkpoints.mean(steps, twin), {**origin, "kind": "mean", "steps": steps}
+    try:
+        write_model(run.folder, run.config, twin, weights, origin)
+    except OSError as error:
+        raise JobError(f"cannot write {run.folder.model} ({error.strerror or error}); the checkpoints are intact") from error
+    say(f"wrote {run.folder.model}")

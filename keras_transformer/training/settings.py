@@ -1,0 +1,195 @@
+"""Every knob of a training run: its flag, its default, its bounds. What a run was made with stands in its config.json."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import RequestError
+
+PRESET_NAMES = ("tiny", "base", "big")
+DEFAULT_PRESET = "tiny"
+# Where a run is and how it is started: never part of what it is.
+ABOUT_THE_FOLDER = ("out", "resume", "overwrite", "data_dir")
+
+
+def _flag(default: Any, help: str, check: Callable[[Any], bool] | None = None, expected: str = "", **options: Any) -> Any:
+    return field(default=default, metadata={"help": help, "check": check, "expected": expected, "options": options})
+
+
+def _count(default: Any, help: str) -> Any:
+    return _flag(default, help, lambda x: x >= 1, "an integer of at least 1", type=int)
+
+
+def _count_or_none(default: int, help: str) -> Any:
+    return _flag(default, help, lambda x: x >= 0, "an integer of at least 0", type=int)
+
+
+def _rate(default: Any, help: str) -> Any:
+    return _flag(default, help, lambda x: 0 <= x < 1, "a number of at least 0 and less than 1", type=float)
+
+
+def _positive(default: float, help: str) -> Any:
+    return _flag(default, help, lambda x: 0 < x < float("inf"), "a positive number", type=float)
+
+
+def _switch(help: str) -> Any:
+    return _flag(False, help, action=argparse.BooleanOptionalAction)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A training run's settings, flat; `None` where nothing was asked for. The flags of train.py are made from it."""
+
+    # Text
+    dataset: str = _flag("numbers:en-de", "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT")
+    data_dir: str | None = _flag(None, "folder that holds the named corpus, in place of fetching it")
+    source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
+    target: str | None = _flag(None, "its translation, line by line")
+    valid_source: str | None = _flag(None, "validation text; without it the last lines of --source are held out")
+    valid_target: str | None = _flag(None, "its translation")
+    vocabulary_size: int = _count(8_000, "pieces of the vocabulary, the four control ids included")
+    vocabulary_type: str = _flag("unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe"))
+    separate_vocabularies: bool = _switch("a vocabulary for each language in place of a joint one")
+    tokenizer: str | None = _flag(None, "a SentencePiece model to use in place of learning a joint vocabulary")
+    sampling: float = _rate(0.0, "subword sampling: alpha of unigram, dropout of BPE; 0 for none")
+    max_length: int = _count(250, "pairs with more pieces than this on a side are left out of training")
+    # Model
+    preset: str = _flag(DEFAULT_PRESET, "sizes and recipe; what a named corpus brings wins over it, flags win over both",
+                        choices=PRESET_NAMES)  # fmt: skip
+    num_layers: int = _count(6, "blocks in the encoder, and in the decoder")
+    hidden_dim: int = _count(512, "model width, the paper's d_model")
+    intermediate_dim: int = _count(2048, "feed-forward width, the paper's d_ff")
+    num_heads: int = _count(8, "attention heads")
+    key_dim: int | None = _count(None, "size of a head, by default hidden-dim / num-heads")
+    dropout: float = _rate(0.1, "dropout on sub-layers and embeddings")
+    attention_dropout: float = _rate(0.0, "dropout on attention scores")
+    normalize_first: bool = _switch("pre-norm in place of the paper's post-norm")
+    learned_positions: bool = _switch("learned positions in place of sinusoids")
+    max_source_length: int = _count(512, "longest source in pieces when translating")
+    # Optimisation
+    steps: int = _count(100_000, "updates of the weights")
+    token_budget: int = _count(25_000, "source positions, and as many target positions, of a batch over all replicas")
+    accumulate: int = _count(1, "micro-batches that each replica splits its share of a batch into, to save memory")
+    static_shapes: int = _count_or_none(0, "pad batches to this many fixed shapes, for XLA; 0 for free widths")
+    learning_rate_factor: float = _positive(1.0, "factor on the paper's learning rate")
+    warmup_steps: int = _count(4_000, "steps until the learning rate's peak")
+    label_smoothing: float = _rate(0.1, "label smoothing")
+    clip_norm: float | None = _positive(None, "clip the gradient to this global norm")  # type: ignore[arg-type]
+    ema: float | None = _rate(None, "decay of a moving average of the weights, which model.keras then holds")
+    mixed_precision: str | None = _flag(None, "compute type beside float32", choices=("bfloat16", "float16"))
+    xla: bool = _switch("compile the forward and backward pass; pays on GPUs with --static-shapes, not on CPUs")
+    init_from: str | None = _flag(None, "fine-tune: begin with the weights and the vocabulary of this run")
+    # The run
+    checkpoint_every: int = _count(500, "steps between checkpoints, each with a validation")
+    average_last: int = _count(5, "checkpoints whose mean model.keras holds")
+    patience: int = _count_or_none(0, "stop after so many validations without a better BLEU; 0 for never")
+    bleu_sentences: int = _count_or_none(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
+    devices: str = _flag("auto", "`auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as 0,1")
+    threads: int = _count_or_none(0, "processor threads; 0 leaves it to TensorFlow")
+    seed: int = _count_or_none(1, "fixes the run")
+    out: str | None = _flag(None, "the run folder, by default runs/DATASET-PRESET")
+    resume: bool = _flag(False, "continue the run in --out; a larger --steps extends it", action="store_true")
+    overwrite: bool = _flag(False, "remove the run in --out and start again", action="store_true")
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is."""
+        return Path(self.out or f"runs/{self.name.replace(':', '-')}-{self.preset}")
+
+    @property
+    def name(self) -> str:
+        """The corpus's name: the named one, or "files" for the user's own."""
+        return "files" if self.source else self.dataset
+
+    def as_dict(self) -> dict[str, Any]:
+        """What config.json keeps."""
+        return {name: value for name, value in asdict(self).items() if name not in ABOUT_THE_FOLDER}
+
+
+def parser() -> argparse.ArgumentParser:
+    """train.py's command line: a flag for each setting; one that was not given is `None`."""
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Trains a Transformer on parallel text; without arguments on number words, English to German.",
+    )
+    for setting in fields(Settings):
+        options = dict(setting.metadata["options"])
+        default = "" if setting.default in (None, False) else f" (default: {setting.default})"
+        parser.add_argument(
+            "--" + setting.name.replace("_", "-"), default=None, help=setting.metadata["help"] + default, **options
+        )
+    return parser
+
+
+def resolve(given: dict[str, Any], recipe: dict[str, Any]) -> Settings:
+    """Settings from flags, over the corpus's recipe, over the preset, over the defaults.
+
+    Raises:
+        RequestError: a value out of bounds, or two that exclude each other.
+    """
+    from keras_transformer.models.presets import PRESETS
+
+    given = {name: value for name, value in given.items() if value is not None}
+    preset = PRESETS[given.get("preset", DEFAULT_PRESET)]
+    settings = Settings(**{**preset, **recipe, **given})
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Raises RequestError, saying what was expected and what came, for settings that no run can have."""
+    for setting in fields(Settings):
+        value, valid = getattr(settings, setting.name), setting.metadata["check"]
+        if value is not None and valid is not None and not valid(value):
+            raise RequestError(f"{_name(setting.name)} must be {setting.metadata['expected']}; received: {value}")
+    if settings.key_dim is None and settings.hidden_dim % settings.num_heads:
+        raise RequestError(
+            f"--num-heads must divide --hidden-dim, or --key-dim must be given; received: {settings.num_heads} heads, "
+            f"width {settings.hidden_dim}"
+        )
+    if settings.hidden_dim % 2:
+        raise RequestError(f"--hidden-dim must be even; received: {settings.hidden_dim}")
+    _check_together(settings)
+
+
+def _check_together(settings: Settings) -> None:
+    if (settings.source is None) != (settings.target is None):
+        raise RequestError("--source and --target go together; received only one of them")
+    if settings.source is None and (settings.valid_source or settings.valid_target):
+        raise RequestError("--valid-source and --valid-target go with --source and --target; received without them")
+    if settings.resume and settings.overwrite:
+        raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
+    if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
+        raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
+    if settings.patience and not settings.bleu_sentences:
+        raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
+
+
+def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
+    """The settings of a run that goes on: what it was made with, and perhaps more steps.
+
+    Raises:
+        RequestError: a flag contradicts the run, or the run's settings are not ours.
+    """
+    names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
+    if stored.keys() != names:
+        raise RequestError(f"the run was made with other settings than this version knows: {sorted(stored.keys() ^ names)}")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in sorted(names & given.keys()):
+        more_steps = name == "steps" and given[name] >= stored[name]
+        if given[name] != stored[name] and not more_steps:
+            raise RequestError(
+                f"--resume: {_name(name)} was {stored[name]} when the run began; received: {given[name]}; "
+                "leave it out, or start another run with --out"
+            )
+    settings = Settings(**{**stored, **given})
+    check(settings)
+    return settings
+
+
+def _name(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
