@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, exit_status, say, warn
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
     arguments = make_parser().parse_args(argv)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's own notes are for its developers
     return exit_status(lambda: arguments.command(arguments))
 
 
 def translate(arguments: argparse.Namespace) -> None:
     """Standard input to standard output, in order, while it comes."""
+    import_keras_quietly()
     from keras_transformer.decoding.translator import load
     from keras_transformer.text.corpora import read_lines
 
@@ -59,12 +59,11 @@ def search_options(arguments: argparse.Namespace) -> SearchOptions:
     from keras_transformer.decoding.translator import SearchOptions
 
     given = vars(arguments)
-    sampled = {
-        name: given[name] for name in ("temperature", "top_k", "top_p", "seed") if given.get(name) is not None
-    }
+    of_sampling = ("temperature", "top_k", "top_p", "seed")
+    sampled = {name: given[name] for name in of_sampling if given.get(name) is not None}
     if sampled and not arguments.sample:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in sampled)
-        raise RequestError(f"{names} is of use only with --sample: add --sample or leave it out")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sampled)
+        raise RequestError(f"{flags} expects --sample, which was not given: add it, or leave out {flags}")
     return SearchOptions(
         num_beams=arguments.beams,
         length_penalty=arguments.length_penalty,
@@ -78,7 +77,10 @@ def search_options(arguments: argparse.Namespace) -> SearchOptions:
 
 
 class TextLines:
-    """Text from a stream of bytes. A line ends at \\n alone; a \\r before it is dropped; lines not UTF-8 are counted."""
+    """Text from bytes: a line ends at \\n alone, a \\r before it is dropped, the rest is UTF-8.
+
+    What is not becomes U+FFFD; `num_invalid` counts the lines in which that happened.
+    """
 
     def __init__(self, stream: IO[bytes]):
         self.stream = stream
@@ -96,6 +98,7 @@ class TextLines:
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """One JSON object."""
+    import_keras_quietly()
     from keras_transformer.decoding.translator import load
 
     options = search_options(arguments)
@@ -105,6 +108,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def score(arguments: argparse.Namespace) -> None:
     """log P and perplexity, a line for a line; of all together on standard error."""
+    import_keras_quietly()
     from keras_transformer.decoding.translator import Score, load
 
     sources, targets = read_both(arguments.source, arguments.target)
@@ -122,18 +126,33 @@ def read_both(source: str, target: str) -> tuple[list[str], list[str]]:
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets) or not sources:
         raise RequestError(
-            f"expected as many lines in both files, and one at least; {source} has {len(sources)} and {target} has "
-            f"{len(targets)}: align them"
+            f"expected as many lines in both files, and one at least; {source} has {len(sources)}, "
+            f"{target} has {len(targets)}: align them"
         )
     return sources, targets
 
 
 def average(arguments: argparse.Namespace) -> None:
     """Writes model.keras anew."""
+    import_keras_quietly()
     from keras_transformer.training.checkpoints import average
 
     steps = average(arguments.run, arguments.last)
     say(f"model.keras is now the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}")
+
+
+def import_keras_quietly() -> None:
+    """Imports Keras without what TensorFlow says on standard error before it can be told not to."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    aside, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        import keras  # noqa: F401
+    finally:
+        os.dup2(aside, 2)
+        os.close(aside)
+        os.close(nowhere)
 
 
 def info(arguments: argparse.Namespace) -> None:
@@ -149,9 +168,7 @@ def info(arguments: argparse.Namespace) -> None:
             print(f"{section}:")
             for name, value in config[section].items():
                 print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
-    print(
-        f"model.keras: {'there' if run.model.is_file() else 'not yet: finish training with train.py --resume'}"
-    )
+    print(f"model.keras: {'there' if run.model.is_file() else 'not yet; train.py --resume finishes the run'}")
     rows = read_metrics(run.metrics)
     if not rows:
         print("metrics: none yet")
@@ -189,9 +206,9 @@ def number(text: str | None) -> float:
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m keras_transformer", description=__doc__, allow_abbrev=False
-    )
+    program = "python -m keras_transformer"
+    about = "What can be done with a trained run."
+    parser = argparse.ArgumentParser(prog=program, description=about, allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, add_options, help in (
         (translate, add_translate_options, "translate standard input to standard output, a line for a line"),
@@ -200,13 +217,8 @@ def make_parser() -> argparse.ArgumentParser:
         (average, add_average_options, "make model.keras the mean of the last checkpoints"),
         (info, None, "what a run is and how it went"),
     ):
-        one = commands.add_parser(
-            command.__name__,
-            help=help,
-            description=f"{help[0].upper()}{help[1:]}.",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            allow_abbrev=False,
-        )
+        description = f"{help[0].upper()}{help[1:]}."
+        one = commands.add_parser(command.__name__, help=help, description=description, allow_abbrev=False)
         one.set_defaults(command=command)
         one.add_argument("run", metavar="RUN", help="the run folder")
         if add_options is not None:
@@ -216,82 +228,65 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """What `translate` and `evaluate` share."""
+    penalty = "ALPHA of score = log P / ((5 + length) / 6)^ALPHA; more is kinder to long translations"
+    longest = "the most pieces of a translation (default, and at most: those of its source + 50)"
     add = parser.add_argument
-    add("--beams", type=int, default=4, metavar="K", help="hypotheses followed at once; 1 is greedy search")
     add(
-        "--length-penalty",
-        type=float,
-        default=0.6,
-        metavar="ALPHA",
-        help="score = log P / ((5 + length) / 6)^ALPHA; more favours longer translations",
-    )
-    add(
-        "--max-length",
+        "--beams",
         type=int,
-        metavar="N",
-        help="the most pieces of a translation, if less than its source's + 50",
+        default=4,
+        metavar="K",
+        help="hypotheses followed at once; 1: greedy (default: 4)",
     )
-    add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once")
+    add("--length-penalty", type=float, default=0.6, metavar="ALPHA", help=f"{penalty} (default: 0.6)")
+    add("--max-length", type=int, metavar="N", help=longest)
+    add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once (default: 64)")
 
 
 def add_translate_options(parser: argparse.ArgumentParser) -> None:
-    """What `translate` alone takes."""
-    add_search_options(parser)
+    """What `translate` takes."""
     parser.epilog = (
-        "Lines are read 32 batches ahead, to be sorted by length; with --batch-size 1 each is answered at once. "
-        "An alignment is of pieces, counted from 0: SOURCE-TARGET for each piece of the translation."
+        "Lines are read 32 batches ahead, to be sorted by length; with --batch-size 1 each is answered "
+        "at once. An alignment is SOURCE-TARGET for each piece of the translation, pieces counted from 0."
     )
+    add_search_options(parser)
+    best = "print `LINE ||| TEXT ||| SCORE`, lines counted from 0, for the N best of each line"
+    prefix = "a file with, for each line, the text with which its translation must begin; blank: any"
+    longest = "the pieces after which a source is cut, with a warning (default: the model's, mostly 512)"
     add = parser.add_argument
-    add(
-        "--n-best", type=int, metavar="N", help="print N translations of each line: `line ||| text ||| score`"
-    )
-    add("--scores", action="store_true", help="print `score TAB text`")
-    add("--alignments", action="store_true", help="add a column with the alignment to the source")
-    add(
-        "--prefix", metavar="FILE", help="a file with a text for each line, with which its translation begins"
-    )
-    add(
-        "--max-source-length",
-        type=int,
-        metavar="N",
-        help="cut sources after N pieces, if not where the model says",
-    )
+    add("--n-best", type=int, metavar="N", help=best)
+    add("--scores", action="store_true", help="print `SCORE <tab> TEXT`")
+    add("--alignments", action="store_true", help="print the alignment with the source in one more column")
+    add("--prefix", metavar="FILE", help=prefix)
+    add("--max-source-length", type=int, metavar="N", help=longest)
     add("--sample", action="store_true", help="draw translations at random in place of the search")
+    add("--temperature", type=float, metavar="T", help="of --sample: divides the logits (default: 1.0)")
+    add("--top-k", type=int, metavar="K", help="of --sample: only the K likeliest pieces (default: 0, all)")
     add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="with --sample: under 1 bolder for the likely, over 1 for the rest",
+        "--top-p", type=float, metavar="P", help="of --sample: only the likeliest that reach P (default: 1.0)"
     )
-    add("--top-k", type=int, metavar="K", help="with --sample: draw from the K likeliest pieces; 0 from all")
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="with --sample: draw from the likeliest that reach probability P",
-    )
-    add("--seed", type=int, help="with --sample: the same seed draws the same")
+    add("--seed", type=int, metavar="N", help="of --sample: the same seed draws the same (default: 0)")
 
 
 def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     """What `evaluate` takes."""
-    parser.add_argument("--source", required=True, metavar="FILE", help="text to translate, plain or .gz")
-    parser.add_argument(
-        "--reference", required=True, metavar="FILE", help="its true translation, line by line"
-    )
+    add = parser.add_argument
+    add("--source", required=True, metavar="FILE", help="text to translate, plain or .gz")
+    add("--reference", required=True, metavar="FILE", help="what it should be, line by line, plain or .gz")
     add_search_options(parser)
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """What `score` takes."""
-    parser.add_argument("--source", required=True, metavar="FILE", help="text, plain or .gz")
-    parser.add_argument("--target", required=True, metavar="FILE", help="its translation, line by line")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once")
+    add = parser.add_argument
+    add("--source", required=True, metavar="FILE", help="text, plain or .gz")
+    add("--target", required=True, metavar="FILE", help="its translation, line by line, plain or .gz")
+    add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")
 
 
 def add_average_options(parser: argparse.ArgumentParser) -> None:
     """What `average` takes."""
-    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many checkpoints")
+    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many checkpoints (default: 5)")
 
 
 if __name__ == "__main__":

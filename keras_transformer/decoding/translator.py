@@ -168,8 +168,8 @@ class Translator:
         require_whole("max_source_length", self.max_source_length, 1)
         if model.learned_positions and self.max_source_length > model.max_source_length:
             raise RequestError(
-                f"max_source_length must be at most {model.max_source_length}, the positions that the model has "
-                f"learned; received: {self.max_source_length}"
+                f"max_source_length must be at most {model.max_source_length}, the positions that the model "
+                f"has learned; received: {self.max_source_length}"
             )
         self._functions: dict[tuple, Callable] = {}
 
