@@ -108,6 +108,7 @@ def sample(
     cache: Cache,
     limits: Tensor,
     uniforms: Tensor,
+    num_samples: int = 1,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -123,14 +124,15 @@ def sample(
     Args:
         step, cache, limits, prefix_ids: as for `beam_search`.
         uniforms: (B, K, L) float32 in [0, 1).
+        num_samples: K.
         temperature: divides the logits.
 
     Returns:
         ids (B, K, L), as those of `beam_search`, in the order of drawing, and log P(y) (B, K) by the model
         as it is: at temperature 1, with no token left out.
     """
-    num_samples, max_length = ops.shape(uniforms)[1:]
-    limits, max_length = fit_limits(limits, max_length)
+    limits, max_length = fit_limits(limits, ops.shape(uniforms)[-1])
+    uniforms = ops.reshape(uniforms, (-1, num_samples, max_length))  # tells a graph that K is fixed
 
     def advance(*fields: Any) -> tuple:
         state = SampleState(*fields)

@@ -362,7 +362,7 @@ class Translator:
         ) -> tuple[Tensor, Tensor]:
             max_length = ops.shape(prefix_ids)[1]
             cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_samples, max_length)
-            return sample(self.model.step, cache, limits, uniforms, *how, prefix_ids)
+            return sample(self.model.step, cache, limits, uniforms, num_samples, *how, prefix_ids)
 
         source_ids, limits, prefix_ids = arrays_of(jobs, options)
         uniforms = np.zeros((len(jobs), num_samples, prefix_ids.shape[1]), "float32")

@@ -341,11 +341,10 @@ def test_cache_entries_of_any_shape_follow_their_beam():
 
 def draws(table, limits, uniforms, sentences=None, **options):
     sentences = range(100, 100 + len(limits)) if sentences is None else sentences
-    cache = make_cache(sentences, uniforms.shape[1])
+    num_samples, uniforms = uniforms.shape[1], ops.convert_to_tensor(uniforms.astype("float32"))
+    cache = make_cache(sentences, num_samples)
     limits = ops.convert_to_tensor(np.asarray(limits, "int32"))
-    ids, log_probs = sample(
-        make_step(table), cache, limits, ops.convert_to_tensor(uniforms.astype("float32")), **options
-    )
+    ids, log_probs = sample(make_step(table), cache, limits, uniforms, num_samples, **options)
     return ops.convert_to_numpy(ids), ops.convert_to_numpy(log_probs)
 
 

@@ -1,0 +1,267 @@
+"""Text to text with a small untrained model whose beliefs are strong enough to choose between."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.decoding import translator as module
+from keras_transformer.decoding.translator import (
+    Hypothesis,
+    SearchOptions,
+    Translator,
+    batches_by_length,
+    is_blank,
+    load,
+)
+from keras_transformer.errors import RequestError
+from keras_transformer.text.tokenizer import END, START, UNKNOWN
+
+pytest_plugins = ["tiny_run"]
+
+SENTENCES = ["to the sea", "seven hundred and two", "one", "a dog and a cat run along the beach", "two dogs"]
+
+
+def test_every_line_has_one_translation_in_its_place(translator):
+    lines = ["", *SENTENCES, " \t ", "\0\x07", *reversed(SENTENCES), "\u200b"]
+    texts = translator.translate(lines)
+    assert len(texts) == len(lines)
+    assert [texts[place] for place in (0, 6, 7, 13)] == [""] * 4
+    assert texts[1:6] == texts[8:13][::-1]
+    assert all("\n" not in text and "\r" not in text for text in texts)
+    assert translator.translate([]) == []
+
+
+def test_a_blank_line_has_one_empty_hypothesis_with_score_zero(translator):
+    hypotheses = translator.n_best(["", SENTENCES[0]], n_best=3)
+    assert hypotheses[0] == [Hypothesis("", 0.0, 0.0, (END,), ())]
+    assert len(hypotheses[1]) == 3
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_line_translates_the_same_alone_and_in_any_batch(translator, num_beams):
+    together = translator.n_best(SENTENCES, num_beams=num_beams, n_best=num_beams)
+    for batch_size in (1, 2):
+        apart = translator.n_best(SENTENCES, num_beams=num_beams, n_best=num_beams, batch_size=batch_size)
+        for some, same in zip(together, apart, strict=True):
+            assert [one.ids for one in some] == [one.ids for one in same]
+            np.testing.assert_allclose([one.score for one in some], [one.score for one in same], atol=1e-4)
+
+
+def test_n_best_lists_are_sorted_distinct_and_begin_with_the_translation(translator):
+    lists = translator.n_best(SENTENCES, n_best=4)
+    for hypotheses in lists:
+        scores = [one.score for one in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({one.ids for one in hypotheses}) == 4
+    assert [hypotheses[0].text for hypotheses in lists] == translator.translate(SENTENCES)
+
+
+def log_prob_by_the_model(translator, source, ids):
+    """log P of the emitted ids in teacher forcing."""
+    source_ids = translator.source_tokenizer.encode([source])[0]
+    inputs = {"source_ids": np.array([[*source_ids, END]]), "target_ids": np.array([[START, *ids[:-1]]])}
+    log_probs = ops.convert_to_numpy(ops.log_softmax(translator.model(inputs)))[0]
+    return sum(log_probs[place, id] for place, id in enumerate(ids))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 1}, {"sampling": True, "temperature": 0.5, "top_k": 5}]
+)
+def test_log_probabilities_are_the_models_own(translator, options):
+    for source, hypotheses in zip(SENTENCES, translator.n_best(SENTENCES, **options), strict=True):
+        for one in hypotheses:
+            expected = log_prob_by_the_model(translator, source, one.ids)
+            assert one.log_prob == pytest.approx(expected, abs=1e-3)
+            assert one.score == pytest.approx(one.log_prob / ((5 + len(one.ids)) / 6) ** 0.6, abs=1e-5)
+
+
+def test_score_is_the_models_log_probability_of_a_text_and_its_end(translator):
+    targets = ["the sea", "", "one two three four five six"]
+    scores = translator.score(SENTENCES[:3], targets, batch_size=2)
+    for source, target, score in zip(SENTENCES, targets, scores, strict=False):
+        ids = [*translator.target_tokenizer.encode([target])[0], END]
+        assert score.num_tokens == len(ids)
+        assert score.log_prob == pytest.approx(log_prob_by_the_model(translator, source, ids), abs=1e-3)
+        assert score.perplexity == pytest.approx(math.exp(-score.log_prob / len(ids)))
+    assert translator.score([], []) == []
+    with pytest.raises(RequestError, match="received 1 sources, 0 targets"):
+        translator.score(["one"], [])
+
+
+def test_the_length_of_a_translation_is_bounded(translator):
+    ids = [hypotheses[0].ids for hypotheses in translator.n_best(SENTENCES)]
+    pieces = translator.source_tokenizer.encode(SENTENCES)
+    assert all(len(y) <= len(x) + 50 for x, y in zip(pieces, ids, strict=True))
+    shorter = translator.n_best(SENTENCES, max_length=3, n_best=2)
+    assert all(len(one.ids) <= 3 for hypotheses in shorter for one in hypotheses)
+
+
+def test_a_prefix_holds_line_by_line(translator):
+    prefixes = ["one two", "", "the", "", "dogs run"]
+    lists = translator.n_best(SENTENCES, prefixes=prefixes, n_best=2)
+    free = translator.n_best(SENTENCES, n_best=2)
+    for prefix, hypotheses, other in zip(prefixes, lists, free, strict=True):
+        assert all(one.text.startswith(prefix) for one in hypotheses)
+        if not prefix:
+            assert [one.ids for one in hypotheses] == [one.ids for one in other]
+
+
+def test_a_prefix_never_forces_the_unknown_piece(translator):
+    for hypotheses in translator.n_best(SENTENCES[:1], prefixes=["one 龍 two"], n_best=2):
+        assert all(UNKNOWN not in one.ids and one.text.startswith("one") for one in hypotheses)
+
+
+@pytest.mark.parametrize("prefixes", [["one"], ["one", "two", "three"]])
+def test_prefixes_must_be_as_many_as_lines(translator, prefixes):
+    with pytest.raises(RequestError, match="expected a prefix, which may be blank, for each line; received"):
+        translator.n_best(SENTENCES[:2], prefixes=prefixes)
+
+
+def test_sampling_repeats_by_seed_whatever_the_batch(translator):
+    options = {"sampling": True, "n_best": 3}
+    drawn = translator.n_best(SENTENCES, seed=5, **options)
+    ids = [[one.ids for one in hypotheses] for hypotheses in drawn]
+    alone = translator.n_best(SENTENCES, seed=5, batch_size=1, **options)
+    assert [[one.ids for one in hypotheses] for hypotheses in alone] == ids
+    other = translator.n_best(SENTENCES, seed=6, **options)
+    assert [[one.ids for one in hypotheses] for hypotheses in other] != ids
+    assert len({one.ids for one in drawn[3]}) == 3
+
+
+def test_the_likeliest_piece_alone_is_greedy_search(translator):
+    drawn = translator.n_best(SENTENCES, sampling=True, top_k=1)
+    greedy = translator.n_best(SENTENCES, num_beams=1)
+    assert [one[0].ids for one in drawn] == [one[0].ids for one in greedy]
+
+
+def test_alignments_follow_the_attention_of_the_last_block_but_one(translator):
+    (best,), *_ = translator.n_best(SENTENCES, alignments=True)
+    source = translator.source_tokenizer.encode(SENTENCES[:1])[0]
+    pieces = [id for id in best.ids if id != END]
+    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *pieces]])}
+    cross = ops.convert_to_numpy(translator.model.attention_scores(inputs)["cross"])
+    weights = cross[-2, 0].mean(axis=0)[: len(pieces), : len(source)]
+    assert best.alignment == tuple((int(place), row) for row, place in enumerate(weights.argmax(axis=-1)))
+
+
+def test_a_long_source_is_cut_with_a_warning(tiny_model, tokenizer, capsys):
+    short = Translator(tiny_model, tokenizer, max_source_length=4)
+    long = "one two three four five six seven eight nine ten"
+    ids = tokenizer.encode([long])[0]
+    assert len(ids) > 4
+    hypotheses = short.n_best([long, "one", long])
+    assert capsys.readouterr().err == "warning: 2 source(s) were over 4 pieces and were cut\n"
+    assert len(hypotheses) == 3 and hypotheses[0][0].ids == hypotheses[2][0].ids
+    assert len(hypotheses[0][0].ids) <= 4 + 50
+    short.score([long], ["one"])
+    assert "1 source(s) were over 4 pieces" in capsys.readouterr().err
+
+
+def test_a_stream_is_read_a_bounded_number_of_lines_ahead(translator):
+    read = []
+
+    def lines():
+        for number in range(500):
+            read.append(number)
+            yield "one two" if number % 3 else ""
+
+    stream = translator.stream(lines(), SearchOptions(num_beams=1, max_length=3, batch_size=2))
+    next(stream)
+    assert len(read) <= 2 * module.BATCHES_AHEAD
+    stream.close()
+    read.clear()
+    stream = translator.stream(lines(), SearchOptions(num_beams=1, max_length=3, batch_size=1))
+    for answered in range(1, 4):
+        next(stream)
+        assert len(read) == answered
+
+
+def test_graphs_are_traced_once_for_all_sizes(tiny_model, tokenizer, monkeypatch):
+    traces = []
+    step = tiny_model.step
+    monkeypatch.setattr(type(tiny_model), "step", lambda self, *inputs: traces.append(None) or step(*inputs))
+    translator = Translator(tiny_model, tokenizer)
+    translator.translate(SENTENCES[:2])
+    count = len(traces)
+    translator.translate(SENTENCES)
+    translator.translate(["one"])
+    assert len(traces) == count
+
+
+def test_evaluate_counts_and_signs(translator):
+    references = translator.translate(SENTENCES)
+    result = translator.evaluate(SENTENCES, references)
+    assert result["bleu"] == pytest.approx(100) and result["chrf"] == pytest.approx(100)
+    assert "tok:13a" in result["bleu_signature"] and "case:mixed" in result["bleu_signature"]
+    assert result["sentences"] == len(SENTENCES) and result["beams"] == 4 and result["length_penalty"] == 0.6
+    assert result["seconds"] > 0 and result["tokens_per_second"] > 0
+    with pytest.raises(RequestError, match="received 5 sources and 4 references"):
+        translator.evaluate(SENTENCES, references[1:])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_beams": 0}, "num_beams must be a whole number from 1; received: 0"),
+        ({"num_beams": 2.5}, "num_beams must be a whole number from 1; received: 2.5"),
+        ({"n_best": 5}, "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
+        ({"n_best": -1}, "n_best must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"max_length": 0}, "max_length must be a whole number from 1; received: 0"),
+        ({"length_penalty": math.nan}, "length_penalty must be from -100 to 100; received: nan"),
+        ({"temperature": 0.0}, "temperature must be from 1e-6 to 1e6; received: 0.0"),
+        ({"temperature": math.inf}, "temperature must be"),
+        ({"top_p": 0.0}, "top_p must be over 0 and at most 1; received: 0.0"),
+        ({"top_p": 1.5}, "top_p must be"),
+        ({"top_k": -1}, "top_k must be a whole number from 0; received: -1"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(RequestError, match=message.replace("(", r"\(")):
+        SearchOptions(**options)
+
+
+def test_one_string_is_not_a_list_of_lines(translator):
+    with pytest.raises(RequestError, match=r"expected a list of lines; received one string: .*\['one two'\]"):
+        translator.translate("one two")
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5])
+def test_the_source_length_must_be_positive(tiny_model, tokenizer, length):
+    with pytest.raises(RequestError, match="max_source_length must be a whole number from 1"):
+        Translator(tiny_model, tokenizer, max_source_length=length)
+
+
+def test_blank_lines():
+    assert all(map(is_blank, ["", " ", "\t\r", "\0\x1b", "\u3000\u200b", "\ufeff"]))
+    assert not any(map(is_blank, ["a", " .", "\0x", "龍", "\ufffd"]))
+
+
+def test_batches_hold_every_place_once_and_keep_within_their_room():
+    lengths = np.random.default_rng(0).integers(0, 500, 200).tolist()
+    batches = list(batches_by_length(lengths, 8))
+    assert sorted(place for batch in batches for place in batch) == list(range(200))
+    for batch in batches:
+        longest = max(lengths[place] for place in batch)
+        assert len(batch) == 1 or len(batch) * longest <= 8 * module.PIECES_PER_SENTENCE
+        assert len(batch) <= 8
+    assert list(batches_by_length([], 8)) == []
+    assert list(batches_by_length([10_000, 3], 8)) == [[0], [1]]
+
+
+def test_load_returns_the_translator_of_a_run(run_folder, translator):
+    assert load(run_folder).translate(SENTENCES) == translator.translate(SENTENCES)
+
+
+def test_load_refuses_what_does_not_belong_together(run_folder, other_tokenizer):
+    other_tokenizer.save(run_folder / "tokenizer.model")
+    with pytest.raises(RequestError, match=r"tokenizer.model has \d+ pieces, but the model of .* has \d+"):
+        load(run_folder)
+    (run_folder / "tokenizer.model").unlink()
+    with pytest.raises(RequestError, match="no tokenizer at .*tokenizer.model"):
+        load(run_folder)

@@ -1,0 +1,71 @@
+"""A pytest plugin: fixtures of a small run with random weights, enough to translate with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer import run_folder as runs
+from keras_transformer.text.tokenizer import Tokenizer
+
+WORDS = """a the one two three four five six seven eight nine ten hundred and dog dogs cat sea beach run to
+along mountain river yellow green quick brown jumps over lazy window garden""".split()  # noqa: SIM905
+
+
+def lines(seed: int, count: int = 300) -> list[str]:
+    """Sentences of these words."""
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, generator.integers(1, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(lines(0), 64)
+
+
+@pytest.fixture(scope="session")
+def other_tokenizer() -> Tokenizer:
+    return Tokenizer.train(lines(1), 50)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tokenizer):
+    import keras
+
+    from keras_transformer.models.transformer import Transformer
+
+    keras.utils.set_random_seed(3)
+    model = Transformer(tokenizer.vocabulary_size, 2, 2, 16, 32, dropout=0.1, max_source_length=40)
+    # Untrained, it would find everything about equally likely, and rounding would choose.
+    for variable in model.trainable_variables:
+        if variable.shape == (tokenizer.vocabulary_size, 16):
+            variable.assign(4 * variable)
+    return model
+
+
+@pytest.fixture(scope="session")
+def translator(tiny_model, tokenizer):
+    from keras_transformer.decoding.translator import Translator
+
+    return Translator(tiny_model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
+    run = runs.RunFolder(tmp_path_factory.mktemp("runs") / "tiny")
+    run.path.mkdir()
+    tokenizer.save(run.path / "tokenizer.model")
+    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
+    model = {key: value for key, value in tiny_model.get_config().items() if key in keys}
+    runs.write_config(run, {"model": model, "settings": {"seed": 1}, "versions": {"keras": "3"}})
+    runs.save_model(run, tiny_model)
+    return run.path
+
+
+@pytest.fixture
+def run_folder(built_run, tmp_path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(built_run, tmp_path / "run"))
