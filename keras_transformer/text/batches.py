@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.sampling import SampledEpochs
+from keras_transformer.text.sampled_epochs import SampledEpochs
 from keras_transformer.text.tokenized import CleaningReport, TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -264,11 +264,12 @@ def dataset(
 
 
 def one_epoch(plan: BatchPlan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
-    """Each pair once, for validation: a real label's weight is 1, so that metrics are means over all tokens."""
+    """Each pair once, for validation: a real label weighs 1, so that metrics are means over all tokens."""
 
     def batches() -> Iterator[tuple]:
         num_shares = plan.num_batches(0) * len(replica_indices)
-        for inputs, labels, weights in itertools.islice(generator(plan, BEGINNING, replica_indices, num_shards), num_shares):
+        shares = generator(plan, BEGINNING, replica_indices, num_shards)
+        for inputs, labels, weights in itertools.islice(shares, num_shares):
             yield inputs, labels, (weights > 0).astype(np.float32)
 
     return _dataset(batches, prefetch=4)
@@ -282,4 +283,8 @@ def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.D
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return tf.data.Dataset.from_generator(batches, output_signature=signature).with_options(options).prefetch(prefetch)
+    return (
+        tf.data.Dataset.from_generator(batches, output_signature=signature)
+        .with_options(options)
+        .prefetch(prefetch)
+    )

@@ -1,8 +1,7 @@
-"""Subword sampling that repeats exactly: an epoch's own tokenised corpus, made by fresh processes.
+"""Subword sampling for training: an epoch's own tokenised corpus, made beside the training.
 
-SentencePiece draws from a generator that takes its seed only before its first use. So each side of each epoch
-is sampled by a process of its own, seeded by (seed, epoch, side); the next epoch's processes run while this
-epoch trains.
+Each side of an epoch is drawn by a process of its own, seeded by (seed, epoch, side); the next epoch's
+processes run while this epoch trains. So a run that resumes anywhere finds the same epochs again.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import sentencepiece
-
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.text.sampling import SubwordSampler
 from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, scratch_folder, unlock, write_meta
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -36,7 +33,7 @@ class SampledEpochs:
 
     Args:
         corpus: built with `keep_text`.
-        alpha: unigram: how sharp the distribution is, 0.1 to 0.5 in the paper; BPE: share of merges skipped.
+        alpha: of `SubwordSampler`.
         seed: repeats the draw.
     """
 
@@ -80,11 +77,12 @@ class SampledEpochs:
                     folder=str(self._path(epoch)),
                     side=side,
                     alpha=self._alpha,
-                    seed=(self._seed, epoch, index),
+                    seed=f"{self._seed}-{epoch}-{side}",
                     max_length=self._base.max_length,
+                    parent=os.getpid(),
                 )
             )
-            for index, side in enumerate(SIDES)
+            for side in SIDES
         ]
 
     def _finish(self, epoch: int) -> TokenizedCorpus:
@@ -104,14 +102,14 @@ class _Task:
     folder: str
     side: str
     alpha: float
-    seed: tuple[int, int, int]
+    seed: str
     max_length: int
+    parent: int
 
     def run(self) -> None:
         """Samples one side; gives up when the parent is gone."""
-        parent = os.getppid()
-        sentencepiece.set_random_generator_seed(int(np.random.SeedSequence(self.seed).generate_state(1)[0]))
         tokenizer = Tokenizer.load(Path(self.base) / f"{self.side}.model")
+        sampler = SubwordSampler(tokenizer, self.alpha, self.seed)
         with (
             (Path(self.base) / f"{self.side}.text").open(encoding="utf-8", newline="\n") as text,
             SideWriter(Path(self.folder), self.side, tokenizer) as writer,
@@ -119,12 +117,15 @@ class _Task:
             while lines := [
                 line.removesuffix("\n") for _, line in zip(range(_LINES_AT_A_TIME), text, strict=False)
             ]:
-                if os.getppid() != parent:
+                if self._is_orphan():
                     return
-                writer.write(self._sampled(tokenizer, line) for line in lines)
+                writer.write(self._sampled(sampler, tokenizer, line) for line in lines)
 
-    def _sampled(self, tokenizer: Tokenizer, line: str) -> list[int]:
-        ids = tokenizer.sample(line, self.alpha)
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self.parent
+
+    def _sampled(self, sampler: SubwordSampler, tokenizer: Tokenizer, line: str) -> list[int]:
+        ids = sampler.sample(line)
         # The best segmentation was within the limit when the corpus was cleaned; a drawn one need not be.
         return ids if 0 < len(ids) <= self.max_length else tokenizer.encode([line])[0]
 
@@ -133,7 +134,7 @@ def _started(task: _Task) -> subprocess.Popen:
     # The process finds this package where this one did, installed or not.
     paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(
-        [sys.executable, "-m", "keras_transformer.text.sampling", json.dumps(asdict(task))],
+        [sys.executable, "-m", "keras_transformer.text.sampled_epochs", json.dumps(asdict(task))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -150,4 +151,9 @@ def _clear(folder: Path, lock: int | None, jobs: dict[int, list[subprocess.Popen
 
 
 if __name__ == "__main__":
-    _Task(**json.loads(sys.argv[1])).run()
+    task = _Task(**json.loads(sys.argv[1]))
+    try:
+        task.run()
+    except OSError:
+        if not task._is_orphan():  # The next run may have removed an orphan's folder.
+            raise

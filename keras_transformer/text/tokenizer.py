@@ -41,7 +41,7 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes):
-        self._model = model
+        self.model = model
         self._processor = _processor(model)
         self.vocabulary_size: int = self._processor.vocab_size()
 
@@ -101,21 +101,15 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the SentencePiece model, which any SentencePiece library reads."""
-        Path(path).write_bytes(self._model)
+        Path(path).write_bytes(self.model)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Ids of each line's pieces, without start and end; never pad, start, end. A blank line has none."""
         return self._processor.encode([plain(line) for line in lines], num_threads=num_threads)
 
-    def sample(self, line: str, alpha: float) -> list[int]:
-        """Ids of one segmentation of `line`, drawn at random: subword regularisation.
-
-        Unigram: drawn from the lattice with probabilities to the power `alpha` (Kudo 2018, arXiv 1804.10959).
-        BPE: each merge is skipped with probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267).
-        SentencePiece draws from one generator a thread, which takes a seed only before its first use:
-        `keras_transformer.text.sampling` is what repeats exactly.
-        """
-        return self._processor.encode(plain(line), enable_sampling=True, alpha=alpha, nbest_size=-1)
+    def normalize(self, line: str) -> str:
+        """The line as the pieces spell it: normalised, `▁` for a space and at the beginning."""
+        return self._processor.normalize(plain(line))
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each row of ids up to its end id, pad and start left out: always one line a row."""

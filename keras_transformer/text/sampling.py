@@ -1,0 +1,112 @@
+"""Subword sampling: a sentence's segmentation drawn at random, a function of the seed alone.
+
+SentencePiece can sample too, but salts its generator in every process anew, so that no seed repeats a draw.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import random
+import re
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+from sentencepiece import sentencepiece_model_pb2
+
+from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+
+# What SentencePiece scores an unknown character: the worst piece less this.
+_UNKNOWN_PENALTY = 10.0
+_CACHED_WORDS, _CACHED_WORD_LENGTH = 2**15, 16
+
+
+class _Edge(NamedTuple):
+    """A piece that ends a word's first `end` characters, and where it starts."""
+
+    start: int
+    id: int
+
+
+class _Arrivals(NamedTuple):
+    """The pieces that end at one place, with the running sums of their weights."""
+
+    edges: list[_Edge]
+    weights: list[float]
+
+
+class SubwordSampler:
+    """Draws segmentations of lines, one generator for all, so that the order of the lines counts.
+
+    Unigram: from all segmentations, each with its probability to the power `alpha`, by forward filtering and
+    backward sampling (Kudo 2018, arXiv 1804.10959). BPE: at each step each possible merge is passed over with
+    probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). Words are drawn one by one, for no piece
+    reaches over a space.
+
+    Args:
+        tokenizer: whose pieces to draw.
+        alpha: unigram: 0.1 to 0.5 in the paper, less varies more; BPE: 0.1 in the paper, more varies more.
+        seed: repeats the draws.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str):
+        model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]
+        drawn_types = (model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED)
+        pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type in drawn_types]
+        self._ids = {piece.piece: id for id, piece in pieces}
+        self._scores = {piece.piece: piece.score for _, piece in pieces}
+        self._longest = max(map(len, self._ids))
+        self._unknown_score = min(self._scores.values()) - _UNKNOWN_PENALTY
+        self._normalize = tokenizer.normalize
+        self._alpha = alpha
+        self._random = random.Random(seed)
+        self._cached_lattice = functools.lru_cache(_CACHED_WORDS)(self._lattice)
+        is_bpe = model.trainer_spec.model_type == model.trainer_spec.BPE
+        self._draw = self._draw_bpe if is_bpe else self._draw_unigram
+
+    def sample(self, line: str) -> list[int]:
+        """Ids of one segmentation of a line; a run of unknown characters is one id."""
+        words = re.findall("▁[^▁]*|^[^▁]+", self._normalize(line))
+        ids = [id for word in words for id in self._draw(word)]
+        return [id for id, run in groupby(ids) for id in (run if id != UNKNOWN else [UNKNOWN])]
+
+    def _draw_unigram(self, word: str) -> list[int]:
+        lattice = self._cached_lattice(word) if len(word) <= _CACHED_WORD_LENGTH else self._lattice(word)
+        ids, end = [], len(word)
+        while end:
+            edges, weights = lattice[end]
+            drawn = bisect.bisect(weights, self._random.random() * weights[-1], 0, len(weights) - 1)
+            end, id = edges[drawn]
+            ids.append(id)
+        return ids[::-1]
+
+    def _lattice(self, word: str) -> list[_Arrivals]:
+        """For each place in the word what arrives there, weighed by all ways to where it starts."""
+        lattice, log_sums = [_Arrivals([], [])], [0.0]
+        for end in range(1, len(word) + 1):
+            edges, log_weights = [], []
+            for start in range(max(0, end - self._longest), end):
+                piece = word[start:end]
+                if piece in self._ids or start == end - 1:
+                    edges.append(_Edge(start, self._ids.get(piece, UNKNOWN)))
+                    score = self._scores.get(piece, self._unknown_score)
+                    log_weights.append(log_sums[start] + self._alpha * score)
+            largest = max(log_weights)
+            weights = list(accumulate(math.exp(weight - largest) for weight in log_weights))
+            lattice.append(_Arrivals(edges, weights))
+            log_sums.append(largest + math.log(weights[-1]))
+        return lattice
+
+    def _draw_bpe(self, word: str) -> list[int]:
+        symbols = list(word)
+        while True:
+            merges = [
+                (-self._scores[symbols[at] + symbols[at + 1]], at)
+                for at in range(len(symbols) - 1)
+                if symbols[at] + symbols[at + 1] in self._scores and self._random.random() >= self._alpha
+            ]
+            if not merges:
+                return [self._ids.get(symbol, UNKNOWN) for symbol in symbols]
+            _, at = min(merges)
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]

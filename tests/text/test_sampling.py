@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def is_bpe(tokenizer: Tokenizer) -> bool:
+    return SubwordSampler(tokenizer, 0.1, "")._draw.__name__ == "_draw_bpe"
+
+
+def test_without_chance_the_segmentation_is_the_tokenizers(tokenizer, lines) -> None:
+    """Unigram: a high power leaves the best segmentation alone; BPE: no merge is passed over."""
+    lines = [*lines, "", "bada 你好 gögo", "你好", "bada你", "<s> </s>"]
+    sampler = SubwordSampler(tokenizer, 0 if is_bpe(tokenizer) else 1000, "1")
+    assert [sampler.sample(line) for line in lines] == tokenizer.encode(lines)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3])
+def test_any_segmentation_spells_the_line(tokenizer, lines, alpha) -> None:
+    sampler = SubwordSampler(tokenizer, alpha, "1")
+    sampled = [sampler.sample(line) for line in lines]
+    assert tokenizer.decode(sampled) == lines
+    assert sampled != tokenizer.encode(lines)
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=30))
+def test_any_text_can_be_sampled(unigram, text) -> None:
+    ids = SubwordSampler(unigram, 0.2, "1").sample(text)
+    assert not {0, 2, 3} & set(ids)
+    assert bool(ids) == bool(unigram.encode([text])[0])
+    assert unigram.decode([ids]) == unigram.decode(unigram.encode([text]))
+
+
+def test_a_seed_repeats_in_another_process(tokenizer, lines, tmp_path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.model")
+    code = f"""if True:
+        from keras_transformer.text.sampling import SubwordSampler
+        from keras_transformer.text.tokenizer import Tokenizer
+        sampler = SubwordSampler(Tokenizer.load({str(tmp_path / "tokenizer.model")!r}), 0.1, "7")
+        print([sampler.sample(line) for line in {lines[:20]!r}])
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    here, other = (SubwordSampler(tokenizer, 0.1, seed) for seed in ("7", "8"))
+    assert done.stdout.strip() == str([here.sample(line) for line in lines[:20]])
+    assert done.stdout.strip() != str([other.sample(line) for line in lines[:20]])
+
+
+def test_unigram_draws_by_probability(unigram, lines) -> None:
+    """Held to all segmentations of a word, one by one."""
+    alpha = 0.3
+    sampler = SubwordSampler(unigram, alpha, "1")
+
+    def segmentations(rest: str) -> list[list[str]]:
+        if not rest:
+            return [[]]
+        heads = [rest[:end] for end in range(1, len(rest) + 1) if rest[:end] in sampler._ids]
+        return [[head, *tail] for head in heads for tail in segmentations(rest[len(head) :])]
+
+    words = [word for line in lines[:100] for word in line.split() if len(word) < 8]
+    word = max(words, key=lambda word: len(segmentations(f"▁{word}")))
+    possible = segmentations(f"▁{word}")
+    weights = [math.exp(alpha * sum(map(sampler._scores.get, pieces))) for pieces in possible]
+    assert len(possible) > 5
+    draws = 20_000
+    counts = Counter(tuple(sampler.sample(word)) for _ in range(draws))
+    for pieces, weight in zip(possible, weights, strict=True):
+        expected = weight / sum(weights)
+        found = counts.pop(tuple(sampler._ids[piece] for piece in pieces), 0) / draws
+        assert found == pytest.approx(expected, abs=5 * math.sqrt(expected / draws) + 1e-4)
+    assert not counts
+
+
+def test_bpe_passes_over_merges_as_often_as_told(lines) -> None:
+    tokenizer = Tokenizer.train(lines, 200, "bpe")
+    lengths = []
+    for alpha in (0.0, 0.1, 0.5, 1.0):
+        sampler = SubwordSampler(tokenizer, alpha, "1")
+        lengths.append(sum(len(sampler.sample(line)) for line in lines[:100]))
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == sum(len(tokenizer.normalize(line)) for line in lines[:100])  # characters alone
+
+
+def test_a_run_of_unknown_characters_is_one_id(tokenizer) -> None:
+    ids = SubwordSampler(tokenizer, 0.1, "1").sample("你好世界")
+    assert ids.count(UNKNOWN) == 1
