@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -57,10 +58,11 @@ def test_a_seed_repeats_in_another_process(tokenizer, lines, tmp_path) -> None:
     assert done.stdout.strip() != str([other.sample(line) for line in lines[:20]])
 
 
-def test_unigram_draws_by_probability(unigram, lines) -> None:
+def test_unigram_draws_by_probability() -> None:
     """Held to all segmentations of a word, one by one."""
-    alpha = 0.3
-    sampler = SubwordSampler(unigram, alpha, "1")
+    generator, alpha, word = random.Random(1), 0.3, "abacab"
+    lines = ["".join(generator.choices("abc", k=8)) for _ in range(200)]
+    sampler = SubwordSampler(Tokenizer.train(lines, 40), alpha, "1")
 
     def segmentations(rest: str) -> list[list[str]]:
         if not rest:
@@ -68,8 +70,6 @@ def test_unigram_draws_by_probability(unigram, lines) -> None:
         heads = [rest[:end] for end in range(1, len(rest) + 1) if rest[:end] in sampler._ids]
         return [[head, *tail] for head in heads for tail in segmentations(rest[len(head) :])]
 
-    words = [word for line in lines[:100] for word in line.split() if len(word) < 8]
-    word = max(words, key=lambda word: len(segmentations(f"▁{word}")))
     possible = segmentations(f"▁{word}")
     weights = [math.exp(alpha * sum(map(sampler._scores.get, pieces))) for pieces in possible]
     assert len(possible) > 5
