@@ -420,3 +420,17 @@ def test_what_a_killed_run_left_does_no_harm(with_text) -> None:
     beside = SampledEpochs(with_text, 0.1, seed=1)  # One that lives is left alone.
     assert len(list(with_text.folder.glob("sampled-*"))) == 2
     assert np.array_equal(beside.corpus(0).target_lengths, sampled.corpus(0).target_lengths)
+
+
+# The benchmark
+
+
+def test_the_benchmark_runs_at_a_small_size(tmp_path) -> None:
+    from benchmarks import data
+
+    results = data.benchmark(tmp_path, pairs=300, run=data.measured)
+    assert results["build"]["report"].startswith("300 pairs kept")
+    for feed in ("arrays", "dataset"):
+        assert results[f"{feed}_4096"]["target_tokens_per_second"] > 0
+        assert results[f"{feed}_4096"]["memory_mib"]["resident_peak"] > 0
+    assert results["sampling"]["lines"] == 300

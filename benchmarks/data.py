@@ -1,0 +1,174 @@
+"""The data side at the size of WMT14: the memory it holds, its padding, how fast it delivers batches.
+
+    python -m benchmarks.data                 # 4.5 million synthetic pairs: some minutes, 1 GB of disk
+    python -m benchmarks.data --pairs 20000
+
+Prints one JSON object. Every stage runs in a process of its own, so that its memory is its own:
+`resident_peak` counts every page, `anonymous` what the process holds at the end, `mapped` what is there then
+of files, the tokenised corpus among them, which the system may drop at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.text.batches import BatchPlan, Place, TokenizedCorpus, dataset, generator
+from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.tokenizer import PAD, Tokenizer, lines_of
+
+WORDS = 20_000
+MEAN_WORDS = 24
+VOCABULARY_SIZE = 8_000
+TOKEN_BUDGETS = (25_000, 4_096)
+SAMPLED_LINES = 20_000
+DELIVERED_BATCHES = 2_000
+
+
+def synthetic_pairs(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
+    """Pairs of word salad: lengths geometric, words by Zipf's law, the target about as long as the source."""
+    generator = np.random.default_rng(seed)
+    letters = np.array(list("etaoinshrdlu"))
+    words = ["".join(generator.choice(letters, length)) for length in generator.integers(2, 9, WORDS)]
+    for start in range(0, count, 10_000):
+        lengths = np.minimum(generator.geometric(1 / MEAN_WORDS, min(10_000, count - start)) + 2, 150)
+        target_lengths = np.maximum(np.rint(lengths * generator.normal(1, 0.15, len(lengths))), 1).astype(int)
+        drawn = (generator.pareto(0.8, int(lengths.sum() + target_lengths.sum())) * 10).astype(
+            np.int64
+        ) % WORDS
+        text = iter([words[index] for index in drawn.tolist()])
+        for source, target in zip(lengths.tolist(), target_lengths.tolist(), strict=True):
+            yield " ".join(islice(text, source)), " ".join(islice(text, target))
+
+
+def memory_mib() -> dict[str, int]:
+    """Of this process, from Linux's own account of it."""
+    status = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text()))
+    names = {"resident_peak": "VmHWM", "anonymous": "RssAnon", "mapped": "RssFile"}
+    return {name: int(status[key]) // 1024 for name, key in names.items()}
+
+
+def train_tokenizer(folder: Path, pairs: int) -> dict[str, Any]:
+    """A joint vocabulary from the first lines."""
+    sample = islice(lines_of(synthetic_pairs(pairs)), 100_000)
+    Tokenizer.train(sample, min(VOCABULARY_SIZE, 100 + pairs // 10)).save(folder / "tokenizer.model")
+    return {}
+
+
+def build_cache(folder: Path, pairs: int) -> dict[str, Any]:
+    """The tokenised corpus on disk."""
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    corpus = TokenizedCorpus.build(
+        folder / "tokens", synthetic_pairs(pairs), tokenizer, tokenizer, num_threads=2
+    )
+    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
+    return {
+        "report": str(corpus.report),
+        "mean_target_tokens": round(float(corpus.target_lengths.mean()), 1),
+        "disk_mib": size // 2**20,
+    }
+
+
+def deliver(folder: Path, token_budget: int, feed: Callable[..., Iterator[Any]]) -> dict[str, Any]:
+    """Plans an epoch and takes batches from it."""
+    corpus = TokenizedCorpus.open(folder / "tokens")
+    plan = BatchPlan(corpus, token_budget, seed=1)
+    started = time.perf_counter()
+    num_batches = plan.num_batches(0)
+    planned = time.perf_counter()
+    batches = feed(plan, Place())
+    next(batches)  # `tf.data` and TensorFlow take their time to start.
+    delivering = time.perf_counter()
+    slots = source_tokens = target_tokens = 0
+    for inputs, labels, _ in islice(batches, min(num_batches, DELIVERED_BATCHES) - 1):
+        slots += inputs["source_ids"].size + labels.size
+        source_tokens += int(np.count_nonzero(inputs["source_ids"] != PAD))
+        target_tokens += int(np.count_nonzero(labels != PAD))
+    seconds = time.perf_counter() - delivering
+    return {
+        "batches_an_epoch": num_batches,
+        "planning_seconds": round(planned - started, 2),
+        "padding_percent": round(100 * (1 - (source_tokens + target_tokens) / slots), 2),
+        "target_tokens_per_second": int(target_tokens / seconds),
+    }
+
+
+def deliver_arrays(folder: Path, token_budget: int) -> dict[str, Any]:
+    """Batches as NumPy arrays, as JAX and PyTorch take them."""
+    return deliver(folder, token_budget, generator)
+
+
+def deliver_dataset(folder: Path, token_budget: int) -> dict[str, Any]:
+    """Batches through `tf.data`, TensorFlow's own memory included."""
+    return deliver(folder, token_budget, lambda plan, place: dataset(plan, place).as_numpy_iterator())
+
+
+def draw_subwords(folder: Path, pairs: int) -> dict[str, Any]:
+    """Subword sampling, which one process a side does for the next epoch while this one trains."""
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    sampler = SubwordSampler(tokenizer, 0.2, "1")
+    lines = [target for _, target in islice(synthetic_pairs(pairs), SAMPLED_LINES)]
+    started = time.perf_counter()
+    tokens = sum(len(sampler.sample(line)) + 1 for line in lines)
+    seconds = time.perf_counter() - started
+    return {
+        "lines": len(lines),
+        "lines_per_second": int(len(lines) / seconds),
+        "target_tokens_per_second": int(tokens / seconds),
+    }
+
+
+def measured(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """What a stage found, its seconds and its memory."""
+    started = time.perf_counter()
+    found = stage(*args)
+    return found | {"seconds": round(time.perf_counter() - started, 1), "memory_mib": memory_mib()}
+
+
+def measured_apart(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """`measured` in a fresh process, so that no stage's memory counts for another."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(measured, stage, *args).result()
+
+
+def benchmark(
+    folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = measured_apart
+) -> dict[str, Any]:
+    """All stages, by name."""
+    results = {
+        "pairs": pairs,
+        "tokenizer": run(train_tokenizer, folder, pairs),
+        "build": run(build_cache, folder, pairs),
+    }
+    for token_budget in TOKEN_BUDGETS:
+        results[f"arrays_{token_budget}"] = run(deliver_arrays, folder, token_budget)
+        results[f"dataset_{token_budget}"] = run(deliver_dataset, folder, token_budget)
+    return results | {"sampling": run(draw_subwords, folder, pairs)}
+
+
+def main() -> None:
+    """Runs the benchmark in a temporary folder."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=4_500_000, help="size of the corpus (default: %(default)s)"
+    )
+    pairs = parser.parse_args().pairs
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(benchmark(Path(folder), pairs), indent=2))
+
+
+if __name__ == "__main__":
+    main()
