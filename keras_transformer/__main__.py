@@ -176,9 +176,9 @@ def info(arguments: argparse.Namespace) -> None:
     print("last metrics:")
     for name, value in rows[-1].items():
         print(f"  {name}: {value}")
-    for name in rows[-1]:
-        if "bleu" in name and (values := [number(row.get(name)) for row in rows]):
-            print(f"best {name}: {max(values)}")
+    best = max(rows, key=lambda row: number(row.get("val_bleu")))
+    if best.get("val_bleu"):
+        print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

@@ -469,11 +469,10 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
         np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_other_backends_pass_these_tests(backend):
     pytest.importorskip(backend)
-    if "KERAS_BACKEND" in os.environ:
-        pytest.skip("already in such a process")
     environment = {**os.environ, "KERAS_BACKEND": backend}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True)

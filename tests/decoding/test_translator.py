@@ -20,7 +20,7 @@ from keras_transformer.decoding.translator import (
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 
-pytest_plugins = ["tiny_run"]
+pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = ["to the sea", "seven hundred and two", "one", "a dog and a cat run along the beach", "two dogs"]
 

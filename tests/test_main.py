@@ -1,0 +1,309 @@
+"""The commands, from bytes to bytes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from keras_transformer.__main__ import TextLines, main, make_parser
+
+pytest_plugins = ["tests.tiny_run"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = b"to the sea\nseven hundred and two\n\ntwo dogs\n"
+
+
+@pytest.fixture
+def run(run_folder, translator, monkeypatch, capfdbinary):
+    """`run(command, *options, stdin=b"")` → exit status, standard output, standard error.
+
+    Commands are handed one translator, whose graphs are traced already, in place of one from the disk.
+    """
+    from keras_transformer.decoding import translator as module
+
+    def load(run, max_source_length=None):
+        if max_source_length is None:
+            return translator
+        return Translator(translator.model, translator.source_tokenizer, None, max_source_length)
+
+    Translator = module.Translator
+    monkeypatch.setattr(module, "load", load)
+
+    def run(command, *options, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        status = main([command, str(run_folder), *map(str, options)])
+        out, err = capfdbinary.readouterr()
+        return status, out, err.decode()
+
+    return run
+
+
+def test_a_run_is_read_from_the_disk(run_folder, translator, monkeypatch, capfdbinary):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(SOURCE)))
+    assert main(["translate", str(run_folder), "--max-length", "9"]) == 0
+    out, err = capfdbinary.readouterr()
+    expected = translator.translate(SOURCE.decode().split("\n")[:-1], max_length=9)
+    assert (out.decode(), err) == ("".join(f"{text}\n" for text in expected), b"")
+
+
+def test_a_line_in_is_a_line_out_in_order(run, translator):
+    status, out, err = run("translate", stdin=SOURCE)
+    assert (status, err) == (0, "")
+    assert out.decode() == "".join(
+        f"{text}\n" for text in translator.translate(SOURCE.decode().split("\n")[:-1])
+    )
+
+
+GARBAGE = {
+    "empty lines": (b"\n\n", 2),
+    "nothing": (b"", 0),
+    "no final newline": (b"one\ntwo", 2),
+    "carriage returns": (b"one\r\ntwo\r\n", 2),
+    "a carriage return within": (b"one\rtwo\n", 1),
+    "NUL and control characters": (b"\0\none\0two\n\x01\x02\x1b[0m\n\x7f\n", 4),
+    "other line separators": ("one\u2028two\u0085three\x0bfour\x0cfive\x1csix\n".encode(), 1),
+    "an unknown script": ("一二三四\n\U0001f600\u0301\n".encode(), 2),
+    "control symbols": (b"<s> </s> <pad> <unk>\n</s>\n", 2),
+    "a byte order mark": (b"\xef\xbb\xbfone\n", 1),
+    "a long line": (b"one " * 5000 + b"\n", 1),
+}
+
+
+@pytest.mark.parametrize("stdin, num_lines", GARBAGE.values(), ids=GARBAGE.keys())
+def test_whatever_comes_has_a_line_out_for_each_line_in(run, stdin, num_lines):
+    status, out, err = run("translate", "--beams", 1, stdin=stdin)
+    assert status == 0
+    assert out.count(b"\n") == num_lines and (not out or out.endswith(b"\n"))
+    assert b"\r" not in out and b"\0" not in out
+    assert len(out.decode().splitlines()) == num_lines
+    assert ("were cut" in err) == (stdin.count(b"one ") == 5000)
+
+
+def test_a_carriage_return_before_the_end_and_a_missing_end_change_nothing(run):
+    _, expected, _ = run("translate", stdin=b"one two\nseven\n")
+    assert run("translate", stdin=b"one two\r\nseven")[1] == expected
+
+
+def test_invalid_utf8_is_replaced_and_counted(run):
+    _, expected, _ = run("translate", stdin="one\ufffdtwo\none\n\ufffd\n".encode())
+    status, out, err = run("translate", stdin=b"one\xfftwo\none\n\xc3\n")
+    assert (status, out) == (0, expected)
+    assert err == "warning: 2 line(s) were not UTF-8; what was invalid in them became U+FFFD\n"
+
+
+def test_lines_are_told_apart_by_newlines_alone():
+    lines = TextLines(io.BytesIO(b"a\rb\r\n\r\n\xe2\x80\xa8\x0c\x1c\nlast"))
+    assert list(lines) == ["a\rb", "", "\u2028\x0c\x1c", "last"]
+    assert lines.num_invalid == 0
+
+
+def test_scores_and_alignments_are_columns(run, translator):
+    hypotheses = translator.n_best(SOURCE.decode().split("\n")[:-1], alignments=True)
+    _, out, _ = run("translate", "--scores", "--alignments", stdin=SOURCE)
+    for line, (best,) in zip(out.decode().split("\n"), hypotheses, strict=False):
+        pairs = " ".join(f"{source}-{target}" for source, target in best.alignment)
+        assert line == f"{best.score:.4f}\t{best.text}\t{pairs}"
+
+
+def test_n_best_lists_are_in_the_format_of_moses(run, translator):
+    lists = translator.n_best(SOURCE.decode().split("\n")[:-1], n_best=3)
+    expected = [f"{n} ||| {one.text} ||| {one.score:.4f}" for n, some in enumerate(lists) for one in some]
+    _, out, _ = run("translate", "--n-best", 3, stdin=SOURCE)
+    assert out.decode().split("\n")[:-1] == expected
+    assert len(expected) == 3 + 3 + 1 + 3, "a blank line has one translation"
+    _, out, _ = run("translate", "--n-best", 1, "--alignments", stdin=SOURCE)
+    assert all(line.count(" ||| ") == 3 for line in out.decode().split("\n")[:-1])
+
+
+def test_a_prefix_for_each_line_comes_from_a_file(run, tmp_path):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text("the dog\n\nseven\none\n")
+    status, out, _ = run("translate", "--prefix", prefixes, stdin=SOURCE)
+    lines = out.decode().split("\n")
+    assert status == 0 and lines[0].startswith("the dog") and lines[3].startswith("one")
+    assert lines[2] == "", "a blank source stays blank"
+    prefixes.write_text("the\n")
+    status, _, err = run("translate", "--prefix", prefixes, stdin=SOURCE)
+    assert status == 2 and "expected a prefix, which may be blank, for each line" in err
+    status, _, err = run("translate", "--prefix", tmp_path / "missing", stdin=SOURCE)
+    assert status == 2 and "no such file" in err
+
+
+def test_sampling_repeats_by_seed(run):
+    options = ("--sample", "--temperature", 0.8, "--top-k", 9, "--top-p", 0.9, "--n-best", 5)
+    one, same, other = (run("translate", *options, "--seed", seed, stdin=SOURCE)[1] for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_a_long_source_is_cut_where_asked_with_a_count(run):
+    status, out, err = run("translate", "--max-source-length", 3, stdin=b"one two three four five\none\n")
+    assert (status, out.count(b"\n")) == (0, 2)
+    assert err == "warning: 1 source(s) were over 3 pieces and were cut\n"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--beams", "0"], "num_beams must be a whole number from 1; received: 0"),
+        (["--n-best", "5"], "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
+        (["--batch-size", "-1"], "batch_size must be"),
+        (["--max-length", "0"], "max_length must be"),
+        (["--length-penalty", "nan"], "length_penalty must be"),
+        (["--temperature", "0", "--sample"], "temperature must be"),
+        (["--top-p", "0", "--sample"], "top_p must be"),
+        (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
+        (["--max-source-length", "0"], "max_source_length must be"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
+    status, out, err = run("translate", *options, stdin=SOURCE)
+    assert (status, out) == (2, b"")
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "score", "average", "info"])
+def test_no_run_is_one_line_and_status_2(command, tmp_path, capfd):
+    text = tmp_path / "text"
+    text.write_text("one\n")
+    files = {
+        "evaluate": ["--source", text, "--reference", text],
+        "score": ["--source", text, "--target", text],
+    }
+    status = main([command, str(tmp_path / "nothing"), *map(str, files.get(command, []))])
+    err = capfd.readouterr().err
+    assert status == 2 and err.count("\n") == 1
+    assert "expected a run folder" in err and "nothing" in err
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.keras", "tokenizer.model"])
+def test_a_damaged_run_is_refused_by_the_name_of_its_file(run_folder, name, capfd):
+    (run_folder / name).write_bytes((run_folder / name).read_bytes()[:100])
+    assert main(["translate", str(run_folder)]) == 2
+    err = capfd.readouterr().err
+    assert name in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_evaluate_prints_one_json_object(run, tmp_path, translator, suffix):
+    lines = SOURCE.decode().split("\n")[:-1]
+    source, reference = tmp_path / f"source{suffix}", tmp_path / f"reference{suffix}"
+    for path, texts in ((source, lines), (reference, translator.translate(lines))):
+        content = "".join(f"{text}\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(content) if suffix else content)
+    status, out, err = run("evaluate", "--source", source, "--reference", reference)
+    result = json.loads(out)
+    assert (status, err) == (0, "")
+    assert result["bleu"] == pytest.approx(100) and result["sentences"] == 4
+    expected = {
+        "bleu",
+        "chrf",
+        "bleu_signature",
+        "chrf_signature",
+        "sentences",
+        "seconds",
+        "tokens_per_second",
+    }
+    assert expected <= result.keys()
+
+
+@pytest.mark.parametrize("command, other", [("evaluate", "--reference"), ("score", "--target")])
+def test_files_of_unequal_length_are_refused_with_both_counts(run, tmp_path, command, other):
+    long, short = tmp_path / "long", tmp_path / "short"
+    long.write_text("one\ntwo\nthree\n")
+    short.write_text("one\ntwo\n")
+    status, out, err = run(command, "--source", long, other, short)
+    assert (status, out) == (2, b"") and "long has 3" in err and "short has 2" in err
+    short.write_bytes(b"")
+    assert run(command, "--source", short, other, short)[0] == 2
+    short.write_bytes(b"one\n\xff\n")
+    status, _, err = run(command, "--source", short, other, short)
+    assert status == 2 and "short, line 2" in err
+
+
+def test_score_prints_log_probability_and_perplexity(run, tmp_path, translator):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("one two\nseven\n")
+    target.write_text("two\nthe sea\n")
+    status, out, err = run("score", "--source", source, "--target", target)
+    scores = translator.score(["one two", "seven"], ["two", "the sea"])
+    assert status == 0
+    assert out.decode() == "".join(f"{one.log_prob:.4f}\t{one.perplexity:.4f}\n" for one in scores)
+    total = sum(one.num_tokens for one in scores)
+    assert err.startswith("in all: log P ") and err.endswith(f"{total} tokens\n")
+
+
+def test_average_hands_on_what_was_asked(run, monkeypatch):
+    from keras_transformer.training import checkpoints
+
+    asked = []
+    monkeypatch.setattr(checkpoints, "average", lambda run, last: asked.append((run, last)) or [10, 20])
+    status, _, err = run("average", "--last", 2)
+    assert status == 0 and asked[0][1] == 2
+    assert err == "model.keras is now the mean of 2 checkpoints, of steps 10, 20\n"
+
+
+def test_info_says_what_a_run_is_and_how_it_went(run, run_folder):
+    status, out, err = run("info")
+    text = out.decode()
+    assert (status, err) == (0, "")
+    assert "parameters: " in text and "num_layers: 2" in text and "metrics: none yet" in text
+    (run_folder / "metrics.csv").write_text("step,val_bleu\n5,20.5\n10,30.25\n15,\n")
+    assert "best val_bleu: 30.25, at step 10" in run("info")[1].decode()
+    (run_folder / "model.keras").unlink()
+    assert "not yet" in run("info")[1].decode()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"step,val_bleu\n", b"a\n\n1,2,3\n", b'"'])
+def test_info_survives_a_damaged_table(run, run_folder, content):
+    (run_folder / "metrics.csv").write_bytes(content)
+    status, out, _ = run("info")
+    assert status == 0 and b"parameters" in out
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "score", "average", "info"])
+def test_every_option_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        make_parser().parse_args([command, "--help"])
+    assert stop.value.code == 0
+    assert "usage: python -m keras_transformer" in capsys.readouterr().out
+    (commands,) = (action for action in make_parser()._actions if action.dest == "==SUPPRESS==")
+    for action in commands.choices[command]._actions:
+        assert action.help
+
+
+def python_m(*arguments, **options):
+    command = [sys.executable, "-m", "keras_transformer", *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+
+
+def test_help_is_quick():
+    def seconds():
+        start = time.perf_counter()
+        assert python_m("--help", stdout=subprocess.DEVNULL).wait() == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
+def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder):
+    pipe = subprocess.PIPE
+    process = python_m(
+        "translate", run_folder, "--batch-size", 1, "--max-length", 4, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    process.stdin.write(b"one two\n")
+    process.stdin.flush()
+    assert process.stdout.readline().endswith(b"\n")
+    process.stdout.close()
+    process.stdin.write(b"three\n" * 20)
+    process.stdin.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == b""
