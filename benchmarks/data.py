@@ -30,7 +30,7 @@ from keras_transformer.text.tokenizer import PAD, Tokenizer, lines_of
 
 WORDS = 20_000
 MEAN_WORDS = 24
-VOCABULARY_SIZE = 8_000
+VOCABULARY_SIZE = 6_000
 TOKEN_BUDGETS = (25_000, 4_096)
 SAMPLED_LINES = 20_000
 DELIVERED_BATCHES = 2_000

@@ -197,9 +197,7 @@ class _Epoch:
 
     corpus: TokenizedCorpus
     rows: np.ndarray  # (pairs,) int32
-    batches: (
-        np.ndarray
-    )  # (batches, 4): first row, row after the last, rows with blank ones, static width or 0
+    batches: np.ndarray  # (batches, 4): start and stop in `rows`, rows with the blank ones, static width or 0
 
 
 def _sorted_rows(widths: np.ndarray, difference: np.ndarray) -> np.ndarray:
@@ -216,13 +214,12 @@ def _static_widths(widest: np.ndarray, longest: int, num_shapes: int) -> np.ndar
     widths = np.arange(longest + 1)
     counts = np.bincount(widest, minlength=longest + 1).cumsum()  # rows of at most this width
     # slots[v, w]: positions of the rows wider than v and at most w, all padded to w.
-    slots = np.where(
-        widths[:, None] < widths, (counts - counts[:, None]) * widths, np.iinfo(np.int64).max // 2
-    )
-    least, choices = slots[0], []
+    slots = np.where(widths[:, None] < widths, (counts - counts[:, None]) * widths, 2**61)
+    least = slots[0]  # least[w]: positions of all rows up to w, in one shape, then two, ...
+    choices = []
     for _ in range(num_shapes - 1):
         totals = least[:, None] + slots
-        choices.append(np.where(totals.min(axis=0) < least, totals.argmin(axis=0), 0))
+        choices.append(np.where(totals.min(axis=0) < least, totals.argmin(axis=0), widths))
         least = np.minimum(least, totals.min(axis=0))
     chosen = [longest]
     for choice in reversed(choices):
@@ -283,8 +280,5 @@ def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.D
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return (
-        tf.data.Dataset.from_generator(batches, output_signature=signature)
-        .with_options(options)
-        .prefetch(prefetch)
-    )
+    fed = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return fed.with_options(options).prefetch(prefetch)

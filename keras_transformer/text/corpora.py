@@ -119,15 +119,11 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
     except UnicodeDecodeError:
-        raise RequestError(
-            f"{path}, line {number}: not UTF-8; convert the file, for example with iconv"
-        ) from None
+        raise RequestError(f"{path}, line {number}: not UTF-8; convert the file, as with iconv") from None
     except FileNotFoundError:
         raise RequestError(f"no such file: {path}; check the path") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RequestError(
-            f"{path}: broken gzip after line {number} ({error}); compress or copy it again"
-        ) from None
+        raise RequestError(f"{path}: broken gzip after line {number} ({error}); copy it again") from None
     except OSError as error:
         raise RequestError(
             f"cannot read {path} ({error.strerror or error}); expected a text file, plain or .gz"
@@ -149,15 +145,12 @@ def corpus_from_files(
         RequestError: a file is missing, empty, unreadable or not UTF-8, or two files differ in length.
     """
     if (valid_source is None) != (valid_target is None):
-        raise RequestError(
-            "validation takes two files, a source and a target; received one: give both or none"
-        )
+        raise RequestError("validation takes a source and a target file; received one: give both or none")
     train = _ParallelFiles(Path(source), Path(target))
     if valid_source is not None and valid_target is not None:
         valid = _ParallelFiles(Path(valid_source), Path(valid_target))
-        return Corpus(
-            "files", None, None, train.pairs, valid.pairs, _sha256([train.identity, valid.identity])
-        )
+        identity = _sha256([train.identity, valid.identity])
+        return Corpus("files", None, None, train.pairs, valid.pairs, identity)
     if train.count < 2:
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
     held_out = train.last_pairs[-max(1, train.count // HELD_OUT_SHARE) :]
@@ -197,6 +190,10 @@ class _Survey:
 
 
 def _survey(path: Path) -> _Survey:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RequestError(
+            f"{path} is a pipe or a device, and training reads its text more than once: give a file"
+        )
     digest, count, last = hashlib.sha256(), 0, deque[str](maxlen=HELD_OUT_LINES)
     for line in read_lines(path):
         count += 1
@@ -311,10 +308,8 @@ def multi30k_file(
     name = f"{split}.{language}"
     if data_dir is not None:
         return _local_copy(name, Path(data_dir), sha256)
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keras_transformer" / "multi30k"
-    )
-    path = cache / f"{name}.gz"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    path = caches / "keras_transformer" / "multi30k" / f"{name}.gz"
     if not path.exists() or _text_sha256(path) != sha256:
         _fetch(f"{base_url}/{name}.gz", path, sha256)
     return path

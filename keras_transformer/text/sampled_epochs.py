@@ -18,7 +18,14 @@ from pathlib import Path
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text.sampling import SubwordSampler
-from keras_transformer.text.tokenized import SideWriter, TokenizedCorpus, scratch_folder, unlock, write_meta
+from keras_transformer.text.tokenized import (
+    SideWriter,
+    TokenizedCorpus,
+    chunks,
+    scratch_folder,
+    unlock,
+    write_meta,
+)
 from keras_transformer.text.tokenizer import Tokenizer
 
 SIDES = ("source", "target")
@@ -70,26 +77,24 @@ class SampledEpochs:
         if epoch in self._jobs or epoch in self._corpora:
             return
         self._path(epoch).mkdir(exist_ok=True)
-        self._jobs[epoch] = [
-            _started(
-                _Task(
-                    base=str(self._base.folder),
-                    folder=str(self._path(epoch)),
-                    side=side,
-                    alpha=self._alpha,
-                    seed=f"{self._seed}-{epoch}-{side}",
-                    max_length=self._base.max_length,
-                    parent=os.getpid(),
-                )
-            )
-            for side in SIDES
-        ]
+        self._jobs[epoch] = [_started(self._task(epoch, side)) for side in SIDES]
+
+    def _task(self, epoch: int, side: str) -> _Task:
+        return _Task(
+            base=str(self._base.folder),
+            folder=str(self._path(epoch)),
+            side=side,
+            alpha=self._alpha,
+            seed=f"{self._seed}-{epoch}-{side}",
+            max_length=self._base.max_length,
+            parent=os.getpid(),
+        )
 
     def _finish(self, epoch: int) -> TokenizedCorpus:
         for job in self._jobs[epoch]:
             if job.wait():
                 raise JobError(
-                    f"subword sampling for epoch {epoch} failed (status {job.returncode}), see above"
+                    f"subword sampling of epoch {epoch} failed (status {job.returncode}), see above"
                 )
         del self._jobs[epoch]
         write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
@@ -98,6 +103,8 @@ class SampledEpochs:
 
 @dataclass(frozen=True)
 class _Task:
+    """One process's share: a side of the corpus in `base`, drawn into `folder`."""
+
     base: str
     folder: str
     side: str
@@ -114,20 +121,19 @@ class _Task:
             (Path(self.base) / f"{self.side}.text").open(encoding="utf-8", newline="\n") as text,
             SideWriter(Path(self.folder), self.side, tokenizer) as writer,
         ):
-            while lines := [
-                line.removesuffix("\n") for _, line in zip(range(_LINES_AT_A_TIME), text, strict=False)
-            ]:
-                if self._is_orphan():
+            for lines in chunks(text, _LINES_AT_A_TIME):
+                if self.is_orphan():
                     return
-                writer.write(self._sampled(sampler, tokenizer, line) for line in lines)
+                writer.write(self._drawn(sampler, tokenizer, line) for line in lines)
 
-    def _is_orphan(self) -> bool:
+    def is_orphan(self) -> bool:
+        """Whether the process that wants this side is gone."""
         return os.getppid() != self.parent
 
-    def _sampled(self, sampler: SubwordSampler, tokenizer: Tokenizer, line: str) -> list[int]:
+    def _drawn(self, sampler: SubwordSampler, tokenizer: Tokenizer, line: str) -> list[int]:
         ids = sampler.sample(line)
         # The best segmentation was within the limit when the corpus was cleaned; a drawn one need not be.
-        return ids if 0 < len(ids) <= self.max_length else tokenizer.encode([line])[0]
+        return ids if len(ids) <= self.max_length else tokenizer.encode([line])[0]
 
 
 def _started(task: _Task) -> subprocess.Popen:
@@ -155,5 +161,5 @@ if __name__ == "__main__":
     try:
         task.run()
     except OSError:
-        if not task._is_orphan():  # The next run may have removed an orphan's folder.
+        if not task.is_orphan():  # The next run may have removed an orphan's folder.
             raise

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
+
+Item = TypeVar("Item")
 
 MAX_LENGTH = 250
 MAX_RATIO = 9.0
@@ -94,7 +96,7 @@ class TokenizedCorpus:
                 SideWriter(partial, "source", source_tokenizer, keep_text) as source,
                 SideWriter(partial, "target", target_tokenizer, keep_text) as target,
             ):
-                for chunk in _chunks(pairs, _PAIRS_AT_A_TIME):
+                for chunk in chunks(pairs, _PAIRS_AT_A_TIME):
                     source_lines, target_lines = zip(*chunk, strict=True)
                     source_rows = source_tokenizer.encode(source_lines, num_threads)
                     target_rows = target_tokenizer.encode(target_lines, num_threads)
@@ -227,8 +229,9 @@ def _keep(
     return keep.tolist()
 
 
-def _chunks(pairs: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    iterator = iter(pairs)
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, the last one perhaps shorter."""
+    iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
 

@@ -17,7 +17,7 @@ PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
 MODEL_TYPES = ("unigram", "bpe")
-MAX_MODEL_BYTES = 64 * 2**20
+MAX_MODEL_BYTES = 16 * 2**20
 MAX_TRAINING_LINES = 2_000_000
 # Of a script with thousands of characters the rare ones would crowd the pieces out of the vocabulary.
 MAX_ALPHABET_SHARE = 0.25

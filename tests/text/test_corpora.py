@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import sys
 import threading
 import types
@@ -50,6 +51,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "plain.gz").write_text("not compressed\n")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a line\n" * 1000)[:-20])
+    os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "empty", [])
     write(tmp_path / "empty.gz", [])
     for name, message in {
@@ -57,6 +59,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
         "folder": "cannot read .*folder .*expected a text file, plain or .gz",
         "plain.gz": r"plain\.gz: broken gzip",
         "cut.gz": r"cut\.gz: broken gzip",
+        "pipe": "pipe is a pipe or a device, .*: give a file",
         "empty": "empty is empty; expected a sentence a line",
         "empty.gz": r"empty\.gz is empty",
     }.items():
