@@ -28,11 +28,17 @@ def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None =
     logits = ops.matmul(query, ops.swapaxes(key, -1, -2))  # (..., T, S)
     logits = ops.cast(logits, "float32") / math.sqrt(query.shape[-1])
     if attention_mask is None:
-        return ops.cast(ops.softmax(logits), query.dtype)
+        return ops.cast(_softmax(logits), query.dtype)
     seen = ops.cast(attention_mask, "float32")
-    return ops.cast(ops.softmax(logits + (1.0 - seen) * HIDDEN) * seen, query.dtype)
+    return ops.cast(_softmax(logits + (1.0 - seen) * HIDDEN) * seen, query.dtype)
 
 
+def _softmax(logits: Tensor) -> Tensor:
+    # Keras warns of a softmax over one element; here it is a lone key, such as the start token.
+    return 0.0 * logits + 1.0 if logits.shape[-1] == 1 else ops.softmax(logits)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class MultiHeadAttention(keras.layers.Layer):
     """Projects D to N heads of H, attends in each, joins them and projects back to D (paper, 3.2.2).
 

@@ -59,6 +59,7 @@ class _Block(keras.layers.Layer):
         return {**super().get_config(), **config}
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class EncoderBlock(_Block):
     """Self-attention, then feed-forward, each in a residual (paper, 3.1; Figure 1, left).
 
@@ -103,6 +104,7 @@ class EncoderBlock(_Block):
         return self.self_attention.attention_scores(x, x, attention_mask)
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class DecoderBlock(_Block):
     """Masked self-attention, encoder-decoder attention, feed-forward (paper, 3.1; Figure 1, right).
 

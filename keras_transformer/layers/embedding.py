@@ -11,6 +11,7 @@ from keras import ops
 Tensor = Any
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(keras.layers.Layer):
     """Rows of one matrix scaled by √D; `logits` multiplies by the same matrix, without a bias (paper, 3.4).
 

@@ -10,6 +10,7 @@ from keras import ops
 Tensor = Any
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class FeedForward(keras.layers.Layer):
     """max(0, x W₁ + b₁) W₂ + b₂, applied to each position alike (paper, equation 2).
 

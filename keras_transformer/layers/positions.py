@@ -28,6 +28,7 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
     return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class SinusoidalPositions(keras.layers.Layer):
     """Adds no weights: positions (...) → their sinusoids (..., D) (paper, 3.5).
 
@@ -58,6 +59,7 @@ class SinusoidalPositions(keras.layers.Layer):
         return {**super().get_config(), "hidden_dim": self.hidden_dim}
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class LearnedPositions(keras.layers.Layer):
     """A learned vector for each of the first `max_length` positions: (...) → (..., D) (paper, table 3 row E).
 

@@ -11,6 +11,7 @@ Tensor = Any
 EPSILON = 1e-6  # Keras's own default is 1e-3.
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class Residual(keras.layers.Layer):
     """LayerNorm(x + Dropout(Sublayer(x))), or with `normalize_first` x + Dropout(Sublayer(LayerNorm(x))).
 

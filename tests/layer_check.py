@@ -1,0 +1,114 @@
+"""The Keras layer contract, one check for every layer."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal float32 numbers."""
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def randomize(layer: Any, scale: float = 0.3, seed: int = 0) -> None:
+    """Moves every weight, so that a bias of 0 or a gain of 1 hides nothing."""
+    generator = np.random.default_rng(seed)
+    for weight in layer.trainable_weights:
+        weight.assign(weight + scale * generator.normal(size=weight.shape).astype("float32"))
+
+
+def check_layer(
+    layer_class: type,
+    settings: dict[str, Any],
+    inputs: tuple[np.ndarray, ...],
+    folder: Path,
+    **functions: Any,
+) -> None:
+    """Config, building, shapes, saving, mixed precision and gradients, all without a warning.
+
+    Args:
+        layer_class: what is checked.
+        settings: its constructor's arguments, none at its default.
+        inputs: what it is called with; the first axis is the batch.
+        folder: where it is saved.
+        functions: what else it is called with.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        check_config(layer_class, settings)
+        check_building(layer_class, settings, inputs, functions)
+        check_shapes(layer_class(**settings), inputs, functions)
+        check_mixed_precision(layer_class, settings, inputs, functions)
+        model = functional(layer_class(**settings), inputs, functions)
+        check_saving(model, inputs, folder)
+        check_training(model, inputs)
+
+
+def check_config(layer_class: type, settings: dict[str, Any]) -> None:
+    config = layer_class(**settings, name="checked").get_config()
+    assert settings.items() <= config.items()
+    assert layer_class.from_config(json.loads(json.dumps(config))).get_config() == config
+
+
+def check_building(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:
+    called, built = layer_class(**settings), layer_class(**settings)
+    called(*inputs, **functions)
+    # As many shapes as `build` names: it does not ask for those of masks.
+    built.build(*[x.shape for x in inputs if x.dtype != bool])
+    assert built.built
+    assert [(w.name, w.shape) for w in built.weights] == [(w.name, w.shape) for w in called.weights]
+
+
+def check_shapes(layer: Any, inputs: tuple, functions: dict) -> None:
+    output = layer(*inputs, **functions)
+    symbolic = layer(*[keras.KerasTensor(x.shape, str(x.dtype)) for x in inputs], **functions)
+    unknown = layer(*[keras.KerasTensor((None, *x.shape[1:]), str(x.dtype)) for x in inputs], **functions)
+    assert tuple(symbolic.shape) == tuple(output.shape)
+    assert tuple(unknown.shape) == (None, *output.shape[1:])
+    assert symbolic.dtype == keras.backend.standardize_dtype(output.dtype) == "float32"
+
+
+def check_mixed_precision(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:
+    layer = layer_class(**settings, dtype="mixed_bfloat16")
+    output = layer(*inputs, **functions)
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+    assert {weight.dtype for weight in layer.trainable_weights} <= {"float32"}
+    assert np.isfinite(ops.convert_to_numpy(ops.cast(output, "float32"))).all()
+
+
+def functional(layer: Any, inputs: tuple, functions: dict) -> keras.Model:
+    """A model of this layer alone."""
+    symbols = [keras.Input(x.shape[1:], dtype=str(x.dtype)) for x in inputs]
+    return keras.Model(symbols, layer(*symbols, **functions))
+
+
+def check_saving(model: keras.Model, inputs: tuple, folder: Path) -> None:
+    randomize(model)
+    model.save(folder / "layer.keras")
+    loaded = keras.saving.load_model(folder / "layer.keras")
+    for before, after in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    outputs = [ops.convert_to_numpy(each(list(inputs))) for each in (model, loaded)]
+    np.testing.assert_array_equal(*outputs)
+
+
+def check_training(model: keras.Model, inputs: tuple) -> None:
+    """A step down a random direction of the output moves every weight, each by a finite amount."""
+    if not model.trainable_weights:
+        return
+    before = [weight.numpy() for weight in model.trainable_weights]
+    direction = random(*model(list(inputs)).shape, seed=5)
+    model.compile(
+        keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given), run_eagerly=True
+    )
+    model.train_on_batch(list(inputs), direction)
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        moved = weight.numpy() - old
+        assert np.isfinite(moved).all() and moved.any(), f"{weight.path} did not move"

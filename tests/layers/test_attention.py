@@ -1,0 +1,136 @@
+"""Attention against Keras's own, and what it promises of hidden keys."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers.attention import MultiHeadAttention, attention_scores
+from tests.gradients import gradient
+from tests.layer_check import check_layer, random
+
+BATCH, QUERIES, KEYS, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
+MASK = np.random.default_rng(4).random((BATCH, QUERIES, KEYS)) < 0.6
+MASK[..., 0] = True  # no query without a key, unless a test wants one
+
+
+def test_contract(tmp_path):
+    settings = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "dropout": 0.1}
+    inputs = (random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1), MASK)
+    check_layer(MultiHeadAttention, settings, inputs, tmp_path)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("memory_dim", [HIDDEN_DIM, 17])
+def test_equals_keras_attention(masked, memory_dim):
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, memory_dim, seed=1)
+    mask = MASK if masked else None
+    ours = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    output = ours(query, memory, mask)
+    theirs = keras.layers.MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    theirs.build(query.shape, memory.shape)
+    q, k, v, o = ours.get_weights()
+    heads = [kernel.reshape(-1, NUM_HEADS, KEY_DIM) for kernel in (q, k, v)]
+    kernels = [*heads, o.reshape(NUM_HEADS, KEY_DIM, HIDDEN_DIM)]
+    biases = [np.zeros((NUM_HEADS, KEY_DIM))] * 3 + [np.zeros(HIDDEN_DIM)]
+    theirs.set_weights([weight for pair in zip(kernels, biases, strict=True) for weight in pair])
+    expected, scores = theirs(query, memory, attention_mask=mask, return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(output), ops.convert_to_numpy(expected), atol=2e-6)
+    ours_scores = ops.convert_to_numpy(ours.attention_scores(query, memory, mask))
+    np.testing.assert_allclose(ours_scores, ops.convert_to_numpy(scores), atol=1e-6)
+
+
+def test_scores_by_hand():
+    query = np.array([[2.0, 0.0, 0.0, 0.0]], "float32")
+    keys = np.log(np.array([[2.0, 1, 1, 1], [3.0, 1, 1, 1], [5.0, 1, 1, 1]], "float32"))
+    scores = ops.convert_to_numpy(attention_scores(query, keys))  # 2 · log x / √4
+    np.testing.assert_allclose(scores, [[0.2, 0.3, 0.5]], rtol=1e-6)
+    hidden = ops.convert_to_numpy(attention_scores(query, keys, np.array([True, False, True])))
+    np.testing.assert_allclose(hidden, [[2 / 7, 0, 5 / 7]], rtol=1e-6)
+
+
+def test_a_hidden_key_weighs_exactly_nothing():
+    query, keys = random(BATCH, QUERIES, KEY_DIM), random(BATCH, KEYS, KEY_DIM, seed=1)
+    keys = np.where(MASK[:, :1].swapaxes(1, 2), keys, 1e4 * keys)  # louder than what is seen
+    mask = np.broadcast_to(MASK[:, :1], MASK.shape)
+    scores = ops.convert_to_numpy(attention_scores(query, keys, mask))
+    assert (scores[~mask] == 0).all()
+    np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-6)
+
+
+def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients():
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    mask = MASK.copy()
+    mask[1, 2] = False
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    output = ops.convert_to_numpy(layer(query, memory, mask))
+    assert (output[1, 2] == 0).all()
+    assert np.isfinite(output).all() and (output != 0).any(axis=-1).sum() == BATCH * QUERIES - 1
+
+    for x, function in (
+        (query, lambda query: ops.sum(layer(query, memory, mask) ** 2)),
+        (memory, lambda memory: ops.sum(layer(query, memory, mask) ** 2)),
+    ):
+        slope = gradient(function, x)
+        assert np.isfinite(slope).all() and slope.any()
+    assert not gradient(lambda query: ops.sum(layer(query, memory, mask)), query)[1, 2].any()
+
+
+def test_what_is_hidden_changes_nothing():
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    mask = np.broadcast_to(np.arange(KEYS) < 4, MASK.shape)
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    output = ops.convert_to_numpy(layer(query, memory, mask))
+    memory[:, 4:] *= -9
+    np.testing.assert_array_equal(output, ops.convert_to_numpy(layer(query, memory, mask)))
+    shorter = layer(query, memory[:, :4])
+    np.testing.assert_allclose(output, ops.convert_to_numpy(shorter), atol=1e-6)
+
+
+def test_kernels_start_within_glorot_bounds():
+    hidden_dim, num_heads, key_dim = 64, 7, 11
+    layer = MultiHeadAttention(num_heads, key_dim)
+    layer.build((None, None, hidden_dim))
+    bound = np.sqrt(6 / (hidden_dim + num_heads * key_dim))
+    kernels = layer.get_weights()
+    assert len(kernels) == 4  # no bias
+    for kernel in kernels:
+        assert 0.99 * bound < np.abs(kernel).max() <= bound
+
+
+def test_softmax_runs_in_float32():
+    # 100/√3, 101/√3, 103/√3: bfloat16 would round these logits by up to 1/8 and the scores by 12 %.
+    query = ops.cast([[100.0, 1.0, 1.0]], "bfloat16")
+    keys = ops.cast([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 2.0]], "bfloat16")
+    scores = attention_scores(query, keys)
+    assert keras.backend.standardize_dtype(scores.dtype) == "bfloat16"
+    expected = np.exp(np.array([100.0, 101.0, 103.0]) / np.sqrt(3) - 60)
+    expected /= expected.sum()
+    np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(scores, "float32"))[0], expected, rtol=2**-8)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_lone_key_is_seen_without_a_warning():
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, 1, HIDDEN_DIM, seed=1)
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    output = layer(query, memory)
+    _, values = layer.project_memory(ops.convert_to_tensor(memory))
+    expected = ops.convert_to_numpy(values).reshape(BATCH, 1, -1) @ layer.get_weights()[-1]
+    expected = np.broadcast_to(expected, output.shape)
+    np.testing.assert_allclose(ops.convert_to_numpy(output), expected, atol=1e-5)
+    assert not gradient(lambda query: ops.sum(layer(query, memory)), query).any()
+
+
+def test_dropout_acts_on_scores_while_training_alone():
+    query = random(BATCH, QUERIES, HIDDEN_DIM)
+    dropping, plain = (
+        MultiHeadAttention(NUM_HEADS, KEY_DIM, dropout=0.5),
+        MultiHeadAttention(NUM_HEADS, KEY_DIM),
+    )
+    expected = ops.convert_to_numpy(plain(query, query))
+    dropping.build(query.shape)
+    dropping.set_weights(plain.get_weights())
+    np.testing.assert_array_equal(ops.convert_to_numpy(dropping(query, query)), expected)
+    assert np.abs(ops.convert_to_numpy(dropping(query, query, training=True)) - expected).max() > 1e-3

@@ -1,0 +1,75 @@
+"""The encoder's and the decoder's block; the stacks are held to PyTorch's in tests/models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, write_at
+from keras_transformer.layers.masks import causal_mask
+from tests.layer_check import check_layer, random, randomize
+
+BATCH, TARGET, SOURCE, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
+SETTINGS = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "intermediate_dim": 17}
+POST_AND_PRE_NORM = pytest.mark.parametrize("normalize_first", [False, True], ids=["post-norm", "pre-norm"])
+X, MEMORY = random(BATCH, TARGET, HIDDEN_DIM), random(BATCH, SOURCE, HIDDEN_DIM, seed=1)
+CAUSAL = np.broadcast_to(np.tri(TARGET, dtype=bool), (BATCH, TARGET, TARGET))
+SOURCE_MASK = np.arange(SOURCE) < np.array([[SOURCE], [4]])
+MEMORY_MASK = np.broadcast_to(SOURCE_MASK[:, None], (BATCH, TARGET, SOURCE))
+
+
+@POST_AND_PRE_NORM
+def test_contract_of_the_encoder_block(tmp_path, normalize_first):
+    settings = {**SETTINGS, "dropout": 0.1, "attention_dropout": 0.2, "normalize_first": normalize_first}
+    check_layer(EncoderBlock, settings, (X, CAUSAL), tmp_path)
+
+
+@POST_AND_PRE_NORM
+def test_contract_of_the_decoder_block(tmp_path, normalize_first):
+    settings = {**SETTINGS, "dropout": 0.1, "attention_dropout": 0.2, "normalize_first": normalize_first}
+    check_layer(DecoderBlock, settings, (X, MEMORY, CAUSAL, MEMORY_MASK), tmp_path)
+
+
+def decoder_block(normalize_first):
+    block = DecoderBlock(**SETTINGS, normalize_first=normalize_first)
+    block.build(X.shape, MEMORY.shape)
+    randomize(block)
+    return block
+
+
+@POST_AND_PRE_NORM
+def test_the_future_changes_nothing(normalize_first):
+    block = decoder_block(normalize_first)
+    whole = ops.convert_to_numpy(block(X, MEMORY, CAUSAL, MEMORY_MASK))
+    for position in range(1, TARGET):
+        changed = X.copy()
+        changed[:, position:] *= -3
+        output = ops.convert_to_numpy(block(changed, MEMORY, CAUSAL, MEMORY_MASK))
+        np.testing.assert_array_equal(output[:, :position], whole[:, :position])
+        assert (output[:, position:] != whole[:, position:]).any()
+
+
+@POST_AND_PRE_NORM
+def test_steps_equal_the_whole(normalize_first):
+    block, num_beams = decoder_block(normalize_first), 3
+    x = random(BATCH, num_beams, TARGET, HIDDEN_DIM, seed=2)
+    memory = block.cross_attention.project_memory(ops.convert_to_tensor(MEMORY))
+    shape = (BATCH, num_beams, NUM_HEADS, TARGET + 2, KEY_DIM)  # two positions stay unused
+    past = (ops.zeros(shape), ops.zeros(shape))
+    for index in range(TARGET):
+        output, past = block.step(x[:, :, index], past, memory, SOURCE_MASK[:, None], index)
+        for beam in range(num_beams):
+            whole = block(
+                x[:, beam, : index + 1], MEMORY, causal_mask(index + 1), MEMORY_MASK[:, : index + 1]
+            )
+            np.testing.assert_allclose(
+                ops.convert_to_numpy(output[:, beam]), ops.convert_to_numpy(whole[:, -1]), atol=1e-5
+            )
+
+
+def test_write_at_touches_one_position():
+    cache, new = random(BATCH, NUM_HEADS, 5, KEY_DIM), random(BATCH, NUM_HEADS, 1, KEY_DIM, seed=1)
+    written = ops.convert_to_numpy(write_at(cache, new, 3))
+    np.testing.assert_array_equal(written[:, :, 3:4], new)
+    np.testing.assert_array_equal(np.delete(written, 3, axis=2), np.delete(cache, 3, axis=2))

@@ -1,0 +1,69 @@
+"""Sinusoidal and learned positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers.positions import LearnedPositions, SinusoidalPositions, sinusoidal_positions
+from tests.layer_check import check_layer
+
+POSITIONS = np.array([[0, 1, 2], [5, 3, 11]], "int32")
+HIDDEN_DIM = 6
+FREQUENCIES = 10000.0 ** (-2 * np.arange(HIDDEN_DIM // 2) / HIDDEN_DIM)
+
+
+def sinusoids(positions):
+    return ops.convert_to_numpy(sinusoidal_positions(np.asarray(positions, "float32"), HIDDEN_DIM))
+
+
+def test_contract_of_sinusoidal_positions(tmp_path):
+    check_layer(SinusoidalPositions, {"hidden_dim": 10}, (POSITIONS,), tmp_path)
+
+
+def test_contract_of_learned_positions(tmp_path):
+    check_layer(LearnedPositions, {"max_length": 13, "hidden_dim": 7}, (POSITIONS,), tmp_path)
+
+
+def test_sinusoids_by_hand():
+    np.testing.assert_array_equal(sinusoids(0), [0, 1, 0, 1, 0, 1])
+    angles = [7, 7 / 10000 ** (1 / 3), 7 / 10000 ** (2 / 3)]
+    expected = [wave(angle) for angle in angles for wave in (np.sin, np.cos)]  # interleaved
+    np.testing.assert_allclose(sinusoids(7), expected, atol=1e-6)
+    layer = SinusoidalPositions(HIDDEN_DIM)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(np.array([0, 7]))), sinusoids([0, 7]))
+
+
+def test_wavelengths_run_from_two_pi_to_ten_thousand_times_as_much():
+    wavelengths = 2 * np.pi / FREQUENCIES
+    assert wavelengths[0] == 2 * np.pi
+    many = ops.convert_to_numpy(sinusoidal_positions(np.float32(1.0), 512))
+    assert 0.96 * 10000 < 1 / np.arcsin(many[510]) < 10000  # the last of 512 dimensions' pairs
+    for pair, wavelength in enumerate(wavelengths):
+        columns = slice(2 * pair, 2 * pair + 2)
+        np.testing.assert_allclose(sinusoids(3)[columns], sinusoids(3 + wavelength)[columns], atol=2e-5)
+        assert np.abs(sinusoids(3)[columns] - sinusoids(3 + wavelength / 2)[columns]).max() > 0.5
+
+
+@pytest.mark.parametrize("offset", [1, 4, -3])
+def test_a_shift_is_a_linear_map(offset):
+    rotation = np.zeros((HIDDEN_DIM, HIDDEN_DIM))  # the same for every position
+    for pair, angle in enumerate(offset * FREQUENCIES):
+        block = slice(2 * pair, 2 * pair + 2)
+        rotation[block, block] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+    positions = np.arange(3, 60)
+    np.testing.assert_allclose(sinusoids(positions + offset), sinusoids(positions) @ rotation.T, atol=1e-5)
+
+
+def test_an_odd_width_is_refused():
+    message = "`hidden_dim` must be even: each frequency takes a sine and a cosine. Received: hidden_dim=7"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        SinusoidalPositions(7)
+
+
+def test_learned_positions_are_rows_and_the_last_one_serves_beyond():
+    layer = LearnedPositions(4, 7)
+    vectors = ops.convert_to_numpy(layer(np.array([[0, 3], [4, 1000]])))
+    (rows,) = layer.get_weights()
+    np.testing.assert_array_equal(vectors, rows[[[0, 3], [3, 3]]])
