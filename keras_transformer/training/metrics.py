@@ -10,32 +10,39 @@ from keras import ops
 Tensor = Any
 
 
+class _TokenMean(keras.metrics.Mean):
+    """Mean over the real target tokens of every batch, or their mean by the weights (B, T) given."""
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
+        labels = ops.cast(y_true, "int32")
+        weights = ops.not_equal(labels, 0) if sample_weight is None else sample_weight
+        # Flat, because Keras averages over the axes after the first: a narrow batch's tokens would count for more.
+        values = ops.reshape(self.token_values(labels, y_pred), (-1,))
+        return super().update_state(values, ops.reshape(weights, (-1,)))
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenAccuracy(keras.metrics.SparseCategoricalAccuracy):
+class TokenAccuracy(_TokenMean):
     """Share of real target tokens that the model finds most probable, given the true tokens before them."""
 
     def __init__(self, name: str = "accuracy", **kwargs: Any):
         super().__init__(name=name, **kwargs)
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
-        return super().update_state(y_true, y_pred, _real_weights(y_true, sample_weight))
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): whether each label has the largest logit."""
+        return ops.equal(ops.argmax(logits, axis=-1), labels)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Perplexity(keras.metrics.Mean):
+class Perplexity(_TokenMean):
     """exp of the mean cross-entropy of a real target token, without label smoothing."""
 
     def __init__(self, name: str = "perplexity", **kwargs: Any):
         super().__init__(name=name, **kwargs)
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
-        logits = ops.cast(y_pred, "float32")
-        cross_entropy = ops.sparse_categorical_crossentropy(ops.cast(y_true, "int32"), logits, from_logits=True)
-        return super().update_state(cross_entropy, _real_weights(y_true, sample_weight))
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): the cross-entropy of each label."""
+        return ops.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
 
     def result(self) -> Tensor:
         return ops.exp(super().result())
-
-
-def _real_weights(labels: Tensor, weights: Tensor | None) -> Tensor:
-    return ops.cast(ops.not_equal(labels, 0), "float32") if weights is None else weights

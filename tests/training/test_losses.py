@@ -1,0 +1,111 @@
+"""The loss against Keras's own and PyTorch's, and its gradient against autodiff."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.training.losses import SmoothedCrossEntropy, smoothed_cross_entropy
+from tests.gradients import gradient
+from tests.layer_check import random
+
+VOCABULARY = 11
+LOGITS = 3 * random(2, 5, VOCABULARY)
+LABELS = np.array([[4, 10, 3, 7, 3], [1, 9, 3, 0, 0]], "int32")
+REAL = LABELS != 0
+SMOOTHING = pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.7])
+
+
+def by_keras(labels, logits, label_smoothing):
+    """Each position's loss, from one-hot targets."""
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=label_smoothing, reduction="none"
+    )
+    return loss(ops.one_hot(labels, VOCABULARY), logits)
+
+
+@SMOOTHING
+def test_equals_keras(label_smoothing):
+    ours = smoothed_cross_entropy(
+        ops.convert_to_tensor(LABELS), ops.convert_to_tensor(LOGITS), label_smoothing
+    )
+    expected = ops.convert_to_numpy(by_keras(LABELS, LOGITS, label_smoothing))
+    np.testing.assert_allclose(ops.convert_to_numpy(ours), expected, atol=1e-5)
+
+
+@SMOOTHING
+def test_gradient_equals_autodiff(label_smoothing):
+    weights = random(*LABELS.shape, seed=3)  # other than 1, and some below 0
+    labels = ops.convert_to_tensor(LABELS)
+
+    def ours(logits):
+        return ops.sum(weights * smoothed_cross_entropy(labels, logits, label_smoothing))
+
+    def plain(logits):
+        target = (1 - label_smoothing) * ops.one_hot(labels, VOCABULARY) + label_smoothing / VOCABULARY
+        return ops.sum(weights * -ops.sum(target * ops.log_softmax(logits), axis=-1))
+
+    np.testing.assert_allclose(gradient(ours, LOGITS), gradient(plain, LOGITS), atol=1e-6)
+
+
+def test_without_weights_it_is_the_mean_over_real_tokens():
+    loss = float(SmoothedCrossEntropy(0.1)(LABELS, LOGITS))
+    each = ops.convert_to_numpy(by_keras(LABELS, LOGITS, 0.1))
+    assert loss == pytest.approx(each[REAL].mean(), abs=1e-5)
+
+
+def test_padding_does_not_count():
+    shouting = np.where(REAL[..., None], LOGITS, 1e3 * LOGITS)
+    loss = SmoothedCrossEntropy(0.1)
+    assert float(loss(LABELS, shouting)) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
+    longer = np.pad(LABELS, ((0, 1), (0, 3))), np.pad(LOGITS, ((0, 1), (0, 3), (0, 0)))
+    assert float(loss(*longer)) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
+    slope = gradient(lambda logits: loss(LABELS, logits), LOGITS)
+    assert not slope[~REAL].any() and slope[REAL].any(axis=-1).all()
+
+
+def test_a_batch_of_padding_costs_nothing():
+    assert float(SmoothedCrossEntropy(0.1)(np.zeros_like(LABELS), LOGITS)) == 0
+
+
+def test_with_weights_it_is_their_sum():
+    weights = np.where(REAL, random(*LABELS.shape, seed=3), 0).astype("float32")
+    each = ops.convert_to_numpy(by_keras(LABELS, LOGITS, 0.1))
+    loss = SmoothedCrossEntropy(0.1)
+    assert float(loss(LABELS, LOGITS, weights)) == pytest.approx((weights * each).sum(), abs=1e-5)
+    # Parts of a batch, weighted by 1 / tokens of the whole, add up to the whole.
+    weights = (REAL / REAL.sum()).astype("float32")
+    parts = [float(loss(*(x[row : row + 1] for x in (LABELS, LOGITS, weights)))) for row in (0, 1)]
+    assert sum(parts) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
+
+
+def test_low_precision_logits_are_summed_in_float32():
+    low = ops.cast(LOGITS, "bfloat16")
+    loss = SmoothedCrossEntropy(0.1)(LABELS, low)
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    expected = SmoothedCrossEntropy(0.1)(LABELS, ops.cast(low, "float32"))
+    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_config_round_trip():
+    loss = SmoothedCrossEntropy(0.2, name="other")
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert isinstance(again, SmoothedCrossEntropy)
+    assert again.get_config() == loss.get_config()
+    assert (again.label_smoothing, again.name) == (0.2, "other")
+
+
+@pytest.mark.parametrize("label_smoothing", [-0.1, 1.0, float("nan")])
+def test_smoothing_out_of_range_is_refused(label_smoothing):
+    message = (
+        f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing}"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        SmoothedCrossEntropy(label_smoothing)
+
+
+@pytest.mark.parity
+def test_equals_pytorch(run_in_backend):
+    run_in_backend("from tests.training.pytorch_loss import compare; compare()", "torch")

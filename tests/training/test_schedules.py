@@ -1,0 +1,67 @@
+"""The learning rate, by hand."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.training.schedules import InverseSquareRootDecay
+
+
+def rates(schedule, *steps):
+    return [float(schedule(ops.convert_to_tensor(step, "int64"))) for step in steps]
+
+
+def test_by_hand():
+    # 100^-0.5 · min(step^-0.5, step · 4^-1.5), and the step after `n` updates is n + 1.
+    schedule = InverseSquareRootDecay(hidden_dim=100, warmup_steps=4)
+    expected = [0.1 / 8, 0.1 * 2 / 8, 0.1 * 3 / 8, 0.1 / 2, 0.1 / 5**0.5, 0.1 / 4, 0.1 / 10]
+    np.testing.assert_allclose(rates(schedule, 0, 1, 2, 3, 4, 15, 99), expected, rtol=1e-6)
+
+
+def test_the_papers_base_model_peaks_at_step_4000():
+    schedule = InverseSquareRootDecay(hidden_dim=512)
+    steps = [0, 1000, 3998, 3999, 4000, 99_999]
+    found = rates(schedule, *steps)
+    assert max(found) == found[steps.index(3999)] == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
+    assert found[0] == pytest.approx(512**-0.5 * 4000**-1.5, rel=1e-6) and found[0] > 0
+
+
+def test_factor_scales():
+    plain, doubled = InverseSquareRootDecay(64, 10), InverseSquareRootDecay(64, 10, factor=2.0)
+    np.testing.assert_allclose(rates(doubled, 0, 9, 50), 2 * np.array(rates(plain, 0, 9, 50)), rtol=1e-6)
+
+
+def test_an_optimizer_takes_it():
+    optimizer = keras.optimizers.SGD(InverseSquareRootDecay(100, 4))
+    variable = keras.Variable(0.0)
+    moves = []
+    for _ in range(3):
+        before = float(ops.convert_to_numpy(variable.value))
+        optimizer.apply([ops.convert_to_tensor(-1.0)], [variable])
+        moves.append(float(ops.convert_to_numpy(variable.value)) - before)
+    np.testing.assert_allclose(moves, [0.0125, 0.025, 0.0375], rtol=1e-5)
+
+
+def test_config_round_trip():
+    schedule = InverseSquareRootDecay(64, 10, 0.5)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(schedule))
+    assert isinstance(again, InverseSquareRootDecay)
+    assert (
+        again.get_config() == schedule.get_config() == {"hidden_dim": 64, "warmup_steps": 10, "factor": 0.5}
+    )
+
+
+@pytest.mark.parametrize("arguments", [(0, 10, 1.0), (64, 0, 1.0), (64, 10, 0.0), (64, 10, -1.0)])
+def test_what_is_not_positive_is_refused(arguments):
+    hidden_dim, warmup_steps, factor = arguments
+    message = (
+        "`hidden_dim`, `warmup_steps` and `factor` must be positive. "
+        f"Received: hidden_dim={hidden_dim}, warmup_steps={warmup_steps}, factor={factor}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        InverseSquareRootDecay(*arguments)
