@@ -153,7 +153,7 @@ def test_a_long_source_is_cut_with_a_warning(tiny_model, tokenizer, capsys):
     long = "one two three four five six seven eight nine ten"
     ids = tokenizer.encode([long])[0]
     assert len(ids) > 4
-    hypotheses = short.n_best([long, "one", long])
+    hypotheses = short.n_best([long, "one", long], num_beams=1)
     assert capsys.readouterr().err == "warning: 2 source(s) were over 4 pieces and were cut\n"
     assert len(hypotheses) == 3 and hypotheses[0][0].ids == hypotheses[2][0].ids
     assert len(hypotheses[0][0].ids) <= 4 + 50
@@ -185,10 +185,10 @@ def test_graphs_are_traced_once_for_all_sizes(tiny_model, tokenizer, monkeypatch
     step = tiny_model.step
     monkeypatch.setattr(type(tiny_model), "step", lambda self, *inputs: traces.append(None) or step(*inputs))
     translator = Translator(tiny_model, tokenizer)
-    translator.translate(SENTENCES[:2])
+    translator.translate(SENTENCES[:2], num_beams=1)
     count = len(traces)
-    translator.translate(SENTENCES)
-    translator.translate(["one"])
+    translator.translate(SENTENCES, num_beams=1)
+    translator.translate(["one"], num_beams=1)
     assert len(traces) == count
 
 
@@ -255,7 +255,7 @@ def test_batches_hold_every_place_once_and_keep_within_their_room():
 
 
 def test_load_returns_the_translator_of_a_run(run_folder, translator):
-    assert load(run_folder).translate(SENTENCES) == translator.translate(SENTENCES)
+    assert load(run_folder).translate(SENTENCES, num_beams=1) == translator.translate(SENTENCES, num_beams=1)
 
 
 def test_load_refuses_what_does_not_belong_together(run_folder, other_tokenizer):
@@ -265,3 +265,21 @@ def test_load_refuses_what_does_not_belong_together(run_folder, other_tokenizer)
     (run_folder / "tokenizer.model").unlink()
     with pytest.raises(RequestError, match="no tokenizer at .*tokenizer.model"):
         load(run_folder)
+
+
+def test_a_run_with_a_vocabulary_for_each_language(tmp_path, tokenizer, other_tokenizer):
+    from keras_transformer import run_folder as runs
+    from keras_transformer.models.transformer import Transformer
+
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
+    source_size = tokenizer.vocabulary_size
+    model = Transformer(other_tokenizer.vocabulary_size, source_vocabulary_size=source_size, **sizes)
+    run = runs.RunFolder(tmp_path)
+    for path, one in zip(run.tokenizers(separate=True), (tokenizer, other_tokenizer), strict=True):
+        one.save(path)
+    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
+    config = {key: value for key, value in model.get_config().items() if key in keys}
+    runs.write_config(run, {"model": config, "settings": {}})
+    runs.save_model(run, model)
+    hypotheses = load(tmp_path).n_best(["one two"], prefixes=["the"], max_length=4, num_beams=1)
+    assert hypotheses[0][0].ids[:1] == tuple(other_tokenizer.encode(["the"])[0][:1])
