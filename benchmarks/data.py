@@ -4,8 +4,8 @@
     python -m benchmarks.data --pairs 20000
 
 Prints one JSON object. Every stage runs in a process of its own, so that its memory is its own:
-`resident_peak` counts every page, `anonymous` what the process holds at the end, `mapped` what is there then
-of files, the tokenised corpus among them, which the system may drop at any time.
+`resident_peak` counts every page that was ever in memory at once; of those at the end `anonymous` are the
+process's own, and `mapped` those of files, the tokenised corpus among them, which the system may drop.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def deliver(folder: Path, token_budget: int, feed: Callable[..., Iterator[Any]])
         "planning_seconds": round(planned - started, 2),
         "padding_percent": round(100 * (1 - (source_tokens + target_tokens) / slots), 2),
         "target_tokens_per_second": int(target_tokens / seconds),
+        "memory_mib": memory_mib(),
     }
 
 
@@ -133,7 +134,7 @@ def measured(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]
     """What a stage found, its seconds and its memory."""
     started = time.perf_counter()
     found = stage(*args)
-    return found | {"seconds": round(time.perf_counter() - started, 1), "memory_mib": memory_mib()}
+    return {"seconds": round(time.perf_counter() - started, 1), "memory_mib": memory_mib()} | found
 
 
 def measured_apart(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:

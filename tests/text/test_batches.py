@@ -260,6 +260,12 @@ def test_continued_from_any_place_is_the_same(corpus, static_shapes) -> None:
             assert place == expected_place and same(batch, expected)
 
 
+def test_tokens_of_a_batch_are_known_without_it(corpus) -> None:
+    plan = BatchPlan(corpus, 2000, num_replicas=4)
+    for index, batch in enumerate(epoch_of(plan)):
+        assert plan.num_tokens(Place(0, index)) == np.count_nonzero(batch.labels != PAD)
+
+
 def test_places_follow_one_another(corpus) -> None:
     plan = BatchPlan(corpus, 2000)
     last = plan.num_batches(0) - 1
