@@ -100,8 +100,14 @@ class Tokenizer:
             ) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the SentencePiece model, which any SentencePiece library reads."""
-        Path(path).write_bytes(self.model)
+        """Writes the SentencePiece model, which any SentencePiece library reads; whole or not at all."""
+        path = Path(path)
+        partial = path.with_name(f".{os.getpid()}-{path.name}")
+        try:
+            partial.write_bytes(self.model)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Ids of each line's pieces, without start and end; never pad, start, end. A blank line has none."""

@@ -66,6 +66,10 @@ def test_saved_and_loaded_is_the_same(tokenizer, lines, tmp_path) -> None:
     loaded = Tokenizer.load(tmp_path / "tokenizer.model")
     assert loaded.vocabulary_size == tokenizer.vocabulary_size
     assert loaded.encode(lines) == tokenizer.encode(lines)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        tokenizer.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "tokenizer.model"]
 
 
 def test_pieces_spell_the_line(tokenizer) -> None:
