@@ -137,16 +137,15 @@ def sample(
     def advance(*fields: Any) -> tuple:
         state = SampleState(*fields)
         logits, cache = step(state.token_ids, state.cache, state.index)
-        logits = ops.cast(logits, "float32")
+        log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
         here = ops.arange(max_length) == state.index  # (L,)
         uniform = ops.sum(ops.where(here, uniforms, 0.0), axis=-1)  # (B, K)
-        token_ids = draw(permit(logits, prefix_ids, state.index) / temperature, uniform, top_k, top_p)
-        log_probs = pick(ops.log_softmax(logits), token_ids)
+        token_ids = draw(permit(log_probs, prefix_ids, state.index) / temperature, uniform, top_k, top_p)
         new = SampleState(
             index=state.index + 1,
             token_ids=token_ids,
             ids=ops.where(here & ~state.done[..., None], token_ids[..., None], state.ids),
-            log_probs=state.log_probs + ops.where(state.done, 0.0, log_probs),
+            log_probs=state.log_probs + ops.where(state.done, 0.0, pick(log_probs, token_ids)),
             done=state.done | (token_ids == END) | (state.index + 1 >= limits)[:, None],
             cache=cache,
         )
