@@ -31,7 +31,7 @@ class Transformer(ReplicatedFit, keras.Model):
         vocabulary_size: V of source, target and output, which share one matrix (paper, 3.4).
         num_layers: blocks in the encoder, and in the decoder.
         num_heads: N, heads of each attention.
-        hidden_dim: D, even.
+        hidden_dim: D, even unless positions are learned.
         intermediate_dim: F.
         dropout: rate on each sub-layer's output and on the sums of embedding and position (paper, 5.4).
         normalize_first: pre-norm, with one more norm after each stack, in place of the paper's post-norm.
@@ -101,10 +101,12 @@ class Transformer(ReplicatedFit, keras.Model):
         self.source_embedding = self.target_embedding
         if self.source_vocabulary_size is not None:
             self.source_embedding = TokenEmbedding(self.source_vocabulary_size, self.hidden_dim, dtype=dtype)
-        self.positions: keras.layers.Layer = SinusoidalPositions(self.hidden_dim, dtype=dtype)
-        if self.learned_positions:
-            longest = self.max_source_length + EXTRA_LENGTH
-            self.positions = LearnedPositions(longest, self.hidden_dim, dtype=dtype)
+        longest = self.max_source_length + EXTRA_LENGTH
+        self.positions: keras.layers.Layer = (
+            LearnedPositions(longest, self.hidden_dim, dtype=dtype)
+            if self.learned_positions
+            else SinusoidalPositions(self.hidden_dim, dtype=dtype)
+        )
         self.embedding_dropout = keras.layers.Dropout(self.dropout, dtype=dtype)
         block = {
             "num_heads": self.num_heads,
@@ -180,14 +182,14 @@ class Transformer(ReplicatedFit, keras.Model):
         Args:
             token_ids: (B, K), the tokens at position `index`; the start id at index 0.
             cache: from `init_cache`, or from the step before.
-            index: scalar, the position.
+            index: the position, a number or a scalar tensor.
 
         Returns:
             Logits (B, K, V) of the tokens at `index` + 1, in float32, and the cache with this position in it.
         """
         past, (*memory, source_mask) = cache["beams"], cache["sentences"]
         memory_mask = keys_mask(source_mask)
-        x = self.target_embedding(token_ids) + self.positions(index)  # (B, K, D)
+        x = self.target_embedding(token_ids) + self.positions(ops.convert_to_tensor(index))  # (B, K, D)
         beams: list[Tensor] = []
         for layer, block in enumerate(self.decoder_blocks):
             own = slice(2 * layer, 2 * layer + 2)
@@ -272,7 +274,7 @@ def check_sizes(
     """Raises ValueError, saying what was expected and what came, for sizes of which no model can be made."""
     sizes = {k: v for k, v in locals().items() if "dropout" not in k}
     for name, size in sizes.items():
-        if size is not None and not (isinstance(size, int) and size > 0):
+        if size is not None and not (type(size) is int and size > 0):
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
     for name, rate in {"dropout": dropout, "attention_dropout": attention_dropout}.items():
         if not 0 <= rate < 1:

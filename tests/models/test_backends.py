@@ -1,0 +1,82 @@
+"""One saved model on the TensorFlow, JAX and PyTorch backends, each in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.models.variants import VARIANTS, cached_logits, make_inputs, make_model
+
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.parity) for name in ("jax", "torch"))]
+)
+ROOT = Path(__file__).resolve().parents[2]
+LOSSES = [f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder of saved models, and what each computes here."""
+    folder, expected = tmp_path_factory.mktemp("models"), {}
+    for variant in VARIANTS:
+        model = make_model(variant)
+        model.save(folder / f"{variant}.keras")
+        expected[f"{variant}: logits"] = ops.convert_to_numpy(model(make_inputs()))
+        expected[f"{variant}: cached"] = cached_logits(model, make_inputs(), num_beams=2)
+    return folder, expected
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """What the first backend's training came to, for the others to equal."""
+    return {}
+
+
+@BACKENDS
+def test_forward_steps_and_training(backend, models, trained, run_in_backend, tmp_path):
+    folder, expected = models
+    results = tmp_path / "results.npz"
+    code = f"from tests.models.on_backend import compute; compute({str(folder)!r}, {str(results)!r})"
+    run_in_backend(code, backend, timeout=900)
+    found = dict(np.load(results))
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=2e-5, err_msg=name)
+    for variant in VARIANTS:
+        for part in ("losses", "trained"):
+            name = f"{variant}: {part}"
+            assert np.isfinite(found[name]).all()
+            np.testing.assert_allclose(found[name], trained.setdefault(name, found[name]), atol=1e-4, err_msg=name)
+        loss = found[f"{variant}: losses"][0]
+        assert loss[1] < loss[0]
+
+
+@pytest.mark.parity
+def test_trains_on_jax_where_there_is_no_tensorflow(run_in_backend):
+    code = """
+        import sys
+        sys.modules["tensorflow"] = None
+        from tests.models.on_backend import train_without_tensorflow
+        train_without_tensorflow()
+    """
+    run_in_backend(code, "jax", timeout=900)
+
+
+@pytest.mark.parity
+def test_stacks_equal_pytorchs(run_in_backend):
+    run_in_backend("from tests.models.pytorch_stacks import compare; compare()", "torch")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_layers_and_losses_pass_there_too(backend, run_in_backend):
+    tests = [str(ROOT / "tests" / name) for name in ("layers", *LOSSES)]
+    code = f"""
+        import sys
+        import pytest
+        sys.stdout = sys.stderr
+        sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", "--rootdir={ROOT}", *{tests}]))
+    """
+    run_in_backend(code, backend, timeout=1200)

@@ -1,0 +1,79 @@
+"""Small models of every kind, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer.models import Transformer
+from tests.layer_check import randomize
+
+SOURCE_WIDTH, TARGET_WIDTH = 7, 5
+SIZES = {
+    "vocabulary_size": 23,
+    "num_layers": 2,
+    "num_heads": 3,
+    "hidden_dim": 12,
+    "intermediate_dim": 17,
+    "dropout": 0.0,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "post-norm": {},
+    "pre-norm": {"normalize_first": True},
+    "key_dim": {"key_dim": 5, "num_layers": 1},
+    "separate vocabularies": {"source_vocabulary_size": 29},
+    "learned positions": {"learned_positions": True, "max_source_length": 11, "normalize_first": True},
+}
+
+
+def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
+    """A model of which no bias is 0 and no gain is 1; the same at every call."""
+    keras.utils.set_random_seed(1)
+    model = Transformer(**{**SIZES, **VARIANTS[variant], **settings})
+    randomize(model)
+    return model
+
+
+def make_inputs(seed: int = 0) -> dict[str, np.ndarray]:
+    """Three sentence pairs: a full one, one padded on both sides, and a blank source."""
+    generator = np.random.default_rng(seed)
+    source_ids = generator.integers(4, 23, (3, SOURCE_WIDTH)).astype("int32")
+    target_ids = generator.integers(4, 23, (3, TARGET_WIDTH)).astype("int32")
+    target_ids[:, 0] = 2
+    for row, (source_length, target_length) in enumerate([(SOURCE_WIDTH, TARGET_WIDTH), (4, 3), (1, 2)]):
+        source_ids[row, source_length - 1] = 3
+        source_ids[row, source_length:] = 0
+        target_ids[row, target_length:] = 0
+    return {"source_ids": source_ids, "target_ids": target_ids}
+
+
+def make_batch(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Inputs, labels and weights, as the batch plan makes them."""
+    inputs = make_inputs(seed)
+    target_ids = inputs["target_ids"]
+    real = target_ids != 0
+    following = np.pad(target_ids[:, 1:], ((0, 0), (0, 1)))
+    labels = np.where(real, np.where(following == 0, 3, following), 0).astype("int32")
+    return inputs, labels, (real / real.sum()).astype("float32")
+
+
+def cached_logits(model: Any, inputs: dict[str, np.ndarray], num_beams: int) -> np.ndarray:
+    """Logits (B, K, T, V), step by step, of what `beams_of` makes of the targets."""
+    source_ids = ops.convert_to_tensor(inputs["source_ids"])
+    targets = ops.convert_to_tensor(beams_of(inputs["target_ids"], num_beams))
+    cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, targets.shape[-1] + 2)
+    logits = []
+    for index in range(targets.shape[-1]):
+        at = ops.convert_to_tensor(index, "int32")
+        step_logits, cache = model.step(targets[:, :, index], cache, at)
+        logits.append(ops.convert_to_numpy(step_logits))
+    return np.stack(logits, axis=2)
+
+
+def beams_of(target_ids: np.ndarray, num_beams: int) -> np.ndarray:
+    """(B, T) → (B, K, T): other words in every beam."""
+    shifted = target_ids[:, None] + np.arange(num_beams)[None, :, None]
+    return np.where(target_ids[:, None] >= 4, (shifted - 4) % 19 + 4, target_ids[:, None]).astype("int32")
