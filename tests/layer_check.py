@@ -105,9 +105,7 @@ def check_training(model: keras.Model, inputs: tuple) -> None:
         return
     before = [weight.numpy() for weight in model.trainable_weights]
     direction = random(*model(list(inputs)).shape, seed=5)
-    model.compile(
-        keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given), run_eagerly=True
-    )
+    model.compile(keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given), run_eagerly=True)
     model.train_on_batch(list(inputs), direction)
     for weight, old in zip(model.trainable_weights, before, strict=True):
         moved = weight.numpy() - old

@@ -111,7 +111,7 @@ def test_softmax_runs_in_float32():
     np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(scores, "float32"))[0], expected, rtol=2**-8)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_lone_key_is_seen_without_a_warning():
     query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, 1, HIDDEN_DIM, seed=1)
     layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)

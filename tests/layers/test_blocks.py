@@ -60,9 +60,7 @@ def test_steps_equal_the_whole(normalize_first):
     for index in range(TARGET):
         output, past = block.step(x[:, :, index], past, memory, SOURCE_MASK[:, None], index)
         for beam in range(num_beams):
-            whole = block(
-                x[:, beam, : index + 1], MEMORY, causal_mask(index + 1), MEMORY_MASK[:, : index + 1]
-            )
+            whole = block(x[:, beam, : index + 1], MEMORY, causal_mask(index + 1), MEMORY_MASK[:, : index + 1])
             np.testing.assert_allclose(
                 ops.convert_to_numpy(output[:, beam]), ops.convert_to_numpy(whole[:, -1]), atol=1e-5
             )

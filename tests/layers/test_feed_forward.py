@@ -20,9 +20,7 @@ def test_equals_two_convolutions_of_kernel_one():
     layer = FeedForward(11)
     layer.build(X.shape)
     randomize(layer)
-    convolutions = keras.Sequential(
-        [keras.layers.Conv1D(11, 1, activation="relu"), keras.layers.Conv1D(7, 1)]
-    )
+    convolutions = keras.Sequential([keras.layers.Conv1D(11, 1, activation="relu"), keras.layers.Conv1D(7, 1)])
     convolutions.build(X.shape)
     w1, b1, w2, b2 = layer.get_weights()
     convolutions.set_weights([w1[None], b1, w2[None], b2])

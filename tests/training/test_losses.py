@@ -20,25 +20,21 @@ SMOOTHING = pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.7])
 
 def by_keras(labels, logits, label_smoothing):
     """Each position's loss, from one-hot targets."""
-    loss = keras.losses.CategoricalCrossentropy(
-        from_logits=True, label_smoothing=label_smoothing, reduction="none"
-    )
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=label_smoothing, reduction="none")
     return loss(ops.one_hot(labels, VOCABULARY), logits)
 
 
 @SMOOTHING
 def test_equals_keras(label_smoothing):
-    ours = smoothed_cross_entropy(
-        ops.convert_to_tensor(LABELS), ops.convert_to_tensor(LOGITS), label_smoothing
-    )
+    ours = smoothed_cross_entropy(ops.convert_to_tensor(LABELS), ops.convert_to_tensor(LOGITS), label_smoothing)
     expected = ops.convert_to_numpy(by_keras(LABELS, LOGITS, label_smoothing))
     np.testing.assert_allclose(ops.convert_to_numpy(ours), expected, atol=1e-5)
 
 
 @SMOOTHING
 def test_gradient_equals_autodiff(label_smoothing):
-    weights = random(*LABELS.shape, seed=3)  # other than 1, and some below 0
     labels = ops.convert_to_tensor(LABELS)
+    weights = ops.convert_to_tensor(random(*LABELS.shape, seed=3))  # other than 1, and some below 0
 
     def ours(logits):
         return ops.sum(weights * smoothed_cross_entropy(labels, logits, label_smoothing))
@@ -99,9 +95,7 @@ def test_config_round_trip():
 
 @pytest.mark.parametrize("label_smoothing", [-0.1, 1.0, float("nan")])
 def test_smoothing_out_of_range_is_refused(label_smoothing):
-    message = (
-        f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing}"
-    )
+    message = f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing}"
     with pytest.raises(ValueError, match=f"^{message}$"):
         SmoothedCrossEntropy(label_smoothing)
 
