@@ -5,8 +5,8 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 # What `make test PARITY=1` compares with. They stay out of the lock: their builds differ from machine to machine.
 TORCH ?= torch==2.13.0
 JAX ?= jax
-# Where a machine without an NVIDIA GPU looks for the small build of PyTorch first.
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
+# An index with a smaller build of PyTorch than the usual one, where you have one.
+TORCH_INDEX ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 ENVIRONMENT := .venv/installed

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-from keras_transformer.errors import exit_status, load_tensorflow  # noqa: E402
-from keras_transformer.training.settings import parser  # noqa: E402
+from keras_transformer.errors import exit_status, load_tensorflow
+from keras_transformer.training.settings import parser
 
 
 def train(given: dict) -> None:

@@ -6,13 +6,12 @@ import argparse
 import csv
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from keras_transformer.errors import RequestError, exit_status, say, warn
+from keras_transformer.errors import RequestError, exit_status, load_tensorflow, say, warn
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Hypothesis, SearchOptions
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def translate(arguments: argparse.Namespace) -> None:
     """Standard input to standard output, in order, while it comes."""
-    import_keras_quietly()
+    load_tensorflow()
     from keras_transformer.decoding.translator import load
     from keras_transformer.text.corpora import read_lines
 
@@ -98,7 +97,7 @@ class TextLines:
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """One JSON object."""
-    import_keras_quietly()
+    load_tensorflow()
     from keras_transformer.decoding.translator import load
 
     options = search_options(arguments)
@@ -108,7 +107,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def score(arguments: argparse.Namespace) -> None:
     """log P and perplexity, a line for a line; of all together on standard error."""
-    import_keras_quietly()
+    load_tensorflow()
     from keras_transformer.decoding.translator import Score, load
 
     sources, targets = read_both(arguments.source, arguments.target)
@@ -134,25 +133,11 @@ def read_both(source: str, target: str) -> tuple[list[str], list[str]]:
 
 def average(arguments: argparse.Namespace) -> None:
     """Writes model.keras anew."""
-    import_keras_quietly()
+    load_tensorflow()
     from keras_transformer.training.checkpoints import average
 
     steps = average(arguments.run, arguments.last)
     say(f"model.keras is now the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}")
-
-
-def import_keras_quietly() -> None:
-    """Imports Keras without what TensorFlow says on standard error before it can be told not to."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stderr.flush()
-    aside, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        import keras  # noqa: F401
-    finally:
-        os.dup2(aside, 2)
-        os.close(aside)
-        os.close(nowhere)
 
 
 def info(arguments: argparse.Namespace) -> None:
@@ -185,9 +170,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv; none where it is missing or damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [
-                {k: v for k, v in row.items() if k and isinstance(v, str)} for row in csv.DictReader(file)
-            ]
+            return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -262,9 +245,7 @@ def add_translate_options(parser: argparse.ArgumentParser) -> None:
     add("--sample", action="store_true", help="draw translations at random in place of the search")
     add("--temperature", type=float, metavar="T", help="of --sample: divides the logits (default: 1.0)")
     add("--top-k", type=int, metavar="K", help="of --sample: only the K likeliest pieces (default: 0, all)")
-    add(
-        "--top-p", type=float, metavar="P", help="of --sample: only the likeliest that reach P (default: 1.0)"
-    )
+    add("--top-p", type=float, metavar="P", help="of --sample: only the likeliest that reach P (default: 1.0)")
     add("--seed", type=int, metavar="N", help="of --sample: the same seed draws the same (default: 0)")
 
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 class RequestError(ValueError):
@@ -36,10 +37,11 @@ def warn(message: str) -> None:
 
 def load_tensorflow() -> None:
     """Imports TensorFlow and Keras without the lines that their C++ code writes about itself, for commands."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     standard_error = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
+        with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         importlib.import_module("keras")
     finally:

@@ -99,7 +99,9 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
     run = run if isinstance(run, RunFolder) else RunFolder(run)
     path = run.config
     if not path.is_file():
-        raise RequestError(f"expected a run folder, with a config.json; found none in {str(run.path)!r}: train one with train.py")
+        raise RequestError(
+            f"expected a run folder, with a config.json; found none in {str(run.path)!r}: train one with train.py"
+        )
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
@@ -161,7 +163,8 @@ def save_model(run: RunFolder, model: Transformer) -> None:
 def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
     """The run's model in float32, made from `config.json`, with the weights in `model.keras`.
 
-    The configuration inside `model.keras` is never looked at: of a stranger's file only arrays are read whose names and shapes
+    The configuration inside `model.keras` is never looked at: of a stranger's file only arrays are read whose names
+    and shapes
     this model predicts.
 
     Raises:
@@ -196,7 +199,8 @@ def _extract_weights(archive: Path, to: Path, num_bytes: int) -> None:
 
 
 def _check_weights(path: Path, num_bytes: int) -> None:
-    """Raises ValueError unless the file holds plain arrays alone: no links, no data of other files, no more than expected."""
+    """Raises ValueError unless the file holds plain arrays alone: no links, no data of other files, no more than
+    expected."""
     import h5py
 
     total = 0

@@ -224,9 +224,7 @@ def extend(state: BeamState, log_probs: Tensor, num_beams: int) -> Candidates:
     return Candidates(log_probs, beams, token_ids, ids)
 
 
-def keep_finished(
-    state: BeamState, candidates: Candidates, num_beams: int, length_penalty: float
-) -> BeamState:
+def keep_finished(state: BeamState, candidates: Candidates, num_beams: int, length_penalty: float) -> BeamState:
     """The best K of the finished hypotheses so far and of the candidates that end."""
     scores = candidates.log_probs / penalty(state.index + 1, length_penalty)
     scores = ops.where(candidates.token_ids == END, scores, NONE)
@@ -273,9 +271,7 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float) -> Tensor:
     return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, -1])
 
 
-def fill_with_live(
-    state: BeamState, limits: Tensor, num_beams: int, length_penalty: float
-) -> tuple[Tensor, Tensor]:
+def fill_with_live(state: BeamState, limits: Tensor, num_beams: int, length_penalty: float) -> tuple[Tensor, Tensor]:
     """ids (B, K, L) and scores (B, K): what finished and, in places left free, what was cut at its limit."""
     num_finished = count(state.finished_scores > NONE)[:, None]  # (B, 1)
     live = ops.arange(num_beams) - num_finished  # (B, K) negative where a finished one stands

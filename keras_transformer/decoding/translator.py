@@ -357,9 +357,7 @@ class Translator:
         num_samples = options.n_best
         how = options.temperature, options.top_k, options.top_p
 
-        def run(
-            source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        def run(source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
             max_length = ops.shape(prefix_ids)[1]
             cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_samples, max_length)
             return sample(self.model.step, cache, limits, uniforms, num_samples, *how, prefix_ids)
@@ -386,8 +384,7 @@ class Translator:
         (weights,) = self._run(("align",), run, source_ids, target_ids)
         return [
             tuple(
-                (int(best), place)
-                for place, best in enumerate(np.argmax(rows[: len(target), : len(source)], axis=-1))
+                (int(best), place) for place, best in enumerate(np.argmax(rows[: len(target), : len(source)], axis=-1))
             )
             for rows, (source, target) in zip(weights, pairs, strict=True)
         ]
@@ -442,9 +439,7 @@ def is_blank(line: str) -> bool:
 def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
     """(line, prefix), a blank prefix where none is given."""
     if isinstance(lines, str):
-        raise RequestError(
-            f"expected a list of lines; received one string: put it in a list, [{lines!r:.40}]"
-        )
+        raise RequestError(f"expected a list of lines; received one string: put it in a list, [{lines!r:.40}]")
     if prefixes is None:
         yield from zip(lines, repeat(""))
         return
@@ -452,8 +447,7 @@ def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Itera
         if line is None or prefix is None:
             less, more = ("lines", "prefixes") if line is None else ("prefixes", "lines")
             raise RequestError(
-                f"expected a prefix, which may be blank, for each line; "
-                f"received {number - 1} {less} and more {more}"
+                f"expected a prefix, which may be blank, for each line; received {number - 1} {less} and more {more}"
             )
         yield line, prefix
 

@@ -24,7 +24,8 @@ EXTRA_LENGTH = 50
 class Transformer(ReplicatedFit, keras.Model):
     """The encoder-decoder of "Attention Is All You Need", the paper's base size by default.
 
-    The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. All weights
+    The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. All
+    weights
     exist once the constructor returns. Ids: pad 0, unknown 1, start 2, end 3.
 
     Args:
@@ -38,7 +39,7 @@ class Transformer(ReplicatedFit, keras.Model):
         key_dim: H; D / N by default.
         attention_dropout: rate on the attention scores.
         source_vocabulary_size: V of the source when it has a vocabulary of its own; target and output still share.
-        max_source_length: the longest source in pieces, its end included; longer text is cut before translation.
+        max_source_length: the longest source in pieces, its end not counted; longer text is cut when translated.
         learned_positions: a learned vector a position in place of sinusoids (paper, table 3 row E).
 
     Call arguments:
@@ -166,7 +167,7 @@ class Transformer(ReplicatedFit, keras.Model):
             max_length: L, how many positions can be decoded.
 
         Returns:
-            "beams": for each layer keys and values (B, K, N, L, H), which follow their beam when a search reorders its beams;
+            "beams": for each layer keys and values (B, K, N, L, H), which a search reorders with its beams;
             "sentences": for each layer keys and values (B, N, S, H), then the padding mask (B, S), one copy a sentence.
         """
         shape = (ops.shape(source_ids)[0], num_beams, self.num_heads, max_length, self.key_dim)
@@ -199,7 +200,8 @@ class Transformer(ReplicatedFit, keras.Model):
         return ops.cast(logits, "float32"), {"beams": beams, "sentences": cache["sentences"]}
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Every layer's scores: "encoder" (layers, B, N, S, S), "decoder" (layers, B, N, T, T), "cross" (layers, B, N, T, S).
+        """Every layer's scores: "encoder" (layers, B, N, S, S), "decoder" (layers, B, N, T, T), "cross" (layers, B,
+        N, T, S).
 
         Args:
             inputs: as for `call`.

@@ -38,7 +38,9 @@ NUMBERS_RECIPE = {
     "vocabulary_size": 200,
 }
 
-MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+MULTI30K_URL = (
+    "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+)
 # SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
 MULTI30K_SHA256 = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
@@ -191,9 +193,7 @@ class _Survey:
 
 def _survey(path: Path) -> _Survey:
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(
-            f"{path} is a pipe or a device, and training reads its text more than once: give a file"
-        )
+        raise RequestError(f"{path} is a pipe or a device, and training reads its text more than once: give a file")
     digest, count, last = hashlib.sha256(), 0, deque[str](maxlen=HELD_OUT_LINES)
     for line in read_lines(path):
         count += 1
@@ -368,9 +368,7 @@ def _download(url: str) -> bytes:
 def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus:
     other = target if source == "en" else source
     if other not in WMT14_LANGUAGES or "en" not in (source, target):
-        raise RequestError(
-            f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}"
-        )
+        raise RequestError(f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}")
     try:
         import tensorflow_datasets as tfds
     except ImportError:

@@ -93,9 +93,7 @@ class SampledEpochs:
     def _finish(self, epoch: int) -> TokenizedCorpus:
         for job in self._jobs[epoch]:
             if job.wait():
-                raise JobError(
-                    f"subword sampling of epoch {epoch} failed (status {job.returncode}), see above"
-                )
+                raise JobError(f"subword sampling of epoch {epoch} failed (status {job.returncode}), see above")
         del self._jobs[epoch]
         write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
         return TokenizedCorpus.open(self._path(epoch))

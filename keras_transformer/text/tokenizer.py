@@ -66,13 +66,9 @@ class Tokenizer:
                 no text at all, or an unknown `model_type`.
         """
         if model_type not in MODEL_TYPES:
-            raise RequestError(
-                f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}"
-            )
+            raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
         if vocabulary_size <= len(CONTROL_PIECES):
-            raise RequestError(
-                f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}"
-            )
+            raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
         sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
         try:
             return cls(_trained_model(sample, vocabulary_size, model_type, num_threads))
@@ -97,9 +93,7 @@ class Tokenizer:
         except OSError as error:
             raise RequestError(f"cannot read the tokenizer {path}: {error.strerror}") from None
         except ValueError as error:
-            raise RequestError(
-                f"{path} is not a tokenizer of this project: {error}; train a new one"
-            ) from None
+            raise RequestError(f"{path} is not a tokenizer of this project: {error}; train a new one") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the SentencePiece model, which any SentencePiece library reads; whole or not at all."""
@@ -151,15 +145,9 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
         raise ValueError("it is damaged or not a SentencePiece model") from None
     size = processor.vocab_size()
     pieces = [processor.id_to_piece(id) for id in range(size)]
-    kinds_hold = (
-        size > END and processor.is_unknown(UNKNOWN) and all(map(processor.is_control, (PAD, START, END)))
-    )
+    kinds_hold = size > END and processor.is_unknown(UNKNOWN) and all(map(processor.is_control, (PAD, START, END)))
     # A piece of the same spelling elsewhere would let text produce a control id.
-    if (
-        not kinds_hold
-        or tuple(pieces[: END + 1]) != CONTROL_PIECES
-        or set(pieces[END + 1 :]) & set(CONTROL_PIECES)
-    ):
+    if not kinds_hold or tuple(pieces[: END + 1]) != CONTROL_PIECES or set(pieces[END + 1 :]) & set(CONTROL_PIECES):
         raise ValueError("its control ids must be <pad> 0, <unk> 1, <s> 2, </s> 3, each spelled once")
     return processor
 

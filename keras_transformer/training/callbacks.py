@@ -84,7 +84,8 @@ class StopOnNaN(keras.callbacks.Callback):
 
 
 class RestoreMetrics(keras.callbacks.Callback):
-    """Gives the metrics of a run that goes on within a round back what they had counted; `fit` begins by resetting them."""
+    """Gives the metrics of a run that goes on within a round back what they had counted; `fit` begins by resetting
+    them."""
 
     def __init__(self, values: Sequence[np.ndarray]):
         super().__init__()
@@ -162,7 +163,8 @@ class Bleu(keras.callbacks.Callback):
         import sacrebleu
 
         translations = self.translate(self.sources)
-        bleu = sacrebleu.corpus_bleu(translations, [list(self.references)]).score
+        # The effective order: where every translation is one word, as of number words, there are no four-grams.
+        bleu = sacrebleu.corpus_bleu(translations, [list(self.references)], use_effective_order=True).score
         if logs is not None:
             logs["val_bleu"] = bleu
         progress = self.progress
@@ -178,7 +180,8 @@ class Bleu(keras.callbacks.Callback):
 
 
 class Records(keras.callbacks.Callback):
-    """metrics.csv, curves.png, samples.txt and TensorBoard, a row a round; cut back to the step that a run goes on from."""
+    """metrics.csv, curves.png, samples.txt and TensorBoard, a row a round; cut back to the step that a run goes on
+    from."""
 
     COLUMNS = (
         "step", "epoch", "loss", "perplexity", "accuracy", "val_loss", "val_perplexity", "val_accuracy", "val_bleu",
@@ -273,7 +276,8 @@ class Save(keras.callbacks.Callback):
 
 
 class ProgressLine(keras.callbacks.Callback):
-    """Step, loss, target tokens per second and time left, on standard error: one line rewritten, or one now and then."""
+    """Step, loss, target tokens per second and time left, on standard error: one line rewritten, or one now and
+    then."""
 
     def __init__(self, progress: Progress, steps: int):
         super().__init__()
@@ -318,7 +322,7 @@ def read_metrics(run: RunFolder) -> list[dict[str, float]]:
     if not run.metrics.is_file():
         return []
     rows = []
-    with run.metrics.open(encoding="utf-8", newline="") as file:
+    with run.metrics.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
             try:
                 rows.append({name: float(value) for name, value in row.items() if name in Records.COLUMNS and value})

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config, write_whole
+from keras_transformer.training.replicas import num_workers
 
 MAX_PROGRESS_BYTES = 100_000
 Arrays = dict[str, np.ndarray]
@@ -25,7 +26,8 @@ class DamagedFile(ValueError):
 class Checkpoints:
     """The checkpoints of a run.
 
-    `STEP.weights.npz` is what averaging needs and is kept for many steps, `STEP.state.npz` all the rest and kept for two.
+    `STEP.weights.npz` is what averaging needs and is kept for many steps, `STEP.state.npz` all the rest and kept for
+    two.
     A checkpoint is whole when both are there; the state is written last.
 
     Args:
@@ -173,12 +175,14 @@ def weight_arrays(model: Any) -> Arrays:
 
 
 def _state_variables(model: Any) -> dict[str, Any]:
-    """All that training changes but the weights: dropout seeds, optimiser (its moving average included), metrics."""
-    groups = {
-        "seeds": model.non_trainable_variables,
-        "optimizer": model.optimizer.variables,
-        "metrics": model.metrics_variables,
-    }
+    """All that training changes but the weights: dropout seeds, optimiser (its moving average included), metrics.
+
+    With several workers the metrics stay out: each holds a part of them, and the chief, which saves alone, cannot ask
+    the others. What they had counted matters only within a round.
+    """
+    groups = {"seeds": model.non_trainable_variables, "optimizer": model.optimizer.variables}
+    if num_workers() == 1:
+        groups["metrics"] = model.metrics_variables
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
@@ -195,7 +199,9 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         with write_whole(path) as aside:
             np.savez(aside, **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        raise JobError(f"cannot write {path} ({error.strerror or error}); the checkpoints before it are intact") from error
+        raise JobError(
+            f"cannot write {path} ({error.strerror or error}); the checkpoints before it are intact"
+        ) from error
 
 
 def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:

@@ -24,7 +24,8 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
 
     @ops.custom_gradient
     def loss(logits: Tensor) -> tuple[Tensor, Any]:
-        # Σ q log p falls apart into the true class's −log p and ε (its logit − the mean logit): no (..., V) target is made.
+        # Σ q log p falls apart into the true class's −log p and ε (its logit − the mean logit): no (..., V) target is
+        # made.
         cross_entropy = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         true_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1), -1)
         smoothed = cross_entropy + label_smoothing * (true_logits - ops.mean(logits, axis=-1))
@@ -57,7 +58,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     tensor2tensor differs: it gives the true class 1 − ε and shares ε among the V − 1 others.
 
-    With sample weights, as the batch plan makes them (1 / tokens of the whole batch), the loss is their weighted sum: the mean over
+    With sample weights, as the batch plan makes them (1 / tokens of the whole batch), the loss is their weighted sum:
+    the mean over
     the tokens of all replicas and micro-batches. Without, it is the mean over the batch at hand.
 
     Args:

@@ -19,13 +19,15 @@ Tensor = Any
 class _TensorFlowFit:
     """What `fit` does otherwise than Keras does on TensorFlow.
 
-    * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would take the
+    * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would
+      take the
       mean of the replicas' ids, or fail where their shapes differ.
     * A batch's weights sum to 1 over all replicas and micro-batches (`text.batches` makes them so), so the loss and its
       gradient are sums, equal to those of one large batch on one replica.
     * `micro_batches` = k: a replica's rows are taken in k parts, one after the other, and their gradients summed before
       the weights move. The schedule and the optimiser see one step.
-    * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another replica's variables.
+    * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another
+      replica's variables.
     * Several workers: metrics travel as vectors, for their reduction knows no scalars (keras issue 20585).
     * `metrics_every` = n: the compiled metrics look at every n-th step of training; the loss is always tracked.
     """
@@ -35,7 +37,8 @@ class _TensorFlowFit:
     _compiled_gradients: Any = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
-        """As `keras.Model.compile`, but `jit_compile` compiles the forward and backward pass alone; "auto" means False."""
+        """As `keras.Model.compile`, but `jit_compile` compiles the forward and backward pass alone; "auto" means
+        False."""
         super().compile(*args, jit_compile=False, **kwargs)  # type: ignore[misc]
         self._compiled_gradients = None
         if jit_compile is True:
@@ -85,9 +88,7 @@ class _TensorFlowFit:
             return part + 1, [sum_ + new for sum_, new in zip(total, gradients, strict=True)]
 
         zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]  # type: ignore[attr-defined]
-        _, total = tf.while_loop(
-            lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1
-        )
+        _, total = tf.while_loop(lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1)
         return total
 
     def _track_loss(self, loss: Tensor, weights: Tensor | None) -> None:
@@ -136,7 +137,8 @@ ReplicatedFit: type = _TensorFlowFit if keras.config.backend() == "tensorflow" e
 class Adam(keras.optimizers.Adam):
     """Adam with the paper's β₁ 0.9, β₂ 0.98, ε 1e-9 (paper, 5.3).
 
-    Beyond Keras's: `global_clipnorm` clips the gradient of the whole batch, where Keras clips each replica's part of it;
+    Beyond Keras's: `global_clipnorm` clips the gradient of the whole batch, where Keras clips each replica's part of
+    it;
     and with `use_ema` the moving average stays beside the weights when `fit` ends, so that training can go on.
     """
 
@@ -223,7 +225,8 @@ def seed(number: int) -> None:
 def strategy(devices: str = "auto") -> Any:
     """The `tf.distribute` strategy for `devices`.
 
-    Several workers when `TF_CONFIG` names them, mirrored replicas for several devices, else TensorFlow's default strategy.
+    Several workers when `TF_CONFIG` names them, mirrored replicas for several devices, else TensorFlow's default
+    strategy.
     """
     import tensorflow as tf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.settings import Settings, resolve, resumed
 
 MAX_VALIDATION_PAIRS = 2_000
-METRICS_EVERY = 10  # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
+METRICS_EVERY = (
+    10  # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
+)
 SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "key_dim", "normalize_first", "learned_positions")
 
 
@@ -57,7 +60,8 @@ class Text:
 
 
 def open_run(given: dict[str, Any]) -> Run | None:
-    """Settles the settings and looks at the folder and the corpus, before anything is written; None if there is nothing left to do.
+    """Settles the settings and looks at the folder and the corpus, before anything is written; None if there is
+    nothing left to do.
 
     Raises:
         RequestError: the request is wrong: a setting, the folder, the corpus, or what they are together.
@@ -86,16 +90,23 @@ def open_run(given: dict[str, Any]) -> Run | None:
 def _reopen(given: dict[str, Any], where: dict[str, Any], is_chief: bool) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
     if not folder.is_run():
-        raise RequestError(f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one")
+        raise RequestError(
+            f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
+        )
     config = read_config(folder)
-    settings = replace(resumed(config["settings"], {**given, "out": None}), resume=True, **{**where, "out": str(folder.path)})
+    settings = replace(
+        resumed(config["settings"], {**given, "out": None}), resume=True, **{**where, "out": str(folder.path)}
+    )
     if folder.model.is_file() and _is_finished(config, settings):
         say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
         return None
     _check_replicas(settings)
     corpus = _corpus(settings)
     if corpus.identity != config.get("corpus", {}).get("identity"):
-        raise RequestError("--resume: the training text is not the one that the run began with: restore it, or start another run with --out")
+        raise RequestError(
+            "--resume: the training text is not the one that the run began with: restore it, or start another "
+            "run with --out"
+        )
     config["settings"] = settings.as_dict()
     return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
 
@@ -107,7 +118,9 @@ def _folder_to_resume(given: dict[str, Any]) -> Path:
 
 def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
     weights = config.get("weights", {})
-    return bool(weights) and (weights.get("at_step", 0) >= settings.steps or settings.steps == weights.get("asked_steps"))
+    return bool(weights) and (
+        weights.get("at_step", 0) >= settings.steps or settings.steps == weights.get("asked_steps")
+    )
 
 
 def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Settings, Corpus]:
@@ -146,7 +159,9 @@ def _check_folder(folder: RunFolder, settings: Settings) -> None:
     if path.exists() and not path.is_dir():
         raise RequestError(f"--out must be a folder; received a file: {path}")
     if folder.is_run() and not settings.overwrite:
-        raise RequestError(f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out")
+        raise RequestError(
+            f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out"
+        )
     if path.is_dir() and not folder.is_run() and any(path.iterdir()):
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
     above = path
@@ -189,7 +204,8 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def begun(run: Run) -> Iterator[Path]:
-    """Makes the run folder and yields where this worker's tokenised text goes; a request that proves wrong leaves nothing behind."""
+    """Makes the run folder and yields where this worker's tokenised text goes; a request that proves wrong leaves
+    nothing behind."""
     if not run.is_chief:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
@@ -230,7 +246,9 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     tokenizers = _tokenizers(run)
     valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     if run.is_chief:
-        for path, lines in zip((run.folder.valid_source, run.folder.valid_target), zip(*valid_pairs, strict=True), strict=True):
+        for path, lines in zip(
+            (run.folder.valid_source, run.folder.valid_target), zip(*valid_pairs, strict=True), strict=True
+        ):
             write_text(path, "".join(f"{line}\n" for line in lines))
     train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
     say(f"{run.corpus.name}: {train.report}")
@@ -282,7 +300,12 @@ def _tokenized(
         return TokenizedCorpus.open(folder)
     except (RequestError, FileNotFoundError):
         return TokenizedCorpus.build(
-            folder, pairs, *tokenizers, max_length=settings.max_length, keep_text=keep_text, num_threads=settings.threads or 1
+            folder,
+            pairs,
+            *tokenizers,
+            max_length=settings.max_length,
+            keep_text=keep_text,
+            num_threads=settings.threads or 1,
         )
 
 
@@ -299,7 +322,9 @@ def make_model(run: Run) -> Any:
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = Transformer(**run.config["model"], dtype=dtype)
     if settings.init_from and not run.is_resumed:
-        for mine, theirs in zip(model.trainable_variables, load_model(settings.init_from).trainable_variables, strict=True):
+        for mine, theirs in zip(
+            model.trainable_variables, load_model(settings.init_from).trainable_variables, strict=True
+        ):
             mine.assign(theirs)
     model.micro_batches = settings.accumulate
     model.metrics_every = METRICS_EVERY
@@ -316,7 +341,8 @@ def make_model(run: Run) -> Any:
 
 
 def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
-    """Trains to the last step through `model.fit`, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
+    """Trains to the last step through `model.fit`, from the newest whole checkpoint if the run is resumed, and writes
+    `model.keras`.
 
     Raises:
         Stopped: a signal came; the run is saved.
@@ -335,16 +361,34 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     callbacks = _callbacks(run, text, model, progress, checkpoints)
     for steps, epochs in _rounds(progress.step, run.settings.steps, run.settings.checkpoint_every):
         first = progress.step // run.settings.checkpoint_every
-        model.fit(
-            _batches(text.plan, strategy, progress.place),
-            validation_data=_valid_batches(text.valid_plan, strategy), validation_steps=text.valid_plan.num_batches(0),
-            initial_epoch=first, epochs=first + epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0, shuffle=False,
-        )  # fmt: skip
+        with _feeding_errors():
+            model.fit(
+                _batches(text.plan, strategy, progress.place),
+                validation_data=_valid_batches(text.valid_plan, strategy),
+                validation_steps=text.valid_plan.num_batches(0),
+                initial_epoch=first, epochs=first + epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0,
+                shuffle=False,
+            )  # fmt: skip
         if model.stop_training:
             say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
             break
     if run.is_chief:
         write_result(run, model, progress, checkpoints)
+
+
+@contextmanager
+def _feeding_errors() -> Iterator[None]:
+    """What the feeding thread raised reaches `fit` inside an operation's error: raised again as what it was."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if told := re.search(
+            r"^(?:keras_transformer\.errors\.\w+|\w*OSError|MemoryError): (.*)$", error.message, re.MULTILINE
+        ):
+            raise JobError(f"the batches stopped coming: {told[1]}; the checkpoints are intact") from error
+        raise
 
 
 def _rounds(step: int, steps: int, every: int) -> Iterator[tuple[int, int]]:
@@ -380,11 +424,12 @@ def _callbacks(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any
     import numpy as np
 
     from keras_transformer.training import callbacks as c
+    from keras_transformer.training.replicas import num_workers
 
     settings = run.settings
     follow = [c.Follow(progress, text.plan), c.StopOnNaN(progress)]
-    restored = [np.asarray(variable) for variable in model.metrics_variables] if progress.step % settings.checkpoint_every else []
-    metrics = [c.RestoreMetrics(restored)]
+    within_round = progress.step % settings.checkpoint_every and num_workers() == 1
+    counted = [np.asarray(variable) for variable in model.metrics_variables] if within_round else []
     records, save = c.Records(run.folder, progress), c.Save(checkpoints, progress)
     bleu = []
     if settings.bleu_sentences and (run.is_chief or settings.patience):
@@ -392,13 +437,22 @@ def _callbacks(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any
         show = records.show if run.is_chief else None
         bleu = [c.Bleu(progress, _translate_with(run, text, model), sources, references, settings.patience, show)]
     if not run.is_chief:
-        return [*follow, *metrics, *bleu]
+        return [*follow, *bleu]
     interrupt = c.Interrupt(save.save, f"python train.py --resume --out {run.folder.path}")
-    return [*follow, *metrics, *bleu, records, save, interrupt, c.ProgressLine(progress, settings.steps)]
+    return [
+        *follow,
+        c.RestoreMetrics(counted),
+        *bleu,
+        records,
+        save,
+        interrupt,
+        c.ProgressLine(progress, settings.steps),
+    ]
 
 
 def _translate_with(run: Run, text: Text, model: Any) -> Any:
-    """Greedy translation with the present weights (their moving average, with --ema), in float32, outside of any strategy."""
+    """Greedy translation with the present weights (their moving average, with --ema), in float32, outside of any
+    strategy."""
     from keras_transformer.decoding.translator import Translator
     from keras_transformer.models.transformer import Transformer
 
@@ -423,7 +477,8 @@ def present_weights(model: Any) -> list[Any]:
 
 
 def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
-    """Writes `model.keras`: the moving average, or the mean of the last checkpoints (with early stopping, of those up to the best).
+    """Writes `model.keras`: the moving average, or the mean of the last checkpoints (with early stopping, of those up
+    to the best).
 
     Raises:
         JobError: it could not be written; the checkpoints are intact.
@@ -443,5 +498,7 @@ def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
     try:
         write_model(run.folder, run.config, twin, weights, origin)
     except OSError as error:
-        raise JobError(f"cannot write {run.folder.model} ({error.strerror or error}); the checkpoints are intact") from error
+        raise JobError(
+            f"cannot write {run.folder.model} ({error.strerror or error}); the checkpoints are intact"
+        ) from error
     say(f"wrote {run.folder.model}")

@@ -1,4 +1,5 @@
-"""Every knob of a training run: its flag, its default, its bounds. What a run was made with stands in its config.json."""
+"""Every knob of a training run: its flag, its default, its bounds. What a run was made with stands in its
+config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ DEFAULT_PRESET = "tiny"
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite", "data_dir")
 
 
-def _flag(default: Any, help: str, check: Callable[[Any], bool] | None = None, expected: str = "", **options: Any) -> Any:
+def _flag(
+    default: Any, help: str, check: Callable[[Any], bool] | None = None, expected: str = "", **options: Any
+) -> Any:
     return field(default=default, metadata={"help": help, "check": check, "expected": expected, "options": options})
 
 
@@ -58,8 +61,11 @@ class Settings:
     sampling: float = _rate(0.0, "subword sampling: alpha of unigram, dropout of BPE; 0 for none")
     max_length: int = _count(250, "pairs with more pieces than this on a side are left out of training")
     # Model
-    preset: str = _flag(DEFAULT_PRESET, "sizes and recipe; what a named corpus brings wins over it, flags win over both",
-                        choices=PRESET_NAMES)  # fmt: skip
+    preset: str = _flag(
+        DEFAULT_PRESET,
+        "sizes and recipe; what a named corpus brings wins over it, flags win over both",
+        choices=PRESET_NAMES,
+    )
     num_layers: int = _count(6, "blocks in the encoder, and in the decoder")
     hidden_dim: int = _count(512, "model width, the paper's d_model")
     intermediate_dim: int = _count(2048, "feed-forward width, the paper's d_ff")
@@ -151,8 +157,8 @@ def check(settings: Settings) -> None:
             f"--num-heads must divide --hidden-dim, or --key-dim must be given; received: {settings.num_heads} heads, "
             f"width {settings.hidden_dim}"
         )
-    if settings.hidden_dim % 2:
-        raise RequestError(f"--hidden-dim must be even; received: {settings.hidden_dim}")
+    if settings.hidden_dim % 2 and not settings.learned_positions:
+        raise RequestError(f"--hidden-dim must be even for sinusoidal positions; received: {settings.hidden_dim}")
     _check_together(settings)
 
 
@@ -177,7 +183,9 @@ def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
     """
     names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
     if stored.keys() != names:
-        raise RequestError(f"the run was made with other settings than this version knows: {sorted(stored.keys() ^ names)}")
+        raise RequestError(
+            f"the run was made with other settings than this version knows: {sorted(stored.keys() ^ names)}"
+        )
     given = {name: value for name, value in given.items() if value is not None}
     for name in sorted(names & given.keys()):
         more_steps = name == "steps" and given[name] >= stored[name]

@@ -1,0 +1,179 @@
+"""Replicas, micro-batches, workers: however the batch is spread, the same is learnt."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.training import replicas
+from tests.tiny_corpus import tiny_flags
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+PRELUDE = """
+import sys, warnings
+import numpy as np
+from keras_transformer.training import replicas
+
+replicas.configure("cpu:2")
+import keras
+import tensorflow as tf
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.batches import Batch, shard
+from keras_transformer.training.losses import SmoothedCrossEntropy
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+
+def batches(seed=0, steps=5):
+    draw = np.random.default_rng(seed)
+    for _ in range(steps):
+        rows, source, target = 12, int(draw.integers(3, 7)), int(draw.integers(3, 7))
+        labels = draw.integers(3, 11, (rows, target)).astype("int32")
+        for row, length in enumerate(draw.integers(1, target + 1, rows)):
+            labels[row, length:] = 0
+        source_ids = draw.integers(3, 11, (rows, source)).astype("int32")
+        target_ids = np.concatenate([np.full((rows, 1), 2, "int32"), labels[:, :-1]], axis=1)
+        real = (labels != 0).astype("float32")
+        yield Batch({"source_ids": source_ids, "target_ids": target_ids}, labels, real / real.sum())
+
+def spread(strategy):
+    count = strategy.num_replicas_in_sync
+    ids = tf.TensorSpec((None, None), tf.int32)
+    signature = ({"source_ids": ids, "target_ids": ids}, ids, tf.TensorSpec((None, None), tf.float32))
+    parts = lambda: (tuple(shard(batch, index, count)) for batch in batches() for index in range(count))
+    return strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_generator(parts, output_signature=signature)
+    )
+
+def trained(num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, dropout=0.0):
+    keras.utils.set_random_seed(5)
+    devices = [f"/cpu:{number}" for number in range(num_replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices) if num_replicas > 1 else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = Transformer(11, 1, 2, 8, 12, dropout=dropout)
+        model.micro_batches = micro_batches
+        model.compile(optimizer() if optimizer else replicas.Adam(1e-3), SmoothedCrossEntropy(0.1),
+                      weighted_metrics=[TokenAccuracy(), Perplexity()], jit_compile=jit_compile)
+    history = model.fit(spread(strategy), steps_per_epoch=5, verbose=0, shuffle=False).history
+    return [np.asarray(v) for v in model.trainable_variables], history
+
+def assert_same(one, other, tolerance):
+    (weights, history), (their_weights, their_history) = one, other
+    for mine, theirs in zip(weights, their_weights):
+        np.testing.assert_allclose(mine, theirs, atol=tolerance, rtol=0)
+    for name, value in history.items():
+        np.testing.assert_allclose(value, their_history[name], rtol=1e-5, err_msg=name)
+
+sgd = lambda: keras.optimizers.SGD(0.1)
+adam = lambda: replicas.Adam(1e-3)
+clipped = lambda: replicas.Adam(1e-3, global_clipnorm=0.05)
+"""
+
+CASES = {
+    "two replicas learn what one learns": """
+        assert_same(trained(1, sgd), trained(2, sgd), 1e-6)
+        assert_same(trained(1, adam), trained(2, adam), 1e-4)
+    """,
+    "k micro-batches are one batch": """
+        assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)
+        assert_same(trained(1, adam), trained(2, adam, micro_batches=2), 1e-4)
+    """,
+    "the whole batch's gradient is clipped": """
+        once = trained(1, lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.05))
+        assert_same(trained(1, clipped), trained(2, clipped), 1e-4)
+        start = trained(1, lambda: keras.optimizers.SGD(0.0))
+        moved = sum(np.square(a - b).sum() for a, b in zip(once[0], start[0])) ** 0.5
+        assert moved <= 5 * 0.05 + 1e-6
+    """,
+    "compiled by XLA it learns the same, on two replicas and with dropout too": """
+        assert_same(trained(1, sgd), trained(1, sgd, jit_compile=True), 1e-6)
+        assert_same(trained(1, sgd), trained(2, sgd, jit_compile=True), 1e-6)
+        weights, history = trained(2, adam, jit_compile=True, dropout=0.3)
+        assert np.isfinite(history["loss"]).all()
+    """,
+    "dropout on two replicas repeats exactly": """
+        one, other = trained(2, adam, dropout=0.3), trained(2, adam, dropout=0.3)
+        assert_same(one, other, 0)
+        assert one[1] == other[1]
+    """,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_one_machine(case, run_in_backend):
+    run_in_backend(PRELUDE + textwrap.dedent(CASES[case]), "tensorflow")
+
+
+WORKER = """
+import sys
+import numpy as np
+from keras_transformer.errors import load_tensorflow
+load_tensorflow()
+from keras_transformer.training import replicas, run
+from keras_transformer.training.settings import parser
+
+job = run.open_run(vars(parser().parse_args(sys.argv[2:])))
+replicas.configure("cpu")
+replicas.seed(1)
+strategy = replicas.strategy("cpu")
+with run.begun(job) as cache:
+    text = run.prepare_text(job, cache, strategy.num_replicas_in_sync)
+    with strategy.scope():
+        model = run.make_model(job)
+    run.fit(job, text, model, strategy)
+np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_two_workers_end_with_equal_weights(tmp_path):
+    flags = [*tiny_flags(tmp_path, tmp_path / "run"), "--steps", "7", "--dropout", "0"]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    processes = []
+    for index in range(2):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(cluster)}
+        command = [sys.executable, "-c", WORKER, str(tmp_path / f"worker{index}.npz"), *flags]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for process in processes:
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+    one, other = np.load(tmp_path / "worker0.npz"), np.load(tmp_path / "worker1.npz")
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], other[name])
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cpu:0", "0,0", "-1", "cpu:2,3", "0,"])
+def test_devices_that_are_none(text):
+    with pytest.raises(ValueError, match="`devices` must be"):
+        replicas.parse_devices(text)
+
+
+def test_devices():
+    assert replicas.parse_devices("auto") == ("auto", [])
+    assert replicas.parse_devices("cpu") == ("cpu", [0])
+    assert replicas.parse_devices("cpu:3") == ("cpu", [0, 1, 2])
+    assert replicas.parse_devices("2,0") == ("gpu", [2, 0])
+
+
+def test_a_broken_cluster_is_named(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(ValueError, match="`TF_CONFIG` must be JSON"):
+        replicas.num_workers()

@@ -1,0 +1,294 @@
+"""train.py as a person runs it: interrupted = uninterrupted, and every message about a request that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.training.run import _rounds
+from keras_transformer.training.settings import parser
+from tests.tiny_corpus import tiny_flags
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OPTIONS = ["--steps", "17", "--sampling", "0.3", "--ema", "0.9", "--dropout", "0.2", "--bleu-sentences", "4"]
+
+# TensorFlow takes seconds to start: these runs, and what is done to their folders in between, share a process.
+RUNS = """
+import contextlib, io, json, os, signal
+from pathlib import Path
+import numpy as np
+import train
+from keras_transformer.training import callbacks, checkpoints
+
+outcomes = {{}}
+def run(name, *flags):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        status = train.main([*flags])
+    outcomes[name] = [status, error.getvalue()]
+
+def at_step(step, act):
+    # Has `act` happen after a step, in the midst of a round.
+    follow = callbacks.Follow.on_train_batch_end
+    def changed(self, batch, logs=None):
+        follow(self, batch, logs)
+        if self.progress.step == step:
+            act(self, logs)
+    callbacks.Follow.on_train_batch_end = changed
+    return lambda: setattr(callbacks.Follow, "on_train_batch_end", follow)
+
+tiny = {tiny!r}
+run("whole", *tiny, *{options!r}, "--out", "whole")
+
+undo = at_step(8, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
+run("stopped", *tiny, *{options!r}, "--out", "stopped")
+undo()
+run("contradicted", "--resume", "--out", "stopped", "--seed", "2")
+run("continued", "--resume", "--out", "stopped")
+run("finished", "--resume", "--out", "stopped")
+
+run("held", *tiny, "--out", "whole")
+run("straight", *tiny, "--steps", "11", "--out", "straight")
+run("short", *tiny, "--steps", "7", "--out", "extended")
+state = Path("extended/checkpoints/00000007.state.npz")
+state.write_bytes(state.read_bytes()[:1000])
+run("extended", "--resume", "--out", "extended", "--steps", "11")
+
+def to_nan(follow, logs):
+    variable = follow.model.trainable_variables[0]
+    variable.assign(np.full(variable.shape, np.nan))
+undo = at_step(7, to_nan)
+run("nan", *tiny, "--steps", "17", "--out", "nan")
+undo()
+
+savez = np.savez
+def full(path, **arrays):
+    savez(path, **arrays)
+    if "00000010" in str(path):
+        raise OSError(28, "No space left on device")
+checkpoints.np.savez = full
+run("full", *tiny, "--steps", "17", "--out", "full")
+checkpoints.np.savez = savez
+
+run("fine-tuned", *tiny, "--steps", "3", "--init-from", "whole", "--out", "fine-tuned")
+run("misfit", *tiny, "--steps", "3", "--init-from", "whole", "--hidden-dim", "32", "--out", "misfit")
+run("separate", *tiny, "--steps", "5", "--separate-vocabularies", "--normalize-first", "--learned-positions",
+    "--mixed-precision", "bfloat16", "--patience", "1", "--bleu-sentences", "2", "--out", "separate")
+Path("blank").write_text("\\n" * 30)
+run("blank", *tiny, "--source", "blank", "--target", "blank", "--out", "nothing")
+run("greedy", *tiny, "--vocabulary-size", "4000", "--out", "nothing")
+run("narrow", *tiny, "--token-budget", "3", "--out", "nothing")
+Path("stranger").mkdir()
+Path("stranger/letter").write_text("dear ...")
+run("stranger", *tiny, "--out", "stranger")
+Path("outcomes.json").write_text(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    code = RUNS.format(tiny=tiny_flags(folder, Path("unused")), options=OPTIONS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "", "standard output is for results"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(runs) -> dict[str, tuple[int, str]]:
+    return json.loads((runs / "outcomes.json").read_text())
+
+
+def arrays(run: Path, step: int, part: str) -> dict[str, np.ndarray]:
+    with np.load(run / "checkpoints" / f"{step:08d}.{part}.npz", allow_pickle=False) as file:
+        return {name: file[name] for name in file.files if name != "progress"}
+
+
+def rows_without_time(run: Path) -> list[list[str]]:
+    return [line.split(",")[:-1] for line in (run / "metrics.csv").read_text().splitlines()]
+
+
+def assert_equal_ends(one: Path, other: Path, step: int) -> None:
+    for part in ("weights", "state"):
+        theirs = arrays(other, step, part)
+        for name, array in arrays(one, step, part).items():
+            np.testing.assert_array_equal(array, theirs.pop(name), err_msg=name)
+        assert not theirs
+    assert rows_without_time(one) == rows_without_time(other)
+    assert (one / "samples.txt").read_text() == (other / "samples.txt").read_text()
+
+
+def test_stopped_by_a_signal_and_resumed_ends_with_the_same_bits(runs, outcomes):
+    status, message = outcomes["stopped"]
+    assert status == 128 + signal.SIGTERM
+    assert "stopped and saved; go on with: python train.py --resume --out stopped\n" in message
+    assert outcomes["continued"][0] == 0
+    assert "resuming at step 8" in outcomes["continued"][1]
+    assert_equal_ends(runs / "whole", runs / "stopped", 17)
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(runs, tmp_path):
+    command = [sys.executable, str(ROOT / "train.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    begin = [*tiny_flags(tmp_path, tmp_path / "killed"), *OPTIONS]
+    process = subprocess.Popen([*command, *begin], env=environment, stderr=subprocess.PIPE, text=True)
+    checkpoint = tmp_path / "killed" / "checkpoints" / "00000010.state.npz"
+    end = time.monotonic() + 300
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.005)
+    process.kill()
+    assert checkpoint.exists(), process.communicate()[1]
+    process.communicate()
+    again = subprocess.run([*command, "--resume", "--out", tmp_path / "killed"], env=environment, capture_output=True)
+    assert again.returncode == 0, again.stderr
+    assert_equal_ends(runs / "whole", tmp_path / "killed", 17)
+
+
+def test_a_larger_step_count_extends_a_run_and_a_damaged_checkpoint_is_passed_over(runs, outcomes):
+    status, message = outcomes["extended"]
+    assert status == 0
+    assert "00000007.state.npz is damaged" in message and "resuming at step 5" in message
+    for name, array in arrays(runs / "straight", 11, "weights").items():
+        np.testing.assert_array_equal(array, arrays(runs / "extended", 11, "weights")[name])
+
+
+def test_run_folder_says_everything(runs):
+    names = {path.name for path in (runs / "whole").iterdir()}
+    assert names == {
+        "cache", "checkpoints", "config.json", "curves.png", "metrics.csv", "model.keras", "samples.txt",
+        "tensorboard", "tokenizer.model", "validation.source", "validation.target",
+    }  # fmt: skip
+    config = json.loads((runs / "whole" / "config.json").read_text())
+    assert config["settings"]["sampling"] == 0.3 and config["settings"]["seed"] == 1
+    assert config["weights"] == {"at_step": 17, "asked_steps": 17, "kind": "moving average"}
+    assert config["versions"].keys() >= {"python", "tensorflow", "keras"}
+
+
+def test_model_is_the_mean_of_the_last_checkpoints(runs):
+    import keras
+
+    import keras_transformer.models  # noqa: F401
+
+    steps = json.loads((runs / "straight" / "config.json").read_text())["weights"]["steps"]
+    assert steps == [10, 11]
+    kept = [arrays(runs / "straight", step, "weights") for step in steps]
+    model = keras.saving.load_model(runs / "straight" / "model.keras")
+    for variable, name in zip(model.trainable_variables, kept[0], strict=True):
+        mean = np.mean([each[name] for each in kept], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(np.asarray(variable), mean, atol=1e-7)
+
+
+def test_a_loss_that_is_no_number_stops_the_job(runs, outcomes):
+    status, message = outcomes["nan"]
+    assert status == 1
+    assert "the loss is no longer a number at step 8; the last checkpoint is intact" in message
+    assert (runs / "nan" / "checkpoints" / "00000005.state.npz").exists()
+    assert not (runs / "nan" / "model.keras").exists()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_intact(runs, outcomes):
+    status, message = outcomes["full"]
+    assert status == 1
+    assert "No space left on device" in message and "the checkpoints before it are intact" in message
+    kept = {path.name for path in (runs / "full" / "checkpoints").iterdir()}
+    assert kept == {"00000005.weights.npz", "00000005.state.npz"}
+
+
+def test_fine_tuning_begins_where_the_other_run_ended(runs, outcomes):
+    assert outcomes["fine-tuned"][0] == 0, outcomes["fine-tuned"][1]
+    assert (runs / "fine-tuned/tokenizer.model").read_bytes() == (runs / "whole/tokenizer.model").read_bytes()
+    status, message = outcomes["misfit"]
+    assert status == 2
+    assert "--init-from: that run has --hidden-dim 16; received: 32" in message
+
+
+def test_options_of_the_model_go_together(runs, outcomes):
+    import keras_transformer
+
+    assert outcomes["separate"][0] == 0, outcomes["separate"][1]
+    assert len(keras_transformer.load(runs / "separate").translate(["ba do fi"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("held", "whole holds a run already: go on with --resume, remove it with --overwrite"),
+        ("contradicted", "--resume: --seed was 1 when the run began; received: 2"),
+        ("blank", "no training pair is left after cleaning"),
+        ("greedy", "a vocabulary of 4000 is larger than the training text supports"),
+        ("narrow", "the token budget must hold the longest sentence"),
+        ("stranger", "stranger holds files that are not a run's"),
+    ],
+)
+def test_refused_and_nothing_changed(runs, outcomes, name, message):
+    status, error = outcomes[name]
+    assert status == 2
+    assert message in error.splitlines()[-1]
+    assert not (runs / "nothing").exists()
+    assert [path.name for path in (runs / "stranger").iterdir()] == ["letter"]
+
+
+def test_a_finished_run_says_so(outcomes):
+    assert outcomes["finished"] == [0, "stopped is finished (17 steps); a larger --steps extends it\n"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-heads", "3"], "--num-heads must divide --hidden-dim"),
+        (["--hidden-dim", "-4"], "--hidden-dim must be an integer of at least 1; received: -4"),
+        (["--steps", "0"], "--steps must be an integer of at least 1; received: 0"),
+        (["--dropout", "1"], "--dropout must be a number of at least 0 and less than 1; received: 1.0"),
+        (["--dropout", "nan"], "--dropout must be a number of at least 0 and less than 1; received: nan"),
+        (["--dataset", "wmt99:en-de"], "received: 'wmt99:en-de'"),
+        (["--devices", "tpu"], "Received: 'tpu'"),
+        (["--source", "only-one"], "--source and --target go together"),
+        (["--source", "absent.en", "--target", "absent.de"], "absent.en"),
+        (["--resume", "--overwrite"], "--resume continues a run and --overwrite removes it"),
+        (["--resume", "--out", "nowhere"], "there is no run in 'nowhere'"),
+        (["--init-from", "nowhere"], "expected a run folder"),
+        (["--tokenizer", "nowhere.model"], "no tokenizer at nowhere.model"),
+        (["--patience", "3", "--bleu-sentences", "0"], "--patience needs validation BLEU"),
+    ],
+)
+def test_wrong_requests_exit_with_2_and_write_nothing(tmp_path, monkeypatch, capsys, flags, message):
+    import train as command
+
+    monkeypatch.chdir(tmp_path)
+    assert command.main(flags) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path, capsys):
+    import train as command
+
+    tmp_path.chmod(0o500)
+    assert command.main(["--out", str(tmp_path / "run")]) == 2
+    assert "no permission to write" in capsys.readouterr().err
+
+
+def test_every_flag_has_a_help_line():
+    assert all(action.help for action in parser()._actions)
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 10, 12])
+def test_rounds_end_at_multiples_and_at_the_last_step(step):
+    ends, at = [], step
+    for steps, count in _rounds(step, 12, 5):
+        for _ in range(count):
+            at += steps
+            ends.append(at)
+    assert ends == [end for end in (5, 10, 12) if end > step]
