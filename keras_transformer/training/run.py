@@ -69,9 +69,8 @@ def open_run(given: dict[str, Any]) -> Run | None:
     from keras_transformer.training import replicas
 
     is_chief = replicas.worker_index() == 0
-    where = {name: given[name] for name in ("out", "data_dir") if given.get(name) is not None}
     if given.get("resume"):
-        return _reopen(given, where, is_chief)
+        return _reopen(given, is_chief)
     stored = read_config(given["init_from"]) if given.get("init_from") else None
     settings, corpus = _settled(given, stored)
     _check_replicas(settings)
@@ -87,16 +86,14 @@ def open_run(given: dict[str, Any]) -> Run | None:
     return Run(settings, folder, corpus, config, is_chief)
 
 
-def _reopen(given: dict[str, Any], where: dict[str, Any], is_chief: bool) -> Run | None:
+def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
     if not folder.is_run():
         raise RequestError(
             f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
         )
     config = read_config(folder)
-    settings = replace(
-        resumed(config["settings"], {**given, "out": None}), resume=True, **{**where, "out": str(folder.path)}
-    )
+    settings = replace(resumed(config["settings"], given), out=str(folder.path))
     if folder.model.is_file() and _is_finished(config, settings):
         say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
         return None

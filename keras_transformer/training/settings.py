@@ -14,7 +14,7 @@ from keras_transformer.errors import RequestError
 PRESET_NAMES = ("tiny", "base", "big")
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it is started: never part of what it is.
-ABOUT_THE_FOLDER = ("out", "resume", "overwrite", "data_dir")
+ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
 
 
 def _flag(
@@ -188,14 +188,17 @@ def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
         )
     given = {name: value for name, value in given.items() if value is not None}
     for name in sorted(names & given.keys()):
-        more_steps = name == "steps" and given[name] >= stored[name]
-        if given[name] != stored[name] and not more_steps:
+        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
+        if given[name] != stored[name] and not may_change:
             raise RequestError(
                 f"--resume: {_name(name)} was {stored[name]} when the run began; received: {given[name]}; "
                 "leave it out, or start another run with --out"
             )
     settings = Settings(**{**stored, **given})
-    check(settings)
+    try:
+        check(settings)
+    except TypeError as error:
+        raise RequestError(f"the run's config.json holds a setting of the wrong type: {error}") from error
     return settings
 
 

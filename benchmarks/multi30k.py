@@ -1,0 +1,73 @@
+"""BLEU of a Multi30k run on test_2016_flickr, counted in the two ways in which it is reported.
+
+    python benchmarks/multi30k.py runs/multi30k-en-de-tiny --data-dir multi30k
+
+* cased and detokenised, by sacreBLEU's default (13a), beam 4: one figure with one signature;
+* as the published figures of this test set were: both sides Moses-tokenised and lower-cased, `-tok none`, beam 5.
+
+Prints one JSON object. Needs sacremoses (extra `bench`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+
+import sacrebleu
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+import keras_transformer
+from keras_transformer.run_folder import read_config
+from keras_transformer.text.corpora import multi30k_file, read_lines
+
+
+def main() -> None:
+    """Translates the test set twice and prints what sacreBLEU says of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--data-dir", help="folder with test_2016_flickr.*; fetched without it")
+    parser.add_argument("--lines", type=int, help="only so many lines")
+    arguments = parser.parse_args()
+    corpus = read_config(arguments.run)["corpus"]
+    languages = corpus["source_language"], corpus["target_language"]
+    files = [multi30k_file("test_2016_flickr", language, arguments.data_dir) for language in languages]
+    sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
+    translator = keras_transformer.load(arguments.run)
+
+    def translate(num_beams: int) -> list[str]:
+        return translator.translate(sources, num_beams=num_beams)
+
+    cased, cased_signature = bleu(translate(4), references, tokenize="13a")
+    tokenize = moses(languages[1])
+    published, published_signature = bleu(tokenize(translate(5)), tokenize(references), tokenize="none")
+    figures = {
+        "bleu": cased,
+        "signature": cased_signature,
+        "tokenised_lowercased_bleu": published,
+        "tokenised_lowercased_signature": published_signature,
+        "sentences": len(sources),
+    }
+    print(json.dumps(figures, indent=2))
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[float, str]:
+    """The score and the signature that says how it was counted."""
+    metric = sacrebleu.BLEU(tokenize=tokenize, force=True)
+    score = metric.corpus_score(translations, [list(references)]).score
+    return round(score, 2), str(metric.get_signature())
+
+
+def moses(language: str) -> Callable[[Sequence[str]], list[str]]:
+    """Normalises, tokenises and lower-cases as the data set's own tokenised text was."""
+    normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
+
+    def prepare(lines: Sequence[str]) -> list[str]:
+        normalized = [normalizer.normalize(line.lower()) for line in lines]
+        return [tokenizer.tokenize(line, return_str=True) for line in normalized]
+
+    return prepare
+
+
+if __name__ == "__main__":
+    main()
