@@ -44,9 +44,7 @@ def synthetic_pairs(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
     for start in range(0, count, 10_000):
         lengths = np.minimum(generator.geometric(1 / MEAN_WORDS, min(10_000, count - start)) + 2, 150)
         target_lengths = np.maximum(np.rint(lengths * generator.normal(1, 0.15, len(lengths))), 1).astype(int)
-        drawn = (generator.pareto(0.8, int(lengths.sum() + target_lengths.sum())) * 10).astype(
-            np.int64
-        ) % WORDS
+        drawn = (generator.pareto(0.8, int(lengths.sum() + target_lengths.sum())) * 10).astype(np.int64) % WORDS
         text = iter([words[index] for index in drawn.tolist()])
         for source, target in zip(lengths.tolist(), target_lengths.tolist(), strict=True):
             yield " ".join(islice(text, source)), " ".join(islice(text, target))
@@ -69,9 +67,7 @@ def train_tokenizer(folder: Path, pairs: int) -> dict[str, Any]:
 def build_cache(folder: Path, pairs: int) -> dict[str, Any]:
     """The tokenised corpus on disk."""
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    corpus = TokenizedCorpus.build(
-        folder / "tokens", synthetic_pairs(pairs), tokenizer, tokenizer, num_threads=2
-    )
+    corpus = TokenizedCorpus.build(folder / "tokens", synthetic_pairs(pairs), tokenizer, tokenizer, num_threads=2)
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
     return {
         "report": str(corpus.report),
@@ -143,9 +139,7 @@ def measured_apart(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str
         return executor.submit(measured, stage, *args).result()
 
 
-def benchmark(
-    folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = measured_apart
-) -> dict[str, Any]:
+def benchmark(folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = measured_apart) -> dict[str, Any]:
     """All stages, by name."""
     results = {
         "pairs": pairs,
@@ -160,12 +154,8 @@ def benchmark(
 
 def main() -> None:
     """Runs the benchmark in a temporary folder."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--pairs", type=int, default=4_500_000, help="size of the corpus (default: %(default)s)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=4_500_000, help="size of the corpus (default: %(default)s)")
     pairs = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(benchmark(Path(folder), pairs), indent=2))

@@ -124,9 +124,7 @@ def source(path: Path) -> str:
 def python_files(*folders: str) -> list[Path]:
     """The Python files and notebooks under the folders (or files) named, in order."""
     found = [path for name in folders for path in [ROOT / name, *(ROOT / name).rglob("*")] if path.is_file()]
-    return sorted(
-        path for path in found if path.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in path.parts
-    )
+    return sorted(path for path in found if path.suffix in (".py", ".ipynb") and ".ipynb_checkpoints" not in path.parts)
 
 
 def under(name: str, prefix: str) -> bool:

@@ -58,9 +58,7 @@ def test_a_run_is_read_from_the_disk(run_folder, translator, monkeypatch, capfdb
 def test_a_line_in_is_a_line_out_in_order(run, translator):
     status, out, err = run("translate", stdin=SOURCE)
     assert (status, err) == (0, "")
-    assert out.decode() == "".join(
-        f"{text}\n" for text in translator.translate(SOURCE.decode().split("\n")[:-1])
-    )
+    assert out.decode() == "".join(f"{text}\n" for text in translator.translate(SOURCE.decode().split("\n")[:-1]))
 
 
 GARBAGE = {

@@ -240,14 +240,16 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     from keras_transformer.text.batches import BatchPlan
 
     settings = run.settings
-    tokenizers = _tokenizers(run)
+    with _naming(settings):
+        tokenizers = _tokenizers(run)
     valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     if run.is_chief:
         for path, lines in zip(
             (run.folder.valid_source, run.folder.valid_target), zip(*valid_pairs, strict=True), strict=True
         ):
             write_text(path, "".join(f"{line}\n" for line in lines))
-    train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
+    with _naming(settings):
+        train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
     say(f"{run.corpus.name}: {train.report}")
     valid = _tokenized(cache / "validation", iter(valid_pairs), tokenizers, settings)
     plan = BatchPlan(
@@ -256,6 +258,16 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     )  # fmt: skip
     valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
     return Text(*tokenizers, plan, valid_plan, valid_pairs)
+
+
+@contextmanager
+def _naming(settings: Settings) -> Iterator[None]:
+    """Puts the names of the training files before what is wrong with them."""
+    try:
+        yield
+    except RequestError as error:
+        files = f"{settings.source}, {settings.target}" if settings.source else settings.dataset
+        raise RequestError(f"{files}: {error}") from error
 
 
 def _tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:

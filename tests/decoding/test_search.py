@@ -157,9 +157,7 @@ def test_scores_are_those_of_the_table_and_rows_end_with_the_end_id():
             assert np.all(y[len(tokens) :] == PAD)
             assert tokens[-1] == END if len(tokens) < limit else len(tokens) == limit
             assert END not in tokens[:-1]
-            assert score == pytest.approx(
-                log_prob(table, 100 + row, tokens) / divisor(len(tokens), 0.6), abs=1e-5
-            )
+            assert score == pytest.approx(log_prob(table, 100 + row, tokens) / divisor(len(tokens), 0.6), abs=1e-5)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3, 4])
@@ -447,9 +445,7 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32)])
     def run(sentences, limits):
         states = tf.zeros((tf.shape(sentences)[0], 3), tf.int32)
-        return beam_search(
-            make_step(table), {"beams": [states], "sentences": [sentences]}, limits, num_beams=3
-        )
+        return beam_search(make_step(table), {"beams": [states], "sentences": [sentences]}, limits, num_beams=3)
 
     converter = tf.lite.TFLiteConverter.from_concrete_functions([run.get_concrete_function()])
     interpreter = tf.lite.Interpreter(model_content=converter.convert())

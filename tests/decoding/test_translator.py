@@ -68,9 +68,7 @@ def log_prob_by_the_model(translator, source, ids):
     return sum(log_probs[place, id] for place, id in enumerate(ids))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_beams": 1}, {"sampling": True, "temperature": 0.5, "top_k": 5}]
-)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 1}, {"sampling": True, "temperature": 0.5, "top_k": 5}])
 def test_log_probabilities_are_the_models_own(translator, options):
     for source, hypotheses in zip(SENTENCES, translator.n_best(SENTENCES, **options), strict=True):
         for one in hypotheses:

@@ -101,17 +101,13 @@ def test_pairs_left_out_are_counted_once(unigram, tmp_path) -> None:
     ]
     corpus = TokenizedCorpus.build(tmp_path / "tokens", iter(pairs), unigram, unigram, max_length=250)
     assert vars(corpus.report) == {"kept": 2, "empty": 4, "too_long": 1, "bad_ratio": 2}
-    assert str(corpus.report).startswith(
-        "2 pairs kept, 7 left out of training: 4 empty on a side, 1 too long"
-    )
+    assert str(corpus.report).startswith("2 pairs kept, 7 left out of training: 4 empty on a side, 1 too long")
     assert len(corpus) == 2
 
 
 def test_an_empty_corpus_after_cleaning_is_refused(unigram, tmp_path) -> None:
     for pairs in ([], [("", "a"), ("b", "")]):
-        with pytest.raises(
-            RequestError, match="no training pair is left after cleaning: 0 pairs kept, .* check"
-        ):
+        with pytest.raises(RequestError, match="no training pair is left after cleaning: 0 pairs kept, .* check"):
             TokenizedCorpus.build(tmp_path / "tokens", pairs, unigram, unigram)
     assert not list(tmp_path.iterdir())
 
@@ -253,9 +249,7 @@ def test_continued_from_any_place_is_the_same(corpus, static_shapes) -> None:
     whole = list(islice(BatchPlan(corpus, 2000, static_shapes=static_shapes).iterate(), 40))
     assert whole[-1][0].epoch >= 2
     for start in (0, 4, 11, 39):
-        rest = islice(
-            BatchPlan(corpus, 2000, static_shapes=static_shapes).iterate(whole[start][0]), 40 - start
-        )
+        rest = islice(BatchPlan(corpus, 2000, static_shapes=static_shapes).iterate(whole[start][0]), 40 - start)
         for (place, batch), (expected_place, expected) in zip(rest, whole[start:], strict=True):
             assert place == expected_place and same(batch, expected)
 
@@ -350,9 +344,7 @@ def test_the_dataset_is_the_generator(corpus) -> None:
     tf = pytest.importorskip("tensorflow")
     plan = BatchPlan(corpus, 2000, num_replicas=2)
     data = dataset(plan, Place(1, 3), replica_indices=(1, 0), num_shards=2)
-    assert (
-        data.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
-    )
+    assert data.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
     expected = generator(plan, Place(1, 3), replica_indices=(1, 0), num_shards=2)
     for fed, values in zip(data.take(12).as_numpy_iterator(), expected, strict=False):
         assert same(Batch(*fed), Batch(*values))
@@ -382,9 +374,7 @@ def test_sampling_repeats_exactly_and_keeps_the_text(pairs, tokenizer, tmp_path,
     first, second = (epoch_of(plan, epoch) for epoch in (0, 1))
     assert all(map(same, first, epoch_of(again, 0)))
     assert rows_of(first) != rows_of(second)
-    assert (
-        texts_of(first, tokenizer) == texts_of(second, tokenizer) == sorted(pair[1] for pair in pairs[:100])
-    )
+    assert texts_of(first, tokenizer) == texts_of(second, tokenizer) == sorted(pair[1] for pair in pairs[:100])
     resumed = BatchPlan(corpus, 2000, seed=3, sampling=alpha).iterate(Place(1, 2))
     assert same(next(resumed)[1], second[2])
     other = epoch_of(BatchPlan(corpus, 2000, seed=4, sampling=alpha), 0)
@@ -392,9 +382,7 @@ def test_sampling_repeats_exactly_and_keeps_the_text(pairs, tokenizer, tmp_path,
 
 
 def test_sampled_segmentations_stay_within_the_limit(pairs, unigram, tmp_path) -> None:
-    corpus = TokenizedCorpus.build(
-        tmp_path / "t", pairs[:100], unigram, unigram, max_length=20, keep_text=True
-    )
+    corpus = TokenizedCorpus.build(tmp_path / "t", pairs[:100], unigram, unigram, max_length=20, keep_text=True)
     sampled = SampledEpochs(corpus, 0.1, seed=1).corpus(0)
     assert sampled.source_lengths.sum() > corpus.source_lengths.sum()
     assert max(sampled.source_lengths.max(), sampled.target_lengths.max()) <= 21

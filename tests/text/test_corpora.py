@@ -104,8 +104,7 @@ def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pai
     pairs = make_pairs(200)
     pairs[3] = pairs[7] = pairs[-1]  # in both parts of the file
     source, target = (
-        write(tmp_path / name, list(lines))
-        for name, lines in zip("ab", zip(*pairs, strict=True), strict=True)
+        write(tmp_path / name, list(lines)) for name, lines in zip("ab", zip(*pairs, strict=True), strict=True)
     )
     corpus = corpus_from_files(source, target)
     train, valid = list(corpus.train()), list(corpus.valid())
@@ -127,9 +126,7 @@ def test_files_are_streamed(tmp_path, monkeypatch) -> None:
 
 def test_identity_follows_the_text(tmp_path) -> None:
     same = [
-        corpus_from_files(
-            write(tmp_path / name, ["a", "b"]), write(tmp_path / f"t{name}", ["c", "d"])
-        ).identity
+        corpus_from_files(write(tmp_path / name, ["a", "b"]), write(tmp_path / f"t{name}", ["c", "d"])).identity
         for name in ("x", "y.gz")
     ]
     other = corpus_from_files(write(tmp_path / "z", ["a", "b"]), write(tmp_path / "tz", ["c", "e"])).identity
@@ -178,9 +175,7 @@ def test_number_words_are_right(few_numbers) -> None:
 
 def test_sizes_of_the_full_numbers_corpus(monkeypatch) -> None:
     monkeypatch.setattr(corpora, "_spelled", lambda numbers, language: map(str, numbers))
-    train, valid = (
-        [int(source) for source, _ in part] for part in corpora._number_pairs.__wrapped__("a", "b")
-    )
+    train, valid = ([int(source) for source, _ in part] for part in corpora._number_pairs.__wrapped__("a", "b"))
     assert len(set(valid)) == len(valid) == 2_000
     assert 20_000 <= len(set(train)) == len(train) <= 30_000
     assert not set(train) & set(valid)
@@ -246,9 +241,7 @@ def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path) -> None:
     for damaged in (gzip.compress(b"another text\n"), b"no gzip", gzip.compress(b"cut" * 1000)[:-9]):
         store(tmp_path, stand_in)
         (tmp_path / "val.de.gz").write_bytes(damaged)
-        with pytest.raises(
-            RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"
-        ):
+        with pytest.raises(RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"):
             load_corpus("multi30k:en-de", tmp_path)
 
 

@@ -202,9 +202,7 @@ def trained_elsewhere(lines: list[str], **options) -> bytes:
 def test_a_model_of_other_control_ids_is_refused(lines, options, tmp_path) -> None:
     path = tmp_path / "other.model"
     path.write_bytes(trained_elsewhere(lines, **options))
-    with pytest.raises(
-        RequestError, match=r"other\.model is not a tokenizer .* <pad> 0, <unk> 1, <s> 2, </s> 3"
-    ):
+    with pytest.raises(RequestError, match=r"other\.model is not a tokenizer .* <pad> 0, <unk> 1, <s> 2, </s> 3"):
         Tokenizer.load(path)
 
 
@@ -213,9 +211,7 @@ def test_a_damaged_model_is_named(unigram, tmp_path) -> None:
     path = tmp_path / "damaged.model"
     for damaged in (b"", b"not a model", whole[: len(whole) // 2], whole[:-1], bytes(1000)):
         path.write_bytes(damaged)
-        with pytest.raises(
-            RequestError, match=r"damaged\.model is not a tokenizer of this project: it is \w+"
-        ):
+        with pytest.raises(RequestError, match=r"damaged\.model is not a tokenizer of this project: it is \w+"):
             Tokenizer.load(path)
 
 

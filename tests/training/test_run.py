@@ -224,8 +224,8 @@ def test_options_of_the_model_go_together(runs, outcomes):
     [
         ("held", "whole holds a run already: go on with --resume, remove it with --overwrite"),
         ("contradicted", "--resume: --seed was 1 when the run began; received: 2"),
-        ("blank", "no training pair is left after cleaning"),
-        ("greedy", "a vocabulary of 4000 is larger than the training text supports"),
+        ("blank", "blank, blank: no text to train a vocabulary from"),
+        ("greedy", "corpus.target: a vocabulary of 4000 is larger than the training text supports"),
         ("narrow", "the token budget must hold the longest sentence"),
         ("stranger", "stranger holds files that are not a run's"),
     ],
