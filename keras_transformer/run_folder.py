@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -37,6 +38,8 @@ FORMAT = 1
 MAX_CONFIG_BYTES = 1_000_000
 # What HDF5 and the dropout layers' seeds may take beside the weights themselves.
 SLACK_BYTES = 16_000_000
+# The arrays and groups of a layer and the few beside the layers are fewer.
+ENTRIES_PER_LAYER = 100
 
 
 class RunFolder:
@@ -70,6 +73,7 @@ class RunFolder:
 def write_whole(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not."""
     aside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the suffix: Keras and NumPy go by it
+    aside.unlink(missing_ok=True)  # in a stranger's folder it may be a link to somewhere else
     try:
         yield aside
         with aside.open("rb") as file:
@@ -164,8 +168,7 @@ def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
     """The run's model in float32, made from `config.json`, with the weights in `model.keras`.
 
     The configuration inside `model.keras` is never looked at: of a stranger's file only arrays are read whose names
-    and shapes
-    this model predicts.
+    and shapes this model predicts.
 
     Raises:
         RequestError: there is no run or no model yet, or a file of it is damaged.
@@ -181,10 +184,10 @@ def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
         weights = Path(folder) / "model.weights.h5"
         try:
             _extract_weights(run.model, weights, num_bytes)
-            _check_weights(weights, num_bytes)
+            _check_weights(weights, num_bytes, ENTRIES_PER_LAYER * (config["num_layers"] + 1))
             return _model_with_weights(config, weights)
         except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
 
 
@@ -194,34 +197,50 @@ def _extract_weights(archive: Path, to: Path, num_bytes: int) -> None:
         entry = files.getinfo("model.weights.h5")
         if not num_bytes <= entry.file_size <= num_bytes + SLACK_BYTES:
             raise ValueError(f"expected about {num_bytes:,} bytes of weights; it holds {entry.file_size:,}")
+        # As Keras writes it. So a file that is small holds little, however large a model config.json asks for.
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise ValueError("expected weights that are not compressed")
         with files.open(entry) as source, to.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _check_weights(path: Path, num_bytes: int) -> None:
+def _check_weights(path: Path, num_bytes: int, max_entries: int) -> None:
     """Raises ValueError unless the file holds plain arrays alone: no links, no data of other files, no more than
     expected."""
     import h5py
 
-    total = 0
-
-    def check(group: h5py.Group, depth: int) -> None:
-        nonlocal total
-        for name in group:
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                raise ValueError(f"it holds a link, {name!r:.60}")
-            item = group[name]
-            if isinstance(item, h5py.Group) and depth < 16:
-                check(item, depth + 1)
-                continue
-            if not isinstance(item, h5py.Dataset) or item.external or item.is_virtual or item.dtype.kind not in "fiu":
-                raise ValueError(f"it holds something other than a plain array, {name!r:.60}")
-            total += item.nbytes
-            if total > num_bytes + SLACK_BYTES:
-                raise ValueError("it holds more arrays than the model has")
-
     with h5py.File(path, "r") as file:
-        check(file, 0)
+        groups: list[h5py.Group] = [file]
+        num_entries = total = 0
+        while groups:
+            group = groups.pop()
+            num_entries += len(group)
+            if num_entries > max_entries:  # groups may hold one another, and then there is no end of them
+                raise ValueError(f"it holds more than {max_entries:,} arrays and groups")
+            for name in group:
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    raise ValueError(f"it holds a link, {name!r:.60}")
+                item = group[name]
+                if isinstance(item, h5py.Group):
+                    groups.append(item)
+                    continue
+                if not _is_plain_array(item):
+                    raise ValueError(f"it holds something other than a plain array, {name!r:.60}")
+                total += math.prod(item.shape) * item.dtype.itemsize  # `item.nbytes` wraps around at 2^64
+                if total > num_bytes + SLACK_BYTES:
+                    raise ValueError("it holds more arrays than the model has")
+
+
+def _is_plain_array(item: Any) -> bool:
+    import h5py
+
+    return (
+        isinstance(item, h5py.Dataset)
+        and item.shape is not None
+        and item.dtype.kind in "fiu"
+        and not item.external
+        and not item.is_virtual
+    )
 
 
 def _model_with_weights(config: dict[str, Any], weights: Path) -> Transformer:

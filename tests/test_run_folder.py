@@ -1,0 +1,502 @@
+"""What is written appears whole or not at all, and a stranger's run folder is read without trust."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+
+from keras_transformer import run_folder as runs
+from keras_transformer.__main__ import main
+from keras_transformer.errors import RequestError
+from keras_transformer.models.transformer import Transformer
+
+pytest_plugins = ["tests.tiny_run"]
+
+WEIGHTS = "model.weights.h5"
+
+
+def test_what_is_written_replaces_the_whole_file(tmp_path):
+    path = tmp_path / "file.txt"
+    runs.write_text(path, "a long text")
+    runs.write_text(path, "short ü")
+    assert path.read_bytes() == "short ü".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("before", [None, "before"])
+def test_what_fails_leaves_nothing(tmp_path, before):
+    path = tmp_path / "file.txt"
+    if before is not None:
+        path.write_text(before)
+    with pytest.raises(OSError, match="full"), runs.write_whole(path) as aside:
+        aside.write_text("half of")
+        raise OSError("the disk is full")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "run" / "file.txt"
+    victim.write_text("mine")
+    path.parent.mkdir()
+    path.symlink_to(victim)
+    with runs.write_whole(path) as aside:
+        aside.write_text("text")
+    with runs.write_whole(path) as aside:
+        pass_by = aside
+        aside.write_text("text")
+    pass_by.symlink_to(victim)  # as if guessed
+    runs.write_text(path, "more text")
+    assert (victim.read_text(), path.read_text()) == ("mine", "more text")
+
+
+def changed(config: dict, key: str, value: object) -> dict:
+    return {**config, "model": {**config["model"], key: value}}
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+CONFIGS = {
+    "not JSON": ("{", "damaged or not a run's: Expecting"),
+    "not UTF-8": (b'{"format": "\xff"}', "damaged or not a run's: 'utf-8' codec"),
+    "too large": (
+        b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES,
+        "larger than 1,000,000",
+    ),
+    "deeply nested": (nested(200_000), "damaged or not a run's"),
+    "a list": ([], "expected an object with the keys"),
+    "without a model": ({"format": 1, "settings": {}}, "expected an object with the keys"),
+    "an unknown key": (lambda config: {**config, "class_name": "Lambda"}, "expected an object with the keys"),
+    "another format": (lambda config: {**config, "format": 2}, "expected format 1; received 2"),
+    "a list for a section": (lambda config: {**config, "settings": []}, "expected an object under 'settings'"),
+    "an unknown model key": (lambda c: changed(c, "class_name", "Lambda"), "expected the model's keys"),
+    "a text for a size": (
+        lambda c: changed(c, "num_layers", "2"),
+        "expected num_layers between 1 and 512; received '2'",
+    ),
+    "a fraction for a size": (lambda c: changed(c, "num_heads", 2.0), "expected num_heads between 1 and 1024"),
+    "true for a size": (lambda c: changed(c, "num_heads", True), "expected num_heads .*; received True"),
+    "zero": (lambda c: changed(c, "hidden_dim", 0), "expected hidden_dim between 1 and 65536; received 0"),
+    "none for a size": (lambda c: changed(c, "hidden_dim", None), "expected hidden_dim between"),
+    "a huge size": (lambda c: changed(c, "vocabulary_size", 10**12), "expected vocabulary_size between 1 and 4000000"),
+    "a huge optional size": (lambda c: changed(c, "key_dim", 10**9), "expected key_dim between 1 and 65536"),
+    "a rate of one": (lambda c: changed(c, "dropout", 1), "expected dropout of at least 0 and less than 1"),
+    "a rate that is no number": (lambda c: changed(c, "dropout", float("nan")), "expected dropout .*; received nan"),
+    "true for a rate": (lambda c: changed(c, "attention_dropout", True), "expected attention_dropout of at least 0"),
+    "a number for a switch": (
+        lambda c: changed(c, "normalize_first", 1),
+        "expected normalize_first to be true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_no_run_has_is_refused(run_folder, name):
+    value, message = CONFIGS[name]
+    if callable(value):
+        value = value(runs.read_config(run_folder))
+    text = value if isinstance(value, str | bytes) else json.dumps(value)
+    path = run_folder / "config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RequestError, match=f"^{re.escape(str(path))} is damaged or not a run's: ") as caught:
+        runs.read_config(run_folder)
+    assert re.search(message, str(caught.value))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_run_is_named(tmp_path):
+    with pytest.raises(RequestError, match="expected a run folder, with a config.json; found none in .*nowhere"):
+        runs.read_config(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalize_first": True},
+        {"key_dim": 5, "num_heads": 3},
+        {"source_vocabulary_size": 13},
+        {"learned_positions": True, "max_source_length": 7, "normalize_first": True},
+    ],
+    ids=str,
+)
+def test_parameters_are_counted_without_a_model(options):
+    sizes = {"vocabulary_size": 11, "num_layers": 3, "num_heads": 2, "hidden_dim": 14, "intermediate_dim": 17}
+    model = Transformer(**{**sizes, **options})
+    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
+    config = {key: value for key, value in model.get_config().items() if key in keys}
+    runs.check_model_config(config)
+    trainable = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+    assert runs.count_parameters(config) == trainable == model.count_params()
+
+
+def test_save_and_load_keep_every_weight(run_folder, tiny_model):
+    loaded = runs.load_model(run_folder)
+    for theirs, ours in zip(loaded.trainable_variables, tiny_model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
+def test_a_run_without_a_model_says_how_to_finish_it(run_folder):
+    (run_folder / "model.keras").unlink()
+    with pytest.raises(RequestError, match="has no model.keras yet: finish its training with train.py --resume"):
+        runs.load_model(run_folder)
+
+
+# Archives: each entry makes another model.keras out of the whole one.
+
+
+def entries(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def write_archive(path: Path, contents: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in contents.items():
+            file.writestr(name, data)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def no_archive(path: Path) -> None:
+    path.write_bytes(b"weights" * 1000)
+
+
+def without_weights(path: Path) -> None:
+    write_archive(path, {name: data for name, data in entries(path).items() if name != WEIGHTS})
+
+
+def elsewhere(path: Path) -> None:
+    """The weights under names that lead out of the folder."""
+    weights = entries(path)[WEIGHTS]
+    write_archive(path, {f"../{WEIGHTS}": weights, f"/tmp/{WEIGHTS}": weights})
+
+
+def declared_too_large(path: Path) -> None:
+    write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED)
+
+
+def compressed(path: Path) -> None:
+    """As much as the model may have; no such bomb may stand behind a config.json that asks for more."""
+    write_archive(path, entries(path), zipfile.ZIP_DEFLATED)
+
+
+def larger_than_declared(path: Path) -> None:
+    """A bomb of 100 MB that says it holds what the model has."""
+    size = len(entries(path)[WEIGHTS])
+    write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED)
+    path.write_bytes(path.read_bytes().replace((100_000_000).to_bytes(4, "little"), size.to_bytes(4, "little")))
+
+
+def smaller_than_declared(path: Path) -> None:
+    write_archive(path, {WEIGHTS: b"\x89HDF\r\n\x1a\n"})
+    size, declared = (8).to_bytes(4, "little"), (200_000).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size + size, declared + declared))
+
+
+def other_bytes(path: Path) -> None:
+    """Contents that do not fit the archive's checksum."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x89HDF") + 5000] ^= 255
+    path.write_bytes(data)
+
+
+ARCHIVES: list[Callable[[Path], None]] = [
+    truncated,
+    no_archive,
+    without_weights,
+    elsewhere,
+    declared_too_large,
+    compressed,
+    larger_than_declared,
+    smaller_than_declared,
+    other_bytes,
+]
+
+
+# Arrays: each changes the HDF5 file inside; `ARRAY` is one that the model has.
+ARRAY = "layers/token_embedding/vars/0"
+
+
+def soft_link(file: h5py.File, array: str) -> None:
+    file["other"] = file[array][()]
+    del file[array]
+    file[array] = h5py.SoftLink("/other")
+
+
+def external_link(file: h5py.File, array: str) -> None:
+    del file[array]
+    file[array] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def external_group(file: h5py.File, array: str) -> None:
+    file["elsewhere"] = h5py.ExternalLink("../other.h5", "/")
+
+
+def external_storage(file: h5py.File, array: str) -> None:
+    shape = file[array].shape
+    del file[array]
+    file.create_dataset(array, shape, "f4", external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)])
+
+
+def virtual_dataset(file: h5py.File, array: str) -> None:
+    shape = file[array].shape
+    del file[array]
+    layout = h5py.VirtualLayout(shape, "f4")
+    layout[:] = h5py.VirtualSource("/etc/passwd", "data", shape)
+    file.create_virtual_dataset(array, layout)
+
+
+def another_shape(file: h5py.File, array: str) -> None:
+    values = file[array][()]
+    del file[array]
+    file[array] = values.T
+
+
+def a_scalar(file: h5py.File, array: str) -> None:
+    del file[array]
+    file[array] = 1.0
+
+
+def another_name(file: h5py.File, array: str) -> None:
+    file.move(array, array + "0")
+
+
+def missing_array(file: h5py.File, array: str) -> None:
+    del file[array]
+
+
+def missing_group(file: h5py.File, array: str) -> None:
+    del file[array.rpartition("/vars")[0]]
+
+
+def nothing(file: h5py.File, array: str) -> None:
+    """No array at all, and as many bytes."""
+    for name in list(file):
+        del file[name]
+    file["ballast"] = np.zeros(100_000, "f4")
+
+
+def extra_array(file: h5py.File, array: str) -> None:
+    file.create_dataset(array.replace("0", "1"), data=np.zeros(3, "f4"))
+
+
+def hidden_bomb(file: h5py.File, array: str) -> None:
+    """A small file that unpacks to 400 MB."""
+    file.create_dataset("bomb", (100_000_000,), "f4", compression="gzip", chunks=(1_000_000,))
+
+
+def bomb_in_place(file: h5py.File, array: str) -> None:
+    del file[array]
+    file.create_dataset(array, (100_000_000, 16), "f4", compression="gzip", chunks=(1_000_000, 16), fillvalue=1)
+
+
+def bomb_beyond_64_bits(file: h5py.File, array: str) -> None:
+    """Its size in bytes, in 64 bits, is 0."""
+    del file[array]
+    file.create_dataset(array, (2**32, 2**32), "f4", chunks=(1024, 16))
+
+
+def many_small_arrays(file: h5py.File, array: str) -> None:
+    for number in range(20):
+        file.create_dataset(f"more/{number}", (1_000_000,), "f4", compression="gzip")
+
+
+def strings(file: h5py.File, array: str) -> None:
+    shape = file[array].shape
+    del file[array]
+    file.create_dataset(array, shape, h5py.string_dtype())
+
+
+def references(file: h5py.File, array: str) -> None:
+    file.create_dataset("references", (3,), h5py.ref_dtype)
+
+
+def records(file: h5py.File, array: str) -> None:
+    file.create_dataset("records", (3,), np.dtype([("a", "f4"), ("b", "i8")]))
+
+
+def complex_numbers(file: h5py.File, array: str) -> None:
+    values = file[array][()]
+    del file[array]
+    file[array] = values.astype("c8")
+
+
+def empty_dataset(file: h5py.File, array: str) -> None:
+    del file[array]
+    file[array] = h5py.Empty("f4")
+
+
+def array_for_a_group(file: h5py.File, array: str) -> None:
+    group = array.rpartition("/")[0]
+    del file[group]
+    file[group] = np.zeros(3, "f4")
+
+
+def named_type(file: h5py.File, array: str) -> None:
+    file["type"] = np.dtype("f4")
+
+
+def groups_without_end(file: h5py.File, array: str) -> None:
+    """Ways through it: 64 to the power of 15."""
+    deepest = file.create_group("deepest")
+    for depth in range(15):
+        group = file.create_group(f"depth {depth}")
+        for number in range(64):
+            group[str(number)] = deepest
+        deepest = group
+
+
+def circle(file: h5py.File, array: str) -> None:
+    file["circle"] = file["/"]
+
+
+ARRAYS: list[Callable[[h5py.File, str], None]] = [
+    soft_link,
+    external_link,
+    external_group,
+    external_storage,
+    virtual_dataset,
+    another_shape,
+    a_scalar,
+    another_name,
+    missing_array,
+    missing_group,
+    nothing,
+    extra_array,
+    hidden_bomb,
+    bomb_in_place,
+    bomb_beyond_64_bits,
+    many_small_arrays,
+    strings,
+    references,
+    records,
+    complex_numbers,
+    empty_dataset,
+    array_for_a_group,
+    named_type,
+    groups_without_end,
+    circle,
+]
+
+
+def rewrite_weights(path: Path, change: Callable[[h5py.File, str], None], array: str = ARRAY) -> None:
+    contents = entries(path)
+    weights = io.BytesIO(contents[WEIGHTS])
+    with h5py.File(weights, "r+") as file:
+        change(file, array)
+    write_archive(path, {**contents, WEIGHTS: weights.getvalue()})
+
+
+def assert_refused(run: Path, message: str = "") -> None:
+    path = run / "model.keras"
+    with pytest.raises(RequestError, match=f"^{re.escape(str(path))} is damaged or not this run's: .") as caught:
+        runs.load_model(run)
+    assert "\n" not in str(caught.value)
+    assert re.search(message, str(caught.value))
+
+
+@pytest.mark.parametrize("make", ARCHIVES, ids=lambda make: make.__name__)
+def test_a_damaged_or_hostile_archive_is_refused(run_folder, make):
+    make(run_folder / "model.keras")
+    before = sorted(run_folder.parent.rglob("*"))
+    assert_refused(run_folder)
+    assert sorted(run_folder.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("change", ARRAYS, ids=lambda change: change.__name__)
+def test_arrays_that_the_model_does_not_predict_are_refused(run_folder, change):
+    rewrite_weights(run_folder / "model.keras", change)
+    assert_refused(run_folder)
+
+
+def test_arrays_of_every_kind_must_be_there(run_folder):
+    path = run_folder / "model.keras"
+    whole, names = path.read_bytes(), []
+    with h5py.File(io.BytesIO(entries(path)[WEIGHTS])) as file:
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    assert ARRAY in names
+    for name in names[:: len(names) // 7]:
+        rewrite_weights(path, missing_array, name)
+        assert_refused(run_folder)
+        path.write_bytes(whole)
+
+
+class Trap:
+    """Registered by no one: were a configuration's word taken for it, this would run."""
+
+    sprung = False
+
+    def __init__(self, *_: object, **__: object):
+        Trap.sprung = True
+
+    from_config = __init__
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"module": "tests.test_run_folder", "class_name": "Trap", "config": {}, "registered_name": "Trap"},
+        {
+            "module": "keras.layers",
+            "class_name": "Lambda",
+            "config": {"function": {"class_name": "__lambda__", "config": {"code": "4wEAAAA="}}},
+        },
+        {"module": "builtins", "class_name": "exec", "config": "import os; os._exit(3)"},
+    ],
+    ids=lambda config: config["class_name"],
+)
+def test_the_configuration_inside_is_never_deserialised(run_folder, config, monkeypatch):
+    path = run_folder / "model.keras"
+    write_archive(path, {**entries(path), "config.json": json.dumps(config).encode()})
+    opened, open_entry = [], zipfile.ZipFile.open
+
+    def watched(self, name, *arguments, **options):
+        opened.append(getattr(name, "filename", name))
+        return open_entry(self, name, *arguments, **options)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", watched)
+    assert runs.load_model(run_folder).count_params() > 0
+    assert opened == [WEIGHTS], "config.json was not even read"
+    assert not Trap.sprung
+
+
+def test_a_config_that_asks_for_more_than_the_file_holds_is_refused(run_folder):
+    config = changed(runs.read_config(run_folder), "hidden_dim", 65_536)
+    (run_folder / "config.json").write_text(json.dumps(config))
+    assert_refused(run_folder, r"expected about [\d,]+ bytes of weights; it holds")
+
+
+@pytest.mark.parametrize("make", [truncated, elsewhere, missing_array, external_link], ids=lambda make: make.__name__)
+def test_translate_tells_it_in_one_line(run_folder, monkeypatch, capfdbinary, make):
+    path = run_folder / "model.keras"
+    if make in ARCHIVES:
+        make(path)
+    else:
+        rewrite_weights(path, make)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
+    assert main(["translate", str(run_folder)]) == 2
+    out, err = capfdbinary.readouterr()
+    assert out == b""
+    assert err.decode().startswith(f"error: {path} is damaged or not this run's: ")
+    assert err.count(b"\n") == 1
+
+
+def test_a_damaged_tokenizer_is_named(run_folder, monkeypatch, capfdbinary):
+    (run_folder / "tokenizer.model").write_bytes(b"\x0a\xff\xff")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
+    assert main(["translate", str(run_folder)]) == 2
+    assert b"tokenizer.model" in capfdbinary.readouterr().err
