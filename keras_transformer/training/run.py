@@ -159,7 +159,9 @@ def _check_folder(folder: RunFolder, settings: Settings) -> None:
         raise RequestError(
             f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out"
         )
-    if path.is_dir() and not folder.is_run() and any(path.iterdir()):
+    if folder.is_run():
+        read_config(folder)  # What --overwrite removes must be a run: other programs write a config.json too.
+    elif path.is_dir() and any(path.iterdir()):
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
     above = path
     while not above.exists():
@@ -240,8 +242,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     from keras_transformer.text.batches import BatchPlan
 
     settings = run.settings
-    with _naming(settings):
-        tokenizers = _tokenizers(run)
+    tokenizers = _tokenizers(run)
     valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     if run.is_chief:
         for path, lines in zip(
@@ -281,7 +282,8 @@ def _tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
     elif settings.tokenizer:
         tokenizers = (Tokenizer.load(settings.tokenizer),) * 2
     else:
-        tokenizers = _learned_tokenizers(run)
+        with _naming(settings):
+            tokenizers = _learned_tokenizers(run)
     if run.is_chief:
         for path, tokenizer in zip(paths, tokenizers, strict=True):
             tokenizer.save(path)

@@ -89,6 +89,9 @@ run("narrow", *tiny, "--token-budget", "3", "--out", "nothing")
 Path("stranger").mkdir()
 Path("stranger/letter").write_text("dear ...")
 run("stranger", *tiny, "--out", "stranger")
+Path("other").mkdir()
+Path("other/config.json").write_text("{{}}")
+run("other", *tiny, "--out", "other", "--overwrite")
 Path("outcomes.json").write_text(json.dumps(outcomes))
 """
 
@@ -228,6 +231,7 @@ def test_options_of_the_model_go_together(runs, outcomes):
         ("greedy", "corpus.target: a vocabulary of 4000 is larger than the training text supports"),
         ("narrow", "the token budget must hold the longest sentence"),
         ("stranger", "stranger holds files that are not a run's"),
+        ("other", "other/config.json is damaged or not a run's"),
     ],
 )
 def test_refused_and_nothing_changed(runs, outcomes, name, message):
@@ -236,6 +240,7 @@ def test_refused_and_nothing_changed(runs, outcomes, name, message):
     assert message in error.splitlines()[-1]
     assert not (runs / "nothing").exists()
     assert [path.name for path in (runs / "stranger").iterdir()] == ["letter"]
+    assert (runs / "other" / "config.json").read_text() == "{}"
 
 
 def test_a_finished_run_says_so(outcomes):

@@ -1,0 +1,27 @@
+"""Learning curves: a panel for each quantity that was measured, and no other."""
+
+from __future__ import annotations
+
+from keras_transformer.plots.curves import learning_curves
+
+HISTORY = {"step": [1, 2, 3], "loss": [3.0, 2.0, 1.0], "val_loss": [3.5, 2.5, 2.0], "perplexity": [20.0, 8.0, 3.0]}
+
+
+def test_a_panel_for_each_quantity():
+    figure = learning_curves(HISTORY)
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "perplexity"]
+    training, validation = figure.axes[0].lines
+    assert list(training.get_xdata()) == HISTORY["step"] and list(training.get_ydata()) == HISTORY["loss"]
+    assert list(validation.get_ydata()) == HISTORY["val_loss"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["training", "validation"]
+
+
+def test_validation_alone_has_its_panel(tmp_path):
+    figure = learning_curves({"step": [1, 2], "val_bleu": [1.0, 9.0]})
+    assert [axes.get_title() for axes in figure.axes] == ["bleu"]
+    figure.savefig(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_nothing_measured_draws_nothing():
+    assert not learning_curves({"step": []}).axes[0].lines
