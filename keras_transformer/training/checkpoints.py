@@ -27,8 +27,7 @@ class Checkpoints:
     """The checkpoints of a run.
 
     `STEP.weights.npz` is what averaging needs and is kept for many steps, `STEP.state.npz` all the rest and kept for
-    two.
-    A checkpoint is whole when both are there; the state is written last.
+    two. A checkpoint is whole when both are there; the state is written last.
 
     Args:
         folder: where they are.
@@ -62,10 +61,14 @@ class Checkpoints:
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: Any) -> dict[str, Any] | None:
+    def restore(self, model: Any, like: Mapping[str, Any]) -> dict[str, Any] | None:
         """Restores the newest whole checkpoint into a compiled model and returns its progress; None if there is none.
 
         A damaged one is named in a warning, and the one before it is taken.
+
+        Args:
+            model: built for training.
+            like: a progress, whose keys and types the stored one must have.
 
         Raises:
             JobError: there are checkpoints, and not one of them is whole.
@@ -77,8 +80,8 @@ class Checkpoints:
                 variables = _state_variables(model)
                 expected = {**_arrays(variables), "progress": None}
                 state = _read_arrays(self._path(step, "state"), expected)
-                progress = json.loads(state.pop("progress").tobytes())
-            except (DamagedFile, ValueError) as error:
+                progress = _read_progress(self._path(step, "state"), state.pop("progress"), like)
+            except DamagedFile as error:
                 warn(f"{error}; looking for an older checkpoint")
                 continue
             for variable, value in zip(model.trainable_variables, weights.values(), strict=True):
@@ -206,6 +209,8 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:
     """Reads the arrays `expected`, and only them, of the shapes and types expected (None: some bytes of JSON)."""
+    if path.is_symlink():
+        raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
             if sorted(file.namelist()) != sorted(f"{name}.npy" for name in expected):
@@ -213,8 +218,20 @@ def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Array
             return {name: _read_array(file, name, like) for name, like in expected.items()}
     except DamagedFile as error:
         raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # what zipfile, its decompressors and NumPy raise at damaged bytes has no name in common
+        raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+
+
+def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        progress = json.loads(data.tobytes())
+        if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
+            return progress
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged (its progress is no JSON object)") from error
+    raise DamagedFile(f"{path} is damaged (expected in its progress {', '.join(like)})")
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: np.ndarray | None) -> np.ndarray:

@@ -363,7 +363,7 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     from keras_transformer.training.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last)
-    stored = checkpoints.restore(model) if run.is_resumed else None
+    stored = checkpoints.restore(model, Progress().as_dict()) if run.is_resumed else None
     progress = Progress(**stored) if stored else Progress()
     if stored:
         say(f"resuming at step {progress.step}")
