@@ -69,6 +69,8 @@ def open_run(given: dict[str, Any]) -> Run | None:
     from keras_transformer.training import replicas
 
     is_chief = replicas.worker_index() == 0
+    if given.get("resume") and given.get("overwrite"):
+        raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
     if given.get("resume"):
         return _reopen(given, is_chief)
     stored = read_config(given["init_from"]) if given.get("init_from") else None

@@ -167,8 +167,6 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--source and --target go together; received only one of them")
     if settings.source is None and (settings.valid_source or settings.valid_target):
         raise RequestError("--valid-source and --valid-target go with --source and --target; received without them")
-    if settings.resume and settings.overwrite:
-        raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
     if settings.patience and not settings.bleu_sentences:
