@@ -1,0 +1,73 @@
+"""Notebooks run from top to bottom, define nothing, and are committed with what they printed, and no more."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES = 300_000
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    """What the cells printed, on either stream, and the text of their results."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    return "\n".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def committed(request) -> nbformat.NotebookNode:
+    return nbformat.read(request.param, as_version=4)
+
+
+def test_there_is_one():
+    assert NOTEBOOKS
+
+
+def test_it_runs_from_top_to_bottom(committed, tmp_path, monkeypatch):
+    for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
+        folder = tmp_path / variable.lower()
+        folder.mkdir()
+        monkeypatch.setenv(variable, str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("STEPS", "10")
+    work = tmp_path / "work"
+    work.mkdir()
+    # The kernel of this name is this interpreter's own; it fails at the first cell that raises.
+    client = NotebookClient(committed, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(work)}})
+    run = client.execute()
+    assert [cell.execution_count for cell in code_cells(run)] == list(range(1, len(code_cells(run)) + 1))
+    assert "arning" not in printed(run)
+    assert list(work.iterdir()) == []
+
+
+def test_it_defines_nothing(committed):
+    for cell in code_cells(committed):
+        defined = [node for node in ast.walk(ast.parse(cell.source)) if hasattr(node, "body") and hasattr(node, "name")]
+        assert not defined, cell.source
+
+
+def test_it_is_committed_as_it_ran(committed):
+    cells = code_cells(committed)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+    assert sum(bool(cell.outputs) for cell in cells) > len(cells) / 2
+    assert not [output for cell in cells for output in cell.outputs if output.get("name") == "stderr"]
+    assert len(nbformat.writes(committed)) < MAX_BYTES
+
+
+def test_it_tells_nothing_of_the_machine(committed):
+    text = nbformat.writes(committed)
+    for trace in ("/home/", "/Users/", "/tmp/", "/root/", "site-packages", str(ROOT), str(Path.home())):
+        assert trace not in text
+    assert "arning:" not in printed(committed)
