@@ -40,7 +40,7 @@ def test_it_runs_from_top_to_bottom(committed, tmp_path, monkeypatch):
         folder.mkdir()
         monkeypatch.setenv(variable, str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("STEPS", "10")
+    monkeypatch.setenv("STEPS", "2")
     work = tmp_path / "work"
     work.mkdir()
     # The kernel of this name is this interpreter's own; it fails at the first cell that raises.
