@@ -20,10 +20,10 @@ class _TensorFlowFit:
     """What `fit` does otherwise than Keras does on TensorFlow.
 
     * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would
-      take the
-      mean of the replicas' ids, or fail where their shapes differ.
-    * A batch's weights sum to 1 over all replicas and micro-batches (`text.batches` makes them so), so the loss and its
-      gradient are sums, equal to those of one large batch on one replica.
+      take the mean of the replicas' ids, or fail where their shapes differ.
+    * Where the loss is a sum, the weights of a batch sum to 1 over all replicas and micro-batches, so that loss and
+      gradient are those of one large batch on one replica. `text.batches` makes them so; where none come, 1 / (labels
+      that are not 0, over all replicas) is put in.
     * `micro_batches` = k: a replica's rows are taken in k parts, one after the other, and their gradients summed before
       the weights move. The schedule and the optimiser see one step.
     * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another
@@ -37,8 +37,7 @@ class _TensorFlowFit:
     _compiled_gradients: Any = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
-        """As `keras.Model.compile`, but `jit_compile` compiles the forward and backward pass alone; "auto" means
-        False."""
+        """As in Keras, but `jit_compile=True` compiles the forward and backward pass alone, and "auto" nothing."""
         super().compile(*args, jit_compile=False, **kwargs)  # type: ignore[misc]
         self._compiled_gradients = None
         if jit_compile is True:
@@ -47,19 +46,40 @@ class _TensorFlowFit:
             self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
 
     def train_step(self, data: tuple) -> dict[str, Tensor]:
+        data = self._weighted(data, training=True)
         gradients = self._accumulated_gradients(data) if self.micro_batches > 1 else self._tracked_gradients(data)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))  # type: ignore[attr-defined]
         return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
 
     def test_step(self, data: tuple) -> dict[str, Tensor]:
-        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        inputs, labels, weights = self._weighted(data, training=False)
         logits = self(inputs, training=False)  # type: ignore[operator]
         self._track_loss(self._compute_loss(inputs, labels, logits, weights, training=False), weights)  # type: ignore[attr-defined]
         self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
         return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
 
-    def _tracked_gradients(self, data: tuple) -> list[Tensor]:
+    def _weighted(self, data: tuple, training: bool) -> tuple:
+        """(inputs, labels, weights); validation weighs every real label alike, so that its mean is over all tokens."""
+        import tensorflow as tf
+
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        if weights is not None or not self._loss_is_a_sum:
+            return inputs, labels, weights
+        weights = tf.cast(tf.not_equal(labels, 0), tf.float32)
+        if training:
+            total = tf.reduce_sum(weights)
+            context = tf.distribute.get_replica_context()
+            if context.num_replicas_in_sync > 1:
+                total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)
+            weights = tf.math.divide_no_nan(weights, total)
+        return inputs, labels, weights
+
+    @property
+    def _loss_is_a_sum(self) -> bool:
+        return getattr(self.loss, "reduction", None) == "sum"  # type: ignore[attr-defined]
+
+    def _tracked_gradients(self, data: tuple) -> list[Tensor]:
+        inputs, labels, weights = data
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights)
         self._track_loss(loss, weights)
@@ -80,7 +100,7 @@ class _TensorFlowFit:
     def _accumulated_gradients(self, data: tuple) -> list[Tensor]:
         import tensorflow as tf
 
-        rows = tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches
+        rows = -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             own = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
@@ -95,7 +115,11 @@ class _TensorFlowFit:
         """Counts a batch so that `loss` is the mean over all tokens, however they are spread over replicas."""
         import tensorflow as tf
 
-        share = tf.reduce_sum(weights) if weights is not None else 1.0
+        if not self._loss_is_a_sum:  # Keras divided a mean by the number of replicas, whose shares are summed.
+            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+            self._loss_tracker.update_state(loss * replicas)  # type: ignore[attr-defined]
+            return
+        share = tf.reduce_sum(weights)
         self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)  # type: ignore[attr-defined]
 
     def _track_metrics(self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None) -> None:

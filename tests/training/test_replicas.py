@@ -43,16 +43,18 @@ def batches(seed=0, steps=5):
         real = (labels != 0).astype("float32")
         yield Batch({"source_ids": source_ids, "target_ids": target_ids}, labels, real / real.sum())
 
-def spread(strategy):
+def spread(strategy, weighted):
     count = strategy.num_replicas_in_sync
     ids = tf.TensorSpec((None, None), tf.int32)
     signature = ({"source_ids": ids, "target_ids": ids}, ids, tf.TensorSpec((None, None), tf.float32))
-    parts = lambda: (tuple(shard(batch, index, count)) for batch in batches() for index in range(count))
+    signature = signature if weighted else signature[:2]
+    width = len(signature)
+    parts = lambda: (tuple(shard(batch, index, count))[:width] for batch in batches() for index in range(count))
     return strategy.distribute_datasets_from_function(
         lambda _: tf.data.Dataset.from_generator(parts, output_signature=signature)
     )
 
-def trained(num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, dropout=0.0):
+def trained(num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, dropout=0.0, weighted=True):
     keras.utils.set_random_seed(5)
     devices = [f"/cpu:{number}" for number in range(num_replicas)]
     strategy = tf.distribute.MirroredStrategy(devices) if num_replicas > 1 else tf.distribute.get_strategy()
@@ -61,7 +63,7 @@ def trained(num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, 
         model.micro_batches = micro_batches
         model.compile(optimizer() if optimizer else replicas.Adam(1e-3), SmoothedCrossEntropy(0.1),
                       weighted_metrics=[TokenAccuracy(), Perplexity()], jit_compile=jit_compile)
-    history = model.fit(spread(strategy), steps_per_epoch=5, verbose=0, shuffle=False).history
+    history = model.fit(spread(strategy, weighted), steps_per_epoch=5, verbose=0, shuffle=False).history
     return [np.asarray(v) for v in model.trainable_variables], history
 
 def assert_same(one, other, tolerance):
@@ -80,6 +82,11 @@ CASES = {
     "two replicas learn what one learns": """
         assert_same(trained(1, sgd), trained(2, sgd), 1e-6)
         assert_same(trained(1, adam), trained(2, adam), 1e-4)
+    """,
+    "batches without weights learn the mean over their real tokens": """
+        assert_same(trained(1, sgd), trained(1, sgd, weighted=False), 1e-6)
+        assert_same(trained(1, sgd), trained(2, sgd, weighted=False), 1e-6)
+        assert_same(trained(1, sgd), trained(1, sgd, weighted=False, micro_batches=5), 1e-6)
     """,
     "k micro-batches are one batch": """
         assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)
