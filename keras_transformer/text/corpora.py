@@ -32,10 +32,17 @@ NUMBERS_ALL_BELOW = 1_000
 NUMBERS_RECIPE = {
     "num_layers": 2,
     "hidden_dim": 128,
-    "intermediate_dim": 512,
+    "intermediate_dim": 256,
     "num_heads": 4,
-    "dropout": 0.1,
+    "dropout": 0.05,
     "vocabulary_size": 200,
+    "token_budget": 2_560,
+    "steps": 2_400,
+    "warmup_steps": 400,
+    "learning_rate_factor": 0.6,
+    "checkpoint_every": 200,
+    "average_last": 4,
+    "bleu_sentences": 100,
 }
 
 MULTI30K_URL = (
