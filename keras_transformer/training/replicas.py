@@ -45,6 +45,11 @@ class _TensorFlowFit:
 
             self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as a saved model was; losses and metrics of ours are found once their modules are imported."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+
     def train_step(self, data: tuple) -> dict[str, Tensor]:
         data = self._weighted(data, training=True)
         gradients = self._accumulated_gradients(data) if self.micro_batches > 1 else self._tracked_gradients(data)
@@ -158,6 +163,7 @@ class _PlainFit:
 ReplicatedFit: type = _TensorFlowFit if keras.config.backend() == "tensorflow" else _PlainFit
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class Adam(keras.optimizers.Adam):
     """Adam with the paper's β₁ 0.9, β₂ 0.98, ε 1e-9 (paper, 5.3).
 

@@ -117,9 +117,8 @@ def _folder_to_resume(given: dict[str, Any]) -> Path:
 
 def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
     weights = config.get("weights", {})
-    return bool(weights) and (
-        weights.get("at_step", 0) >= settings.steps or settings.steps == weights.get("asked_steps")
-    )
+    at_step = weights.get("at_step")
+    return settings.steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= settings.steps)
 
 
 def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Settings, Corpus]:
@@ -368,6 +367,7 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     stored = checkpoints.restore(model, Progress().as_dict()) if run.is_resumed else None
     progress = Progress(**stored) if stored else Progress()
     if stored:
+        _check_place(text.plan, progress)
         say(f"resuming at step {progress.step}")
     elif run.is_resumed:
         say("no checkpoint yet: starting again")
@@ -387,6 +387,14 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
             break
     if run.is_chief:
         write_result(run, model, progress, checkpoints)
+
+
+def _check_place(plan: Any, progress: Any) -> None:
+    if progress.epoch < 0 or not 0 <= progress.batch < plan.num_batches(progress.epoch):
+        raise JobError(
+            f"the newest checkpoint goes on at batch {progress.batch} of epoch {progress.epoch}, which this run's text "
+            "does not have: start again with --overwrite"
+        )
 
 
 @contextmanager

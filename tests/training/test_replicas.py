@@ -105,6 +105,20 @@ CASES = {
         weights, history = trained(2, adam, jit_compile=True, dropout=0.3)
         assert np.isfinite(history["loss"]).all()
     """,
+    "a compiled model is saved and loaded as it was": """
+        import tempfile
+        model = Transformer(11, 1, 2, 8, 12, dropout=0.0)
+        model.compile(adam(), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
+        batch = next(batches())
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            model.train_on_batch(*batch)
+            model.save(folder + "/model.keras")
+            loaded = keras.saving.load_model(folder + "/model.keras")
+        one, other = (each.train_on_batch(*batch, return_dict=True) for each in (model, loaded))
+        assert one == other
+        assert loaded.loss.label_smoothing == 0.1
+    """,
     "dropout on two replicas repeats exactly": """
         one, other = trained(2, adam, dropout=0.3), trained(2, adam, dropout=0.3)
         assert_same(one, other, 0)
