@@ -23,7 +23,7 @@ help:
 
 demo: $(ENVIRONMENT)
 	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume)
-	printf '%s\n' 'forty-two' 'one thousand and one' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
+	printf '%s\n' 'forty-two' 'seven thousand and eleven' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
 	  | .venv/bin/python -m keras_transformer translate runs/demo
 
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
