@@ -1,6 +1,6 @@
 """Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, XLA.
 
-A leaf: it imports nothing of the project, so that `Transformer` can be made of it, and a plain
+A leaf: it imports nothing of the project but its errors, so that `Transformer` can be made of it, and a plain
 `Transformer(...)`, `compile`, `fit` in a notebook trains right under any strategy.
 """
 
@@ -12,6 +12,8 @@ import re
 from typing import Any
 
 import keras
+
+from keras_transformer.errors import RequestError
 
 Tensor = Any
 
@@ -202,7 +204,7 @@ def parse_devices(text: str) -> tuple[str, list[int]]:
     """`auto`, `cpu`, `cpu:2` (two replicas on the processor) or `0,1` (GPU numbers) → kind and numbers.
 
     Raises:
-        ValueError: it is none of these.
+        RequestError: it is none of these.
     """
     if text == "auto":
         return "auto", []
@@ -210,7 +212,7 @@ def parse_devices(text: str) -> tuple[str, list[int]]:
         return "cpu", list(range(int(match[1] or 1)))
     if re.fullmatch(r"\d+(,\d+)*", text) and len(set(text.split(","))) == len(text.split(",")):
         return "gpu", [int(number) for number in text.split(",")]
-    raise ValueError(
+    raise RequestError(
         "`devices` must be `auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as `0,1`. "
         f"Received: {text!r}"
     )
@@ -225,14 +227,14 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
         deterministic: the same run gives the same bits.
 
     Raises:
-        ValueError: a GPU that is not there.
+        RequestError: a GPU that is not there.
     """
     import tensorflow as tf
 
     kind, numbers = parse_devices(devices)
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "gpu" and max(numbers) >= len(gpus):
-        raise ValueError(f"`devices` must name GPUs that are there ({len(gpus)} found). Received: {devices!r}")
+        raise RequestError(f"`devices` must name GPUs that are there ({len(gpus)} found). Received: {devices!r}")
     visible = [gpus[number] for number in numbers] if kind == "gpu" else gpus if kind == "auto" else []
     tf.config.set_visible_devices(visible, "GPU")
     for gpu in visible:
@@ -290,7 +292,7 @@ def _cluster() -> dict[str, Any]:
     try:
         cluster = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"`TF_CONFIG` must be JSON ({error}). Received: {text!r}") from error
+        raise RequestError(f"`TF_CONFIG` must be JSON ({error}). Received: {text!r}") from error
     if not isinstance(cluster, dict):
-        raise ValueError(f"`TF_CONFIG` must be a JSON object. Received: {text!r}")
+        raise RequestError(f"`TF_CONFIG` must be a JSON object. Received: {text!r}")
     return cluster

@@ -145,11 +145,8 @@ def _corpus(settings: Settings) -> Corpus:
 def _check_replicas(settings: Settings) -> None:
     from keras_transformer.training import replicas
 
-    try:
-        replicas.parse_devices(settings.devices)
-        replicas.num_workers()
-    except ValueError as error:
-        raise RequestError(str(error)) from error
+    replicas.parse_devices(settings.devices)
+    replicas.num_workers()
 
 
 def _check_folder(folder: RunFolder, settings: Settings) -> None:

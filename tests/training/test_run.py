@@ -257,6 +257,7 @@ def test_a_finished_run_says_so(outcomes):
         (["--dropout", "nan"], "--dropout must be a number of at least 0 and less than 1; received: nan"),
         (["--dataset", "wmt99:en-de"], "received: 'wmt99:en-de'"),
         (["--devices", "tpu"], "Received: 'tpu'"),
+        (["--devices", "9"], "`devices` must name GPUs that are there"),
         (["--source", "only-one"], "--source and --target go together"),
         (["--source", "absent.en", "--target", "absent.de"], "absent.en"),
         (["--resume", "--overwrite"], "--resume continues a run and --overwrite removes it"),
