@@ -70,7 +70,7 @@ MULTI30K_RECIPE = {
     "vocabulary_size": 6_000,
     "sampling": 0.5,
     "token_budget": 4_096,
-    "steps": 8_000,
+    "steps": 6_750,
     "warmup_steps": 1_500,
     "learning_rate_factor": 1.8,
     "checkpoint_every": 250,
