@@ -158,7 +158,9 @@ def average(run: str | Path, last: int) -> list[int]:
             f"received: {last}"
         )
     model = Transformer(**config["model"], dtype="float32")
-    write_model(folder, config, model, checkpoints.mean(steps, model), {"kind": "mean", "steps": steps})
+    # What else is said there, of how far the run went, stays true.
+    origin = {**config.get("weights", {}), "kind": "mean", "steps": steps}
+    write_model(folder, config, model, checkpoints.mean(steps, model), origin)
     return steps
 
 

@@ -33,7 +33,16 @@ MAX_VALIDATION_PAIRS = 2_000
 METRICS_EVERY = (
     10  # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
 )
-SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "key_dim", "normalize_first", "learned_positions")
+SIZES = (
+    "num_layers",
+    "hidden_dim",
+    "intermediate_dim",
+    "num_heads",
+    "key_dim",
+    "normalize_first",
+    "learned_positions",
+    "max_source_length",
+)
 
 
 @dataclass
@@ -369,7 +378,10 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     elif run.is_resumed:
         say("no checkpoint yet: starting again")
     callbacks = _callbacks(run, text, model, progress, checkpoints)
-    for steps, epochs in _rounds(progress.step, run.settings.steps, run.settings.checkpoint_every):
+    patience, total = run.settings.patience, run.settings.steps
+    if patience and progress.validations_without_better >= patience:
+        total = progress.step  # It had stopped early, and was killed before model.keras was written.
+    for steps, epochs in _rounds(progress.step, total, run.settings.checkpoint_every):
         first = progress.step // run.settings.checkpoint_every
         with _feeding_errors():
             model.fit(
