@@ -1,0 +1,143 @@
+"""What every format takes, gives and promises: how to decode, what is traced, what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from keras import ops
+
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.translator import SearchOptions, Translator, load
+from keras_transformer.errors import RequestError
+from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
+from keras_transformer.run_folder import read_config
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How an artefact searches: baked into it, and recorded.
+
+    Args:
+        num_beams: K; 1 is greedy search.
+        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
+        max_length: the most pieces to emit, the end included; at most, and by default, the source's length + 50.
+        n_best: hypotheses of each sentence where a list is asked for; all K by default.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_length: int | None = None
+    n_best: int | None = None
+
+    def __post_init__(self) -> None:
+        n_best = self.num_beams if self.n_best is None else self.n_best
+        SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best)  # checks them
+        object.__setattr__(self, "n_best", n_best)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What is exported: a run's translator, and what is known of the run.
+
+    Args:
+        translator: model (in float32) and vocabularies.
+        languages: "en-de", or "" where the run does not say.
+        name: of the corpus.
+    """
+
+    translator: Translator
+    languages: str = ""
+    name: str = ""
+
+    @property
+    def model(self) -> Transformer:
+        """The model, in float32."""
+        return self.translator.model
+
+    def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
+        """What an artefact says of itself: names to texts, the same for the same run and flags."""
+        import keras_transformer
+
+        return {
+            "producer": f"keras_transformer {keras_transformer.__version__}",
+            "corpus": self.name,
+            "languages": self.languages,
+            "precision": precision,
+            "decoding": json.dumps(asdict(decoding)),
+            "model": json.dumps(transformer_config(self.model), sort_keys=True),
+        }
+
+
+def open_run(run: str | os.PathLike[str]) -> TrainedRun:
+    """Reads a run folder, a stranger's included.
+
+    Raises:
+        RequestError: there is no run or no model in it yet, or a file is damaged (it is named).
+    """
+    translator = load(run)
+    corpus = read_config(run).get("corpus", {})
+    languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
+    return TrainedRun(translator, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
+
+
+def transformer_config(model: Transformer) -> dict[str, Any]:
+    """The arguments of `Transformer` that made the model, without Keras's own."""
+    return {key: value for key, value in model.get_config().items() if key not in ("name", "trainable", "dtype")}
+
+
+def model_of_precision(model: Transformer, precision: str) -> Transformer:
+    """The model as it is for float32; for float16 a copy that computes in half, but for softmax, norms and search.
+
+    Raises:
+        RequestError: the precision is neither.
+    """
+    if precision == "float32":
+        return model
+    if precision != "float16":
+        raise RequestError(f"expected the precision float32 or float16; received: {precision}")
+    half = Transformer(**transformer_config(model), dtype="float16")
+    half.set_weights(model.get_weights())
+    return half
+
+
+def translate_ids(model: Transformer, source_ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    """The search that SavedModel and TFLite trace: the translator's own, from ids alone.
+
+    Args:
+        model: the model.
+        source_ids: (B, S) int32, pieces and the end id, then pad.
+        decoding: how to search.
+
+    Returns:
+        ids (B, K, L) int32, the best first, each with its end id (none if cut at its limit), then pad, and scores
+        (B, K) float32. L is the largest limit of the batch: that of its longest sentence.
+    """
+    source_ids = permitted(source_ids, model)
+    limits = limits_of(source_ids, decoding.max_length)
+    max_length = ops.maximum(ops.max(limits), 1)
+    cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
+    return beam_search(model.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length)
+
+
+def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
+    """Ids that the vocabulary lacks are unknown; a source over the model's length is cut, and ends there."""
+    known = (source_ids >= 0) & (source_ids < (model.source_vocabulary_size or model.vocabulary_size))
+    source_ids = ops.where(known, source_ids, UNKNOWN)[:, : model.max_source_length + 1]
+    last = ops.arange(ops.shape(source_ids)[1]) == model.max_source_length
+    return ops.where(last & (source_ids != PAD), END, source_ids)
+
+
+def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
+    """(B,) The most ids to emit: the source's length, pad and end not counted, + 50; 0 for a blank source."""
+    lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
+    limits = ops.where(lengths > 0, lengths + EXTRA_LENGTH, 0)
+    return limits if max_length is None else ops.minimum(limits, max_length)
