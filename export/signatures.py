@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -17,6 +18,12 @@ from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 
 Tensor = Any
+
+PRECISIONS = ("float32", "float16", "int8")
+# (format, precision): why it cannot be written.
+NO_SUCH_PRECISION = {
+    ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
+}
 
 
 @dataclass(frozen=True)
@@ -89,21 +96,43 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
     return TrainedRun(translator, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
 
 
+def import_optional(module: str) -> Any:
+    """The module of a package that only exporting needs.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RequestError(
+            f"exporting needs the package of {module}, which is not installed ({error}): "
+            "install it with pip install 'keras-transformer[export]'"
+        ) from None
+
+
+def stem(name: str, precision: str) -> str:
+    """The name of an artefact's file or folder, its suffix left out."""
+    return name if precision == "float32" else f"{name}-{precision}"
+
+
 def transformer_config(model: Transformer) -> dict[str, Any]:
     """The arguments of `Transformer` that made the model, without Keras's own."""
     return {key: value for key, value in model.get_config().items() if key not in ("name", "trainable", "dtype")}
 
 
-def model_of_precision(model: Transformer, precision: str) -> Transformer:
-    """The model as it is for float32; for float16 a copy that computes in half, but for softmax, norms and search.
+def require_precision(format: str, precision: str) -> None:
+    """Raises RequestError, with the reason, unless the format can be written in the precision."""
+    if precision not in PRECISIONS:
+        raise RequestError(f"expected a precision among {', '.join(PRECISIONS)}; received: {precision}")
+    if reason := NO_SUCH_PRECISION.get((format, precision)):
+        raise RequestError(f"{format} has no {precision}: {reason}")
 
-    Raises:
-        RequestError: the precision is neither.
-    """
+
+def model_of_precision(model: Transformer, precision: str) -> Transformer:
+    """The model as it is for float32; for float16 a copy that computes in half, but for softmax, norms and search."""
     if precision == "float32":
         return model
-    if precision != "float16":
-        raise RequestError(f"expected the precision float32 or float16; received: {precision}")
     half = Transformer(**transformer_config(model), dtype="float16")
     half.set_weights(model.get_weights())
     return half

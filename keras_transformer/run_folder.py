@@ -83,6 +83,23 @@ def write_whole(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def write_folder_whole(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it
+    did not."""
+    aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file whole or not at all."""
     with write_whole(path) as aside:

@@ -1,0 +1,123 @@
+"""SavedModel: strings in, strings out, for TensorFlow Serving and `tf.saved_model.load`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from export.signatures import (
+    Decoding,
+    TrainedRun,
+    import_optional,
+    model_of_precision,
+    require_precision,
+    stem,
+    translate_ids,
+)
+from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import write_folder_whole
+from keras_transformer.text.tokenizer import END, PAD, START
+
+Tensor = Any
+
+# White space, control and format characters: a line of these alone is blank, as it is to `Translator`.
+BLANK = r"[\s\pZ\p{Cc}\p{Cf}]*"
+LINE_BREAKS = r"[\x00\n\r]"
+
+
+def export_saved_model(
+    run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
+) -> list[Path]:
+    """Writes a SavedModel with beam search and tokenizer inside.
+
+    Signatures: `serving_default`, text string (B,) → translation string (B,), score float32 (B,); `n_best`, text
+    string (B,) → translations string (B, K), scores float32 (B, K), the best first, "" and -inf where fewer than K
+    exist. To load it takes tensorflow and tensorflow_text, imported first: the tokenizer's operators are in there.
+
+    Args:
+        run: what `open_run` read.
+        folder: where to; an older SavedModel there is replaced once the new one is whole.
+        decoding: how to search.
+        precision: "float32", or "float16" for GPUs: half compute, but for softmax, norms and search.
+
+    Returns:
+        The one path written, `saved_model` or `saved_model-float16`.
+
+    Raises:
+        RequestError: no such precision, tensorflow-text is not installed, or something else stands at the path.
+    """
+    import tensorflow as tf
+
+    require_precision("saved_model", precision)
+    decoding = decoding or Decoding()
+    translator = _text_translator(run, decoding, precision)
+    path = Path(folder) / stem("saved_model", precision)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not (path / "saved_model.pb").is_file():
+        raise RequestError(f"expected an empty place, or a SavedModel to replace; {path} is something else: remove it")
+    with write_folder_whole(path) as aside:
+        signatures = {"serving_default": translator.translate, "n_best": translator.n_best}
+        tf.saved_model.save(translator, str(aside), signatures=signatures)
+        extra = aside / "assets.extra"  # where a SavedModel keeps what its loaders pass over
+        extra.mkdir()
+        metadata = json.dumps(run.metadata(decoding, precision), indent=2, ensure_ascii=False)
+        (extra / "metadata.json").write_text(metadata + "\n", encoding="utf-8")
+    return [path]
+
+
+def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any:
+    """A `tf.Module` with the two signatures as its functions."""
+    import tensorflow as tf
+
+    text_library = import_optional("tensorflow_text")
+    model = model_of_precision(run.model, precision)
+    lines = tf.TensorSpec([None], tf.string, name="text")
+
+    class TextTranslator(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            # Keras's wrappers of variables load in Python alone; the raw ones in TensorFlow Serving too.
+            self.weights = [variable.value for variable in model.variables]
+            self.source_tokenizer, self.target_tokenizer = (
+                # Not the Fast one: it gives other ids for BPE vocabularies, and says nothing.
+                text_library.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
+                for tokenizer in (run.translator.source_tokenizer, run.translator.target_tokenizer)
+            )
+
+        @tf.function(input_signature=[lines], autograph=False)
+        def n_best(self, text: Tensor) -> dict[str, Tensor]:
+            source_ids = source_ids_of(self.source_tokenizer, text)
+            ids, scores = translate_ids(model, source_ids, decoding)
+            ids, scores = ids[:, : decoding.n_best], scores[:, : decoding.n_best]
+            return {"translations": texts_of(self.target_tokenizer, ids), "scores": scores}
+
+        @tf.function(input_signature=[lines], autograph=False)
+        def translate(self, text: Tensor) -> dict[str, Tensor]:
+            best = self.n_best(text)
+            return {"translation": best["translations"][:, 0], "score": best["scores"][:, 0]}
+
+    return TextTranslator()
+
+
+def source_ids_of(tokenizer: Any, text: Tensor) -> Tensor:
+    """Strings (B,) → pieces and the end id (B, S), padded."""
+    import tensorflow as tf
+
+    text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
+    text = tf.where(tf.strings.regex_full_match(text, BLANK), "", text)
+    pieces = tokenizer.tokenize(tf.strings.regex_replace(text, LINE_BREAKS, " "))
+    ends = tf.fill([tf.shape(text)[0], 1], END)
+    return tf.concat([pieces, ends], axis=1).to_tensor(PAD)
+
+
+def texts_of(tokenizer: Any, ids: Tensor) -> Tensor:
+    """Ids (B, K, L) → strings (B, K), one line each."""
+    import tensorflow as tf
+
+    shape = tf.shape(ids)
+    flat = tf.reshape(ids, [-1, shape[2]])  # (B · K, L)
+    pieces = tf.ragged.boolean_mask(flat, (flat != PAD) & (flat != START) & (flat != END))
+    texts = tf.strings.strip(tf.strings.regex_replace(tokenizer.detokenize(pieces), LINE_BREAKS, " "))
+    return tf.reshape(texts, shape[:2])
