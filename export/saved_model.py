@@ -12,13 +12,14 @@ from export.signatures import (
     TrainedRun,
     import_optional,
     model_of_precision,
+    pieces_of,
     require_precision,
+    source_ids_of,
     stem,
     translate_ids,
 )
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import write_folder_whole
-from keras_transformer.text.tokenizer import END, PAD, START
 
 Tensor = Any
 
@@ -88,7 +89,7 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
 
         @tf.function(input_signature=[lines], autograph=False)
         def n_best(self, text: Tensor) -> dict[str, Tensor]:
-            source_ids = source_ids_of(self.source_tokenizer, text)
+            source_ids = ids_of(self.source_tokenizer, text)
             ids, scores = translate_ids(model, source_ids, decoding)
             ids, scores = ids[:, : decoding.n_best], scores[:, : decoding.n_best]
             return {"translations": texts_of(self.target_tokenizer, ids), "scores": scores}
@@ -101,15 +102,13 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
     return TextTranslator()
 
 
-def source_ids_of(tokenizer: Any, text: Tensor) -> Tensor:
+def ids_of(tokenizer: Any, text: Tensor) -> Tensor:
     """Strings (B,) → pieces and the end id (B, S), padded."""
     import tensorflow as tf
 
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     text = tf.where(tf.strings.regex_full_match(text, BLANK), "", text)
-    pieces = tokenizer.tokenize(tf.strings.regex_replace(text, LINE_BREAKS, " "))
-    ends = tf.fill([tf.shape(text)[0], 1], END)
-    return tf.concat([pieces, ends], axis=1).to_tensor(PAD)
+    return source_ids_of(tokenizer.tokenize(tf.strings.regex_replace(text, LINE_BREAKS, " ")))
 
 
 def texts_of(tokenizer: Any, ids: Tensor) -> Tensor:
@@ -117,7 +116,5 @@ def texts_of(tokenizer: Any, ids: Tensor) -> Tensor:
     import tensorflow as tf
 
     shape = tf.shape(ids)
-    flat = tf.reshape(ids, [-1, shape[2]])  # (B · K, L)
-    pieces = tf.ragged.boolean_mask(flat, (flat != PAD) & (flat != START) & (flat != END))
-    texts = tf.strings.strip(tf.strings.regex_replace(tokenizer.detokenize(pieces), LINE_BREAKS, " "))
-    return tf.reshape(texts, shape[:2])
+    texts = tokenizer.detokenize(pieces_of(tf.reshape(ids, [-1, shape[2]])))  # (B · K,)
+    return tf.reshape(tf.strings.strip(tf.strings.regex_replace(texts, LINE_BREAKS, " ")), shape[:2])

@@ -15,7 +15,7 @@ from keras_transformer.decoding.translator import SearchOptions, Translator, loa
 from keras_transformer.errors import RequestError
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 Tensor = Any
 
@@ -170,3 +170,22 @@ def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, lengths + EXTRA_LENGTH, 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
+
+
+def source_ids_of(pieces: Any) -> Tensor:
+    """TensorFlow's ragged ids (B, pieces) of a tokenizer → source ids (B, S): with the end id, padded."""
+    import tensorflow as tf
+
+    ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
+    end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
+    return tf.where(end, END, ids)
+
+
+def pieces_of(ids: Tensor) -> Any:
+    """Ids (rows, L) of a search → TensorFlow's ragged ids, for a tokenizer: without end and pad."""
+    import tensorflow as tf
+
+    is_piece = (ids != PAD) & (ids != START) & (ids != END)
+    lengths = tf.reduce_sum(tf.cast(is_piece, tf.int32), axis=1)  # LiteRT reads 64 bits as 32, silently
+    # `tf.ragged.boolean_mask` says the same, with an operator that LiteRT lacks.
+    return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, is_piece), lengths, validate=False)

@@ -22,4 +22,4 @@ def causal_mask(length: int | Tensor) -> Tensor:
 
 def keys_mask(mask: Tensor) -> Tensor:
     """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
-    return mask[:, None, :]
+    return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT slices no booleans

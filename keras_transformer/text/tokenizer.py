@@ -46,6 +46,14 @@ class Tokenizer:
         self._processor = _processor(model)
         self.vocabulary_size: int = self._processor.vocab_size()
 
+    @property
+    def model_type(self) -> str:
+        """ "unigram" or "bpe"."""
+        from sentencepiece import sentencepiece_model_pb2
+
+        spec = sentencepiece_model_pb2.ModelProto.FromString(self.model).trainer_spec
+        return spec.ModelType.Name(spec.model_type).lower()
+
     @classmethod
     def train(
         cls,

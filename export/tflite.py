@@ -1,0 +1,157 @@
+"""TFLite: ids in, ids out by LiteRT's own operators alone; and text in, text out with those of tensorflow-text."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from export.signatures import (
+    Decoding,
+    TrainedRun,
+    import_optional,
+    pieces_of,
+    require_precision,
+    source_ids_of,
+    stem,
+    transformer_config,
+    translate_ids,
+)
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import say
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.run_folder import write_whole
+
+Tensor = Any
+
+
+class Int8Embedding(TokenEmbedding):
+    """A `TokenEmbedding` that reads its rows from int8, a scale a row; the converter would take one for all rows."""
+
+    def quantise(self) -> None:
+        """Makes the int8 rows from the weights as they are."""
+        rows = ops.convert_to_numpy(self.embeddings)  # (V, D)
+        scales = np.maximum(np.abs(rows).max(axis=1), 1e-30) / 127  # (V,)
+        self.rows = np.round(rows / scales[:, None]).astype("int8")
+        # In whole units, which a float32 holds exactly: scales in float32 the converter would quantise too.
+        self.unit = float(scales.max()) / 2**24
+        self.scales = np.round(scales / self.unit).astype("int32")
+
+    def call(self, ids: Tensor) -> Tensor:
+        scales = ops.cast(ops.take(self.scales, ids), "float32") * (self.unit * math.sqrt(self.hidden_dim))
+        return ops.cast(ops.take(self.rows, ids, axis=0), "float32") * ops.expand_dims(scales, -1)
+
+
+class Int8EmbeddedTransformer(Transformer):
+    """A `Transformer` that embeds by `Int8Embedding`."""
+
+    embedding_type = Int8Embedding
+
+
+def export_tflite(
+    run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
+) -> list[Path]:
+    """Writes `tflite/translate.tflite` and, for unigram vocabularies, `tflite/translate_text.tflite`.
+
+    Both have one signature, `translate`: source_ids int32 (B, S), pieces and the end id, then pad, → target_ids int32
+    (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,). The second takes
+    the operators of tensorflow-text, which an interpreter registers.
+
+    Args:
+        run: what `open_run` read.
+        folder: where to.
+        decoding: how to search.
+        precision: "float32"; "float16": weights in half, for a file of half the size, computed in float32; "int8":
+            weights in int8, a scale for each row or column, and activations as they come.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        RequestError: no such precision, or tensorflow-text is not installed.
+    """
+    require_precision("tflite", precision)
+    decoding = decoding or Decoding()
+    folder = Path(folder) / "tflite"
+    folder.mkdir(parents=True, exist_ok=True)
+    model = _with_int8_embeddings(run.model) if precision == "int8" else run.model
+    models = {"translate": _ids_translator(model, decoding)}
+    if run.translator.source_tokenizer.model_type == run.translator.target_tokenizer.model_type == "unigram":
+        models["translate_text"] = _text_translator(model, run.translator, decoding)
+    else:
+        say("tflite/translate_text.tflite is left out: of BPE vocabularies LiteRT's tokenizer gives other ids")
+    paths = []
+    for name, module in models.items():
+        path = folder / f"{stem(name, precision)}.tflite"
+        with write_whole(path) as aside:
+            aside.write_bytes(_converted(module, precision, custom_operators=name == "translate_text"))
+        paths.append(path)
+    return paths
+
+
+def _with_int8_embeddings(model: Transformer) -> Transformer:
+    twin = Int8EmbeddedTransformer(**transformer_config(model), dtype="float32")
+    twin.set_weights(model.get_weights())
+    for embedding in {twin.source_embedding, twin.target_embedding}:
+        embedding.quantise()
+    return twin
+
+
+def _ids_translator(model: Transformer, decoding: Decoding) -> Any:
+    import tensorflow as tf
+
+    def translate(source_ids: Tensor) -> dict[str, Tensor]:
+        source_ids = tf.pad(source_ids, [[0, 0], [0, 1]])  # LiteRT fails on a width of 0
+        ids, scores = translate_ids(model, source_ids, decoding)
+        return {"target_ids": ids[:, 0], "score": scores[:, 0]}
+
+    return _module(model, translate, tf.TensorSpec([None, None], tf.int32, name="source_ids"))
+
+
+def _text_translator(model: Transformer, translator: Translator, decoding: Decoding) -> Any:
+    import tensorflow as tf
+
+    library = import_optional("tensorflow_text")
+    source, target = (
+        library.FastSentencepieceTokenizer(tokenizer.model)
+        for tokenizer in (translator.source_tokenizer, translator.target_tokenizer)
+    )
+
+    def translate(text: Tensor) -> dict[str, Tensor]:
+        ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding)
+        texts = target.detokenize(pieces_of(ids[:, 0]))
+        # LiteRT's detokenizer says that it gave one text, however many it gave; a gather counts them itself.
+        return {"translation": tf.gather(texts, tf.range(tf.shape(scores)[0])), "score": scores[:, 0]}
+
+    return _module(model, translate, tf.TensorSpec([None], tf.string, name="text"))
+
+
+def _module(model: Transformer, translate: Callable[[Tensor], dict[str, Tensor]], takes: Any) -> Any:
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.weights = [variable.value for variable in model.variables]  # the raw ones: Keras's wrappers stay behind
+    module.translate = tf.function(translate, input_signature=[takes], autograph=False)
+    return module
+
+
+def _converted(module: Any, precision: str, custom_operators: bool) -> bytes:
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures={"translate": module.translate})
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["translate"])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        converter.allow_custom_ops = custom_operators
+        if precision != "float32":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if precision == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        return converter.convert()
