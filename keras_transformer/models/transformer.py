@@ -25,8 +25,7 @@ class Transformer(ReplicatedFit, keras.Model):
     """The encoder-decoder of "Attention Is All You Need", the paper's base size by default.
 
     The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. All
-    weights
-    exist once the constructor returns. Ids: pad 0, unknown 1, start 2, end 3.
+    weights exist once the constructor returns. Ids: pad 0, unknown 1, start 2, end 3.
 
     Args:
         vocabulary_size: V of source, target and output, which share one matrix (paper, 3.4).
@@ -59,6 +58,8 @@ class Transformer(ReplicatedFit, keras.Model):
     >>> model(inputs).shape
     (1, 2, 37000)
     """
+
+    embedding_type = TokenEmbedding  # export has one of its own
 
     def __init__(
         self,
@@ -98,10 +99,10 @@ class Transformer(ReplicatedFit, keras.Model):
 
     def _make_layers(self) -> None:
         dtype = self.dtype_policy
-        self.target_embedding = TokenEmbedding(self.vocabulary_size, self.hidden_dim, dtype=dtype)
+        self.target_embedding = self.embedding_type(self.vocabulary_size, self.hidden_dim, dtype=dtype)
         self.source_embedding = self.target_embedding
         if self.source_vocabulary_size is not None:
-            self.source_embedding = TokenEmbedding(self.source_vocabulary_size, self.hidden_dim, dtype=dtype)
+            self.source_embedding = self.embedding_type(self.source_vocabulary_size, self.hidden_dim, dtype=dtype)
         longest = self.max_source_length + EXTRA_LENGTH
         self.positions: keras.layers.Layer = (
             LearnedPositions(longest, self.hidden_dim, dtype=dtype)
