@@ -30,9 +30,8 @@ from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.settings import Settings, resolve, resumed
 
 MAX_VALIDATION_PAIRS = 2_000
-METRICS_EVERY = (
-    10  # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
-)
+# Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
+METRICS_EVERY = 10
 SIZES = (
     "num_layers",
     "hidden_dim",
@@ -378,9 +377,10 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     elif run.is_resumed:
         say("no checkpoint yet: starting again")
     callbacks = _callbacks(run, text, model, progress, checkpoints)
-    patience, total = run.settings.patience, run.settings.steps
-    if patience and progress.validations_without_better >= patience:
-        total = progress.step  # It had stopped early, and was killed before model.keras was written.
+    patience = run.settings.patience
+    # So it is at the start if the run had stopped, and was killed before model.keras was written.
+    stopped_early = bool(patience) and progress.validations_without_better >= patience
+    total = progress.step if stopped_early else run.settings.steps
     for steps, epochs in _rounds(progress.step, total, run.settings.checkpoint_every):
         first = progress.step // run.settings.checkpoint_every
         with _feeding_errors():
@@ -391,9 +391,10 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
                 initial_epoch=first, epochs=first + epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0,
                 shuffle=False,
             )  # fmt: skip
-        if model.stop_training:
-            say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
+        if stopped_early := model.stop_training:
             break
+    if stopped_early:
+        say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
     if run.is_chief:
         write_result(run, model, progress, checkpoints)
 

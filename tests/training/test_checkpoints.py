@@ -428,13 +428,15 @@ def run_with_checkpoints(run_folder, model) -> Path:
 
 
 def test_average_rewrites_the_model_and_says_of_what(run_with_checkpoints, model):
-    before = runs.read_config(run_with_checkpoints)
+    how_far = {"at_step": 30, "asked_steps": 40}
+    before = {**runs.read_config(run_with_checkpoints), "weights": {**how_far, "kind": "moving average"}}
+    (run_with_checkpoints / "config.json").write_text(json.dumps(before))
     assert average(run_with_checkpoints, 2) == [20, 30]
     mean = Checkpoints(run_with_checkpoints / "checkpoints").mean([20, 30], model)
     loaded = runs.load_model(run_with_checkpoints)
     assert_equal(mean, [np.asarray(variable) for variable in loaded.trainable_variables])
     after = runs.read_config(run_with_checkpoints)
-    assert after == {**before, "weights": {"kind": "mean", "steps": [20, 30]}}
+    assert after == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
 
 
 @pytest.mark.parametrize("last", [0, -1, 4])

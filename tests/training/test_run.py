@@ -19,6 +19,7 @@ from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS = ["--steps", "17", "--sampling", "0.3", "--ema", "0.9", "--dropout", "0.2", "--bleu-sentences", "4"]
+OPTIONS += ["--max-source-length", "300"]
 
 # TensorFlow takes seconds to start: these runs, and what is done to their folders in between, share a process.
 RUNS = """
@@ -61,6 +62,14 @@ run("short", *tiny, "--steps", "7", "--out", "extended")
 state = Path("extended/checkpoints/00000007.state.npz")
 state.write_bytes(state.read_bytes()[:1000])
 run("extended", "--resume", "--out", "extended", "--steps", "11")
+
+run("early", *tiny, "--steps", "40", "--patience", "1", "--bleu-sentences", "2", "--learning-rate-factor", "1e-9",
+    "--out", "early")
+config = Path("early/config.json")
+ended = config.rename("early.config.json")
+config.write_text(json.dumps({{k: v for k, v in json.loads(ended.read_text()).items() if k != "weights"}}))
+Path("early/model.keras").rename("early.keras")
+run("early again", "--resume", "--out", "early")
 
 def to_nan(follow, logs):
     variable = follow.model.trainable_variables[0]
@@ -165,6 +174,29 @@ def test_a_larger_step_count_extends_a_run_and_a_damaged_checkpoint_is_passed_ov
         np.testing.assert_array_equal(array, arrays(runs / "extended", 11, "weights")[name])
 
 
+def test_an_early_stopped_run_killed_before_its_model_was_written_ends_at_once_with_it(runs, outcomes):
+    from keras_transformer.training.checkpoints import Checkpoints
+
+    for name in ("early", "early again"):
+        status, message = outcomes[name]
+        assert status == 0 and "of step 5: stopped early" in message, message
+    assert Checkpoints(runs / "early" / "checkpoints").steps() == [5, 10]
+    assert [row[0] for row in rows_without_time(runs / "early")] == ["step", "5", "10"]
+    config = json.loads((runs / "early" / "config.json").read_text())
+    assert config == json.loads((runs / "early.config.json").read_text())
+    assert config["weights"] == {"at_step": 10, "asked_steps": 40, "kind": "mean", "steps": [5]}
+    for mine, before in zip(weights_of(runs / "early" / "model.keras"), weights_of(runs / "early.keras"), strict=True):
+        np.testing.assert_array_equal(mine, before)
+
+
+def weights_of(path: Path) -> list[np.ndarray]:
+    import keras
+
+    import keras_transformer.models  # noqa: F401
+
+    return keras.saving.load_model(path).get_weights()
+
+
 def test_run_folder_says_everything(runs):
     names = {path.name for path in (runs / "whole").iterdir()}
     assert names == {
@@ -210,6 +242,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(runs, outcomes):
 def test_fine_tuning_begins_where_the_other_run_ended(runs, outcomes):
     assert outcomes["fine-tuned"][0] == 0, outcomes["fine-tuned"][1]
     assert (runs / "fine-tuned/tokenizer.model").read_bytes() == (runs / "whole/tokenizer.model").read_bytes()
+    models = [json.loads((runs / name / "config.json").read_text())["model"] for name in ("whole", "fine-tuned")]
+    assert models[0]["max_source_length"] == models[1]["max_source_length"] == 300
     status, message = outcomes["misfit"]
     assert status == 2
     assert "--init-from: that run has --hidden-dim 16; received: 32" in message
