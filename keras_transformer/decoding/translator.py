@@ -37,14 +37,12 @@ class SearchOptions:
     Args:
         num_beams: hypotheses that are followed at once; 1 is greedy search.
         length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
-        max_length: the most pieces to emit, the end included. At most, and by default, the length of the
-        source
+        max_length: the most pieces to emit, the end included. At most, and by default, the length of the source
             (of the prefix, if that is longer) + 50.
         n_best: hypotheses to return of each line; of a search at most `num_beams`.
         sampling: draw `n_best` translations at random, in place of the search.
         temperature, top_k, top_p: of sampling, see `keras_transformer.decoding.search.sample`.
-        seed: of sampling. The same seed and the same line in the same place are drawn alike, whatever the
-        batch.
+        seed: of sampling. The same seed and the same line in the same place are drawn alike, whatever the batch.
         alignments: align each hypothesis with its source.
         batch_size: sentences to a batch.
 
@@ -90,11 +88,10 @@ class Hypothesis:
         score: log P(y) / ((5 + |y|) / 6)^α.
         log_prob: log P(y), the natural logarithm.
         ids: what was emitted. The end id is the last, unless the translation was cut at its limit.
-        alignment: if asked for, a pair (source piece, target piece), counted from 0, for each target piece
-        but
-            the end: the source piece, the end left out, which has most weight in the encoder-decoder
-            attention that predicts the target piece: of the last decoder block but one, averaged over its
-            heads (Garg et al. 2019, arXiv 1909.02074).
+        alignment: if asked for, a pair (source piece, target piece), counted from 0, for each target piece but
+            the end: the source piece, the end left out, which has most weight in the encoder-decoder attention that
+            predicts the target piece: of the last decoder block but one, averaged over its heads (Garg et al. 2019,
+            arXiv 1909.02074).
     """
 
     text: str
@@ -139,13 +136,11 @@ class Translator:
         model: the model.
         source_tokenizer: the vocabulary of the source.
         target_tokenizer: that of the target; by default the same.
-        max_source_length: the most pieces of a source: the rest is cut off, and counted in a warning. By
-        default
+        max_source_length: the most pieces of a source: the rest is cut off, and counted in a warning. By default
             what the model was made for.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or a model with learned positions has no more of
-        them.
+        RequestError: `max_source_length` is not positive, or a model with learned positions has no more of them.
 
     Example:
 
@@ -210,8 +205,7 @@ class Translator:
         Args:
             lines: sentences.
             options: how to translate.
-            prefixes: for each line the text with which its translation must begin; a blank one leaves it
-            free. The
+            prefixes: for each line the text with which its translation must begin; a blank one leaves it free. The
                 last word of it may go on. A character that the vocabulary lacks leaves its place free.
 
         Yields:

@@ -59,8 +59,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     tensor2tensor differs: it gives the true class 1 − ε and shares ε among the V − 1 others.
 
     With sample weights, as the batch plan makes them (1 / tokens of the whole batch), the loss is their weighted sum:
-    the mean over
-    the tokens of all replicas and micro-batches. Without, it is the mean over the batch at hand.
+    the mean over the tokens of all replicas and micro-batches. Without, it is the mean over the batch at hand.
 
     Args:
         label_smoothing: ε, at least 0 and less than 1.

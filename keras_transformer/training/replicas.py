@@ -170,8 +170,7 @@ class Adam(keras.optimizers.Adam):
     """Adam with the paper's β₁ 0.9, β₂ 0.98, ε 1e-9 (paper, 5.3).
 
     Beyond Keras's: `global_clipnorm` clips the gradient of the whole batch, where Keras clips each replica's part of
-    it;
-    and with `use_ema` the moving average stays beside the weights when `fit` ends, so that training can go on.
+    it; and with `use_ema` the moving average stays beside the weights when `fit` ends, so that training can go on.
     """
 
     def __init__(
