@@ -14,7 +14,7 @@ from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
-from keras_transformer.run_folder import read_config
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 Tensor = Any
@@ -69,6 +69,14 @@ class TrainedRun:
     def model(self) -> Transformer:
         """The model, in float32."""
         return self.translator.model
+
+    def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the vocabularies into a folder, under the names that they have in a run's."""
+        sides = RunFolder(folder).tokenizers(separate=self.model.source_vocabulary_size is not None)
+        for path, tokenizer in zip(
+            sides, (self.translator.source_tokenizer, self.translator.target_tokenizer), strict=True
+        ):
+            tokenizer.save(path)
 
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
         """What an artefact says of itself: names to texts, the same for the same run and flags."""
