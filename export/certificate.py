@@ -1,0 +1,471 @@
+"""The certificate: every artefact is run in a process of its own and compared with the model, sentence by sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from export.judgement import BATCH_SIZE, RULES, BrokenArtefact, Difference, Judge, Judgement, bleu_signature
+from export.signatures import PRECISIONS, Decoding, TrainedRun, import_optional, stem
+from keras_transformer.errors import RequestError, say
+from keras_transformer.run_folder import RunFolder, write_text
+from keras_transformer.text.corpora import read_lines
+
+RUNNER = Path(__file__).with_name("runner.py")
+QUICK_SENTENCES = 200  # they show whether an artefact is the model; what a low precision costs takes all
+NUM_PROBES = 64  # sentences that are run alone and padded as well, unless it takes longer than
+PROBE_SECONDS = 5.0
+PAD_COLUMNS = 16
+LISTED = 20  # differing sentences of an artefact that CERTIFICATE.md shows; certificate.json has them all
+NAMES = [  # of section 5 of the design: (name, suffix, format, takes)
+    ("saved_model", "", "saved_model", "text"),
+    ("onnx/translate", ".onnx", "onnx", "ids"),
+    ("onnx/translate_text", ".onnx", "onnx", "text"),
+    ("onnx/encoder", ".onnx", "onnx", "part"),
+    ("onnx/step", ".onnx", "onnx", "part"),
+    ("tflite/translate", ".tflite", "tflite", "ids"),
+    ("tflite/translate_text", ".tflite", "tflite", "text"),
+]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A translator that an export wrote.
+
+    Args:
+        path: its file or folder.
+        format: "saved_model", "onnx" or "tflite".
+        takes: "text", "ids", or "part" for half a translator, which works only in a loop of its caller's.
+        precision: "float32", "float16" or "int8".
+    """
+
+    path: Path
+    format: str
+    takes: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an artefact is made of.
+
+    Args:
+        bytes: of all its files.
+        operators: how many of each name.
+        custom_operators: those that are not the format's own.
+        opset: versions of the sets of operators that it asks for.
+    """
+
+    bytes: int
+    operators: dict[str, int]
+    custom_operators: list[str]
+    opset: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artefact's part of the certificate.
+
+    Args:
+        name: its path in the export folder.
+        format, takes, precision: as of `Artefact`.
+        holds: None if it was not run.
+        held_against: what it was held against, or why it was not run.
+        reason: why it does not hold.
+        contents: what it is made of; None if it cannot be read.
+        judgement: what was seen when it ran; None if it did not.
+    """
+
+    name: str
+    format: str
+    takes: str
+    precision: str
+    holds: bool | None
+    held_against: str
+    reason: str = ""
+    contents: Contents | None = None
+    judgement: Judgement | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What `certify` found.
+
+    Args:
+        entries: one for each artefact.
+        run: what is known of the run and of the search.
+        versions: of what the model ran on.
+        machine: where, and with how many threads.
+        bleu_signature: sacreBLEU's; "" without references.
+    """
+
+    entries: tuple[Entry, ...]
+    run: dict[str, str]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    bleu_signature: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether every artefact that was run holds."""
+        return all(entry.holds is not False for entry in self.entries)
+
+
+def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
+    """The artefacts of an export folder, known by their names."""
+    candidates = [
+        Artefact(Path(folder) / f"{stem(name, precision)}{suffix}", format, takes, precision)
+        for name, suffix, format, takes in NAMES
+        for precision in PRECISIONS
+    ]
+    return [artefact for artefact in candidates if artefact.path.exists()]
+
+
+def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """The validation sentences of a run folder, and their references.
+
+    Raises:
+        RequestError: the run has none.
+    """
+    folder = RunFolder(run)
+    if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
+        raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
+    return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+
+
+def certify(
+    run: TrainedRun,
+    folder: str | os.PathLike[str],
+    artefacts: Sequence[Artefact],
+    decoding: Decoding,
+    sentences: Sequence[str],
+    references: Sequence[str] | None = None,
+    threads: int = 1,
+) -> Certificate:
+    """Runs artefacts and compares them with the model that they were made of.
+
+    Args:
+        run: what was exported.
+        folder: the export folder.
+        artefacts: which of its artefacts; see `artefacts_in`.
+        decoding: the search that was baked into them.
+        sentences: float32 is compared over the first 200, lower precisions over all.
+        references: their translations, for BLEU. float32 is held without them.
+        threads: for each runtime.
+
+    Raises:
+        RequestError: `check_text` refuses the sentences, or a runtime is not installed.
+    """
+    precisions = {artefact.precision for artefact in artefacts}
+    check_text(sentences, references, precisions)
+    count = QUICK_SENTENCES if precisions <= {"float32"} else len(sentences)
+    judge = Judge(run.translator, decoding, sentences[:count], references)
+    about = run.metadata(decoding, "float32")
+    return Certificate(
+        entries=tuple(certified(judge, Path(folder), artefact, threads) for artefact in artefacts),
+        run={name: about[name] for name in about if name != "precision"},
+        versions={name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")},
+        machine={"system": platform.platform(), "processors": os.cpu_count(), "threads": threads},
+        bleu_signature="" if references is None else bleu_signature(),
+    )
+
+
+def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
+    """Raises RequestError unless artefacts of these precisions can be certified on this text."""
+    if not sentences:
+        raise RequestError("expected at least one sentence to certify on; received none")
+    if references is not None and len(references) != len(sentences):
+        raise RequestError(
+            f"expected a reference for each sentence; received {len(sentences)} sentences and "
+            f"{len(references)} references: align them"
+        )
+    if references is None and (low := sorted({*precisions} - {"float32"})):
+        raise RequestError(f"{' and '.join(low)} are held by BLEU, which needs references: give --references too")
+
+
+def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> Entry:
+    """Runs one artefact and judges what it gave."""
+    name = artefact.path.relative_to(folder).as_posix()
+    entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, RULES[artefact.precision])
+    try:
+        entry = replace(entry, contents=contents_of(artefact))
+        if artefact.takes == "part":
+            return replace(entry, holds=None, held_against="not run: it takes a loop of its caller's")
+        say(f"certifying {name}")
+        judgement = judge.judge(artefact.precision, run_artefact(artefact, job_of(judge, artefact, threads)))
+    except BrokenArtefact as broken:
+        entry = replace(entry, reason=str(broken))
+        if artefact.precision == "float16" and "NOT_IMPLEMENTED" in entry.reason:
+            graph = "the graph alone, which is valid: there was no GPU, and the CPU lacks some of its operators in half"
+            return replace(entry, holds=True, held_against=graph)
+        return entry
+    if artefact.precision == "float16" and artefact.format != "tflite" and judgement.measured.device == "CPU":
+        entry = replace(entry, held_against=f"{entry.held_against}; on the CPU: there was no GPU, so no speed is known")
+    return replace(entry, holds=judgement.holds, reason=judgement.reason, judgement=judgement)
+
+
+def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
+    """What the runner is told: see there."""
+    count = QUICK_SENTENCES if artefact.precision == "float32" else None
+    sentences = judge.sentences if artefact.takes == "text" else judge.source_ids
+    return {
+        "path": str(artefact.path.resolve()),
+        "format": artefact.format,
+        "takes": artefact.takes,
+        "gpu": artefact.precision == "float16",
+        "threads": threads,
+        "sentences": sentences[:count],
+        "batch_size": BATCH_SIZE,
+        "num_probes": NUM_PROBES,
+        "probe_seconds": PROBE_SECONDS,
+        "pad_columns": PAD_COLUMNS,
+    }
+
+
+def run_artefact(artefact: Artefact, job: dict[str, Any]) -> dict[str, Any]:
+    """What the runner says of an artefact, from a process of its own that knows nothing of this project.
+
+    Raises:
+        BrokenArtefact: it raised an error, crashed or hung.
+        RequestError: a package that runs it is missing.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        to, back = Path(place, "job.json"), Path(place, "result.json")
+        to.write_text(json.dumps(job), encoding="utf-8")
+        command = [sys.executable, "-P", str(RUNNER), str(to), str(back)]
+        seconds = 300 + 10 * len(job["sentences"])
+        try:
+            done = subprocess.run(command, cwd=place, env=environment(job), capture_output=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise BrokenArtefact(f"it was not done after {seconds} seconds") from None
+        if done.returncode or not back.is_file():
+            last = done.stderr.decode("utf-8", "replace").strip().split("\n")[-1][:200]
+            raise BrokenArtefact(f"its process ended with exit status {done.returncode}: {last}")
+        result = json.loads(back.read_text(encoding="utf-8"))
+    if "missing" in result:
+        raise RequestError(
+            f"certifying {artefact.path.name} needs the package of {result['missing']}, which is not installed: "
+            "install it with pip install 'keras-transformer[export]'"
+        )
+    if "error" in result:
+        raise BrokenArtefact(result["error"])
+    return result
+
+
+def environment(job: dict[str, Any]) -> dict[str, str]:
+    """That of the runner: nothing that leads Python to this project; no GPU unless the job may use it."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    hidden = {} if job["gpu"] else {"CUDA_VISIBLE_DEVICES": "-1"}
+    return clean | hidden | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(job["threads"])}
+
+
+def contents_of(artefact: Artefact) -> Contents:
+    """What an artefact is made of, from its files.
+
+    Raises:
+        BrokenArtefact: they cannot be read, or are not what their format says.
+    """
+    read = {"saved_model": saved_model_contents, "onnx": onnx_contents, "tflite": tflite_contents}[artefact.format]
+    try:
+        return read(artefact.path)
+    except RequestError:
+        raise
+    except Exception as error:  # each library has its own for a damaged file
+        raise BrokenArtefact(f"it cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def saved_model_contents(path: Path) -> Contents:
+    """Operators of the signatures' functions; those that TensorFlow itself lacks are custom."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    model = SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    graph = model.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    operators = Counter(node.op for node in nodes)
+    functions = {function.signature.name for function in graph.library.function}
+    custom = [name for name in operators if not hasattr(tf.raw_ops, name) and name not in functions]
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return contents(files, operators, custom, {"GraphDef": graph.versions.producer})
+
+
+def onnx_contents(path: Path) -> Contents:
+    """Operators, those of inner graphs too, `domain::name` where the domain is not ONNX's; and these are custom."""
+    onnx = import_optional("onnx")
+    onnx.checker.check_model(str(path))
+    model = onnx.load(path, load_external_data=False)
+    functions = {(function.domain, function.name) for function in model.functions}
+    nodes = [node for graph in (model.graph, *model.functions) for node in onnx_nodes(graph.node)]
+    operators = Counter(f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
+    custom = [
+        f"{node.domain}::{node.op_type}"
+        for node in nodes
+        if node.domain and (node.domain, node.op_type) not in functions
+    ]
+    data = {item.value for array in model.graph.initializer for item in array.external_data if item.key == "location"}
+    opset = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    return contents([path, *(path.parent / name for name in data)], operators, custom, opset)
+
+
+def onnx_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The nodes and those of the graphs inside them: bodies of loops, branches of conditions."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from onnx_nodes(graph.node)
+
+
+def tflite_contents(path: Path) -> Contents:
+    """Operators of all subgraphs; those with a name of their own are custom, TensorFlow's (Flex) among them."""
+    schema = import_optional("ai_edge_litert.schema_py_generated")
+    model = schema.Model.GetRootAs(path.read_bytes())
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
+    codes = [model.OperatorCodes(place) for place in range(model.OperatorCodesLength())]
+    kinds = [max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) for code in codes]
+    used = [(code.CustomCode() or b"").decode() or names[kind] for code, kind in zip(codes, kinds, strict=True)]
+    graphs = [model.Subgraphs(place) for place in range(model.SubgraphsLength())]
+    places = [graph.Operators(index).OpcodeIndex() for graph in graphs for index in range(graph.OperatorsLength())]
+    custom = [name for code, name in zip(codes, used, strict=True) if code.CustomCode()]
+    return contents([path], Counter(used[place] for place in places), custom, {"schema": model.Version()})
+
+
+def contents(files: Iterable[Path], operators: Counter[str], custom: Iterable[str], opset: dict[str, int]) -> Contents:
+    """Files measured, names in order."""
+    size = sum(file.stat().st_size for file in files)
+    return Contents(size, dict(sorted(operators.items())), sorted(set(custom)), opset)
+
+
+def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes certificate.json, for machines, and CERTIFICATE.md, for people; each whole or not at all."""
+    paths = [Path(folder) / "certificate.json", Path(folder) / "CERTIFICATE.md"]
+    machine = {"holds": certificate.holds, **asdict(certificate)}
+    write_text(paths[0], json.dumps(finite(machine), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(paths[1], markdown(certificate))
+    return paths
+
+
+def finite(value: Any) -> Any:
+    """The value with null for the numbers that JSON lacks: infinities, and what is no number."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(certificate: Certificate) -> str:
+    """CERTIFICATE.md: two tables, what was held against what, the sentences that differ, the versions."""
+    verdict = "Every artefact that was run holds." if certificate.holds else "**Not every artefact holds.**"
+    machine = certificate.machine
+    lines = [
+        "# Certificate",
+        "",
+        f"Each artefact, run in a process of its own, against the Keras model that it was made of. {verdict}",
+        "",
+        *quality_table(certificate.entries),
+        "",
+        "Identical: tokens, or text where an artefact gives text, in batches of 32, in the order of the text. Score: "
+        "the largest difference over identical translations. In brackets the model's own BLEU, "
+        f"{certificate.bleu_signature or 'not measured: there were no references'}. Batched, padded: how many "
+        "sentences are translated otherwise than alone.",
+        "",
+        *cost_table(certificate.entries),
+        "",
+        "Latency: the median at batch 1. Speed: at batch 32. Memory: of the whole process, at its peak. Measured with "
+        f"{machine['threads']} thread(s) on {machine['system']}, {machine['processors']} processors.",
+        *(line for entry in certificate.entries for line in section(entry)),
+        "",
+        "## Versions",
+        "",
+        *(f"* {name}: {text}" for name, text in certificate.run.items() if text),
+        f"* the model ran on: {listed(certificate.versions)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quality_table(entries: Iterable[Entry]) -> Iterator[str]:
+    """A row for each artefact: whether it holds, and how it compares with the model."""
+    yield "| artefact | holds | sentences | identical | score | BLEU | batched | padded |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for entry in entries:
+        holds = {True: "yes", False: "**no**", None: "not run"}[entry.holds]
+        cells = [""] * 6
+        if entry.judgement:
+            seen = entry.judgement.measured
+            cells = [
+                str(seen.sentences),
+                f"{seen.identical / seen.sentences:.1%}",
+                f"{seen.score_difference:.1e}",
+                "" if seen.bleu is None else f"{seen.bleu:.2f} ({seen.model_bleu:.2f})",
+                f"{seen.batched_differ} of {seen.probes}",
+                f"{seen.padded_differ} of {seen.probes}",
+            ]
+        yield f"| `{entry.name}` | {holds} | {' | '.join(cells)} |"
+
+
+def cost_table(entries: Iterable[Entry]) -> Iterator[str]:
+    """A row for each artefact: what it takes to run."""
+    yield "| artefact | MB | opset | load, s | memory, MB | latency, ms | sentences/s | device |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for entry in entries:
+        cells = [""] * 7
+        if entry.contents:
+            cells[:2] = [f"{entry.contents.bytes / 1e6:.1f}", listed(entry.contents.opset)]
+        if entry.judgement:
+            seen = entry.judgement.measured
+            cells[2:] = [
+                f"{seen.load_seconds:.2f}",
+                f"{seen.peak_bytes / 1e6:.0f}",
+                f"{1000 * seen.latency_seconds:.1f}",
+                f"{seen.sentences_per_second:.1f}",
+                seen.device,
+            ]
+        yield f"| `{entry.name}` | {' | '.join(cells)} |"
+
+
+def section(entry: Entry) -> Iterator[str]:
+    """What one artefact was held against, what it asks for, and the sentences that differ."""
+    yield from ("", f"## {entry.name}", "")
+    yield f"Held against: {entry.held_against}."
+    if entry.reason:
+        yield f"\n{'Note' if entry.holds else '**It does not hold**'}: {one_line(entry.reason)}."
+    if entry.contents:
+        custom = ", ".join(f"`{name}`" for name in entry.contents.custom_operators)
+        yield f"\nOperators beside the format's own: {custom or 'none'}."
+    if entry.judgement:
+        yield f"\nIt ran on: {listed(entry.judgement.measured.versions)}."
+        yield from differences_list(entry.judgement.differences)
+
+
+def differences_list(differences: Sequence[Difference]) -> Iterator[str]:
+    """The sentences that differ, the model's translation and the artefact's, both scored by the model."""
+    for one in differences[:LISTED]:
+        yield f"\n* line {one.line}, {one.given}: {one_line(one.source)}"
+        yield f"  * model, {one.model_score:.4f}: {one_line(one.model)}"
+        yield f"  * artefact, {one.artefact_score:.4f}: {one_line(one.artefact)}"
+        if one.margin is not None:
+            yield f"  * the model kept its own by {one.margin:.1e} at piece {one.piece}"
+    if len(differences) > LISTED:
+        yield f"\n… and {len(differences) - LISTED} more, in certificate.json."
+
+
+def one_line(text: str) -> str:
+    """Text in which Markdown finds nothing of its own."""
+    return "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in " ".join(text.split()))
+
+
+def listed(values: dict[str, Any]) -> str:
+    """`name value` of each."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,226 @@
+"""Runs one artefact as its users do: a script for a process of its own, which imports nothing of this project.
+
+`python runner.py JOB RESULT` reads a job (JSON) and writes a result (JSON). The job:
+
+    path, format ("saved_model" | "onnx" | "tflite"), takes ("text" | "ids"), gpu (may it be used), threads,
+    sentences (texts, or rows of ids), batch_size, num_probes (so many sentences are run alone and padded as well),
+    probe_seconds (after so long no more of them), pad_columns (how far ids are padded)
+
+The result: load_seconds, peak_bytes, versions, device, modules (which of `WATCHED` were imported), and the answers
+"batched", "alone" and "padded", each with outputs, scores and seconds (of each batch). Or: error, one line. Or:
+missing, a module that is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAD = 0
+WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
+PACKAGES = (
+    "tensorflow",
+    "tensorflow-text",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-extensions",
+    "ai-edge-litert",
+    "numpy",
+)
+Job = dict[str, Any]
+Batch = Any  # strings (B,), or ids (B, S) int32
+Translate = Callable[[Batch], tuple[np.ndarray, np.ndarray]]  # strings (B,) or ids (B, L), and scores (B,)
+
+
+def main(job_path: str, result_path: str) -> None:
+    """Runs the job; what goes wrong stands in the result."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    try:
+        result = run(job)
+    except ModuleNotFoundError as error:
+        result = {"missing": error.name}
+    except Exception as error:  # whatever a runtime may raise: the certificate tells it
+        lines = str(error).split("\n")
+        result = {"error": " ".join(f"{type(error).__name__}: {lines[0]}".split())[:500]}
+    Path(result_path).write_text(json.dumps(result), encoding="utf-8")
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Loads the artefact, then has it answer in batches, alone and padded."""
+    prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}[job["format"]]
+    load = prepare(job)  # the runtime's import is not counted
+    start = time.perf_counter()
+    translate, device = load()
+    load_seconds = time.perf_counter() - start
+    sentences, size = job["sentences"], job["batch_size"]
+    probes = sentences[: job["num_probes"]]
+    translate(batch_of(sentences[:size]))  # to warm up
+    answers = {
+        "batched": answer(translate, [sentences[first : first + size] for first in range(0, len(sentences), size)]),
+        "alone": answer(translate, [[sentence] for sentence in probes], job["probe_seconds"]),
+        "padded": answer(translate, [[sentence] for sentence in probes], job["probe_seconds"], padding(job)),
+    }
+    return {
+        **answers,
+        "load_seconds": load_seconds,
+        "peak_bytes": peak_bytes(),
+        "versions": dict(versions()),
+        "device": device,
+        "modules": [name for name in WATCHED if name in sys.modules],
+    }
+
+
+def prepare_saved_model(job: Job) -> Callable[[], tuple[Translate, str]]:
+    """TensorFlow with the operators of tensorflow_text: what TensorFlow Serving has."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
+    tf.config.threading.set_inter_op_parallelism_threads(job["threads"])
+    import tensorflow_text  # noqa: F401
+
+    def load() -> tuple[Translate, str]:
+        loaded = tf.saved_model.load(job["path"])
+
+        def translate(text: Batch) -> tuple[np.ndarray, np.ndarray]:
+            # Asked for here each time: a signature alone does not keep the variables that it reads.
+            outputs = loaded.signatures["serving_default"](text=tf.constant(text))
+            return outputs["translation"].numpy(), outputs["score"].numpy()
+
+        return translate, "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+
+    return load
+
+
+def prepare_onnx(job: Job) -> Callable[[], tuple[Translate, str]]:
+    """ONNX Runtime; onnxruntime-extensions beside it for text alone."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = job["threads"]
+    options.log_severity_level = 3
+    if job["takes"] == "text":
+        import onnxruntime_extensions
+
+        options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+    wanted = ["CUDAExecutionProvider"] * job["gpu"] + ["CPUExecutionProvider"]
+
+    def load() -> tuple[Translate, str]:
+        providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
+        session = onnxruntime.InferenceSession(job["path"], options, providers=providers)
+        (name,) = [argument.name for argument in session.get_inputs()]
+        best = "translation" if job["takes"] == "text" else "target_ids"
+        on_gpu = "CUDAExecutionProvider" in session.get_providers()  # it falls back to the CPU without a word
+        return lambda batch: tuple(session.run([best, "score"], {name: batch})), "GPU" if on_gpu else "CPU"
+
+    return load
+
+
+def prepare_tflite(job: Job) -> Callable[[], tuple[Translate, str]]:
+    """LiteRT alone for ids; for text with the operators of tensorflow_text."""
+    from ai_edge_litert import interpreter as litert
+
+    options = {"model_path": job["path"], "num_threads": job["threads"]}
+    if job["takes"] == "text":
+        from tensorflow_text.core.pybinds import tflite_registrar
+
+        options["custom_op_registerers"] = tflite_registrar.SELECT_TFTEXT_OPS
+
+    def load() -> tuple[Translate, str]:
+        kind = litert.InterpreterWithCustomOps if job["takes"] == "text" else litert.Interpreter
+        runner = kind(**options).get_signature_runner("translate")
+        (name,) = runner.get_input_details()
+        best = "translation" if job["takes"] == "text" else "target_ids"
+
+        def translate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+            outputs = runner(**{name: batch})
+            return outputs[best], outputs["score"]
+
+        return translate, "CPU"
+
+    return load
+
+
+def answer(
+    translate: Translate, batches: Sequence[list], most_seconds: float = float("inf"), prepare: Callable | None = None
+) -> dict[str, list]:
+    """The answers to the batches, as far as the time goes."""
+    answers: dict[str, list] = {"outputs": [], "scores": [], "seconds": []}
+    for sentences in batches:
+        batch = (prepare or batch_of)(sentences)
+        start = time.perf_counter()
+        outputs, scores = translate(batch)
+        answers["seconds"].append(time.perf_counter() - start)
+        if np.shape(outputs)[:1] != np.shape(batch)[:1] or np.shape(scores) != np.shape(batch)[:1]:
+            shapes = f"outputs {np.shape(outputs)} and scores {np.shape(scores)}"
+            raise ValueError(f"expected a row and a score for each of {len(batch)} sentences; received {shapes}")
+        answers["outputs"] += [plain(row) for row in outputs[: len(sentences)]]
+        answers["scores"] += [float(score) for score in scores[: len(sentences)]]
+        if sum(answers["seconds"]) > most_seconds:
+            break
+    return answers
+
+
+def batch_of(sentences: list) -> Batch:
+    """Texts (B,), or ids (B, S) with pad where a row is shorter."""
+    if isinstance(sentences[0], str):
+        return np.array(sentences, object)
+    ids = np.full((len(sentences), max(map(len, sentences))), PAD, "int32")
+    for row, sentence in zip(ids, sentences, strict=True):
+        row[: len(sentence)] = sentence
+    return ids
+
+
+def padding(job: Job) -> Callable[[list], Batch]:
+    """What pads a batch: more columns for ids; for text a longer neighbour in the last row."""
+    if job["takes"] == "ids":
+        return lambda sentences: np.pad(batch_of(sentences), [(0, 0), (0, job["pad_columns"])], constant_values=PAD)
+    longest = max(job["sentences"], key=len)
+    return lambda sentences: batch_of([*sentences, f"{longest} {longest}"])
+
+
+def plain(row: Any) -> Any:
+    """A text as a string; ids without the pad at their end."""
+    if isinstance(row, bytes):
+        return row.decode("utf-8", "replace")
+    if isinstance(row, str):
+        return row
+    ids = [int(id) for id in row]
+    while ids and ids[-1] == PAD:
+        ids.pop()
+    return ids
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever held."""
+    with contextlib.suppress(OSError):
+        # Linux hands `ru_maxrss` on from the process that started this one.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Python's version and those of the runtimes that were used."""
+    yield "python", sys.version.split()[0]
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if package.removesuffix("-gpu").replace("-", "_") in sys.modules:
+                yield package, metadata.version(package)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    main(*sys.argv[1:])
