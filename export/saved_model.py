@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -20,6 +21,7 @@ from export.signatures import (
 )
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import write_folder_whole
+from keras_transformer.text.tokenizer import Tokenizer
 
 Tensor = Any
 
@@ -83,7 +85,7 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
             self.weights = [variable.value for variable in model.variables]
             self.source_tokenizer, self.target_tokenizer = (
                 # Not the Fast one: it gives other ids for BPE vocabularies, and says nothing.
-                text_library.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
+                text_library.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32, name=resource_name(tokenizer))
                 for tokenizer in (run.translator.source_tokenizer, run.translator.target_tokenizer)
             )
 
@@ -100,6 +102,11 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
             return {"translation": best["translations"][:, 0], "score": best["scores"][:, 0]}
 
     return TextTranslator()
+
+
+def resource_name(tokenizer: Tokenizer) -> str:
+    """A name of its own for each vocabulary: of one name, those loaded into a process later would be the first one."""
+    return f"vocabulary_{hashlib.sha256(tokenizer.model).hexdigest()}"
 
 
 def ids_of(tokenizer: Any, text: Tensor) -> Tensor:

@@ -1,0 +1,75 @@
+"""One export of a small run, in every format, for the tests that use what it wrote."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from export.__main__ import main
+from export.signatures import Decoding, TrainedRun
+
+FLAGS = ["--beams", "3", "--max-length", "12", "--length-penalty", "0.8"]
+ODD = [
+    "a dog runs to the sea",
+    "",
+    " \t ",
+    "one hundred and two dogs",
+    "two\0dogs",
+    "two\ndogs\rrun",
+    "\x01\x02\u200b\u00a0",
+    "<s> dog </s> <pad> <unk>",
+    "日本 ünï",
+    "the quick brown dog " * 30,  # more pieces than the model takes
+]
+
+
+@pytest.fixture(scope="session")
+def decoding() -> Decoding:
+    return Decoding(num_beams=3, length_penalty=0.8, max_length=12)
+
+
+@pytest.fixture(scope="session")
+def trained(translator) -> TrainedRun:
+    return TrainedRun(translator, "en-de", "words")
+
+
+@pytest.fixture(scope="session")
+def run_with_validation(built_run, tmp_path_factory) -> Path:
+    from tests.tiny_run import lines  # the plugin, whose assertions pytest rewrites as it registers it
+
+    run = Path(shutil.copytree(built_run, tmp_path_factory.mktemp("validated") / "tiny"))
+    for name, seed in {"validation.source": 5, "validation.target": 6}.items():
+        (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+    return run
+
+
+@pytest.fixture(scope="session")
+def exported(run_with_validation, tmp_path_factory) -> Path:
+    """What `python -m export` writes in float32, its certificate included."""
+    folder = tmp_path_factory.mktemp("exports") / "exported"
+    assert main([str(run_with_validation), "--format", "saved_model", "tflite", "--out", str(folder), *FLAGS]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def expected(translator) -> list[list]:
+    """The model's own hypotheses of `ODD`."""
+    return translator.n_best(ODD, num_beams=3, length_penalty=0.8, max_length=12, n_best=3)
+
+
+@pytest.fixture
+def run_clean(tmp_path) -> Callable[..., str]:
+    """`run_clean(code, *arguments)` runs Python where nothing of ours can be imported, and returns what it printed."""
+
+    def run(code: str, *arguments: object) -> str:
+        command = [sys.executable, "-I", "-W", "ignore", "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run

@@ -1,0 +1,160 @@
+"""The command: what it writes, what it refuses, and that nothing is lost or left half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+
+import export.__main__ as command
+from export.__main__ import main, planned
+from export.signatures import open_run
+from keras_transformer.errors import RequestError
+
+pytest_plugins = ["tests.tiny_run"]
+
+FILES = {
+    "saved_model/saved_model.pb",
+    "onnx/translate.onnx",
+    "onnx/translate_text.onnx",
+    "onnx/encoder.onnx",
+    "onnx/step.onnx",
+    "tflite/translate.tflite",
+    "tflite/translate_text.tflite",
+    "tokenizer.model",
+    "certificate.json",
+    "CERTIFICATE.md",
+}
+
+
+def files_in(folder) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_export_is_whole_and_holds(exported, run_with_validation):
+    assert files_in(exported) >= FILES
+    assert (exported / "tokenizer.model").read_bytes() == (run_with_validation / "tokenizer.model").read_bytes()
+    certificate = json.loads((exported / "certificate.json").read_text())
+    assert certificate["holds"]
+    assert len(certificate["entries"]) >= 5
+    assert [path.name for path in exported.parent.iterdir()] == [exported.name], "nothing half-written beside it"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Exports write one small file in place of each artefact, and certify nothing."""
+
+    def export_tflite(run, folder, decoding, precision):
+        path = folder / f"artefact-{precision}"
+        path.write_text("translator")
+        return [path]
+
+    monkeypatch.setattr("export.tflite.export_tflite", export_tflite)
+    return lambda *flags: main([*map(str, flags), "--format", "tflite"])
+
+
+def test_an_export_is_replaced_only_when_asked(quick, run_with_validation, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert quick(run_with_validation, "--out", out) == 0
+    assert quick(run_with_validation, "--out", out) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    (out / "artefact-float32").write_text("old")
+    assert quick(run_with_validation, "--out", out, "--overwrite") == 0
+    assert (out / "artefact-float32").read_text() == "translator"
+
+
+def test_a_failed_export_leaves_what_was_there(quick, run_with_validation, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    assert quick(run_with_validation, "--out", out) == 0
+    before = files_in(out)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("export.tflite.export_tflite", full)
+    assert quick(run_with_validation, "--out", out, "--overwrite") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert files_in(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_exit_status_1_when_the_certificate_does_not_hold(quick, run_with_validation, tmp_path, capsys, monkeypatch):
+    from export import certificate
+
+    monkeypatch.setattr(certificate.Certificate, "holds", property(lambda self: False))
+    assert quick(run_with_validation, "--out", tmp_path / "out") == 1
+    assert "not every artefact translates as the model does" in capsys.readouterr().err
+    assert (tmp_path / "out" / "CERTIFICATE.md").is_file()
+
+
+def test_what_is_no_export_is_left_alone(run_with_validation, tmp_path, capsys):
+    (tmp_path / "letter").write_text("dear ...")
+    assert main([str(run_with_validation), "--out", str(tmp_path), "--overwrite"]) == 2
+    assert main([str(run_with_validation), "--out", str(tmp_path / "letter")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+    assert files_in(tmp_path) == {"letter"}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder, capsys):
+    assert main([str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
+    assert "expected a run folder" in capsys.readouterr().err
+    (run_folder / "model.keras").unlink()
+    assert main([str(run_folder), "--out", str(tmp_path / "out")]) == 2
+    assert "no model.keras yet" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_validation_text_asks_for_sentences(run_folder, tmp_path, capsys):
+    assert main([str(run_folder), "--out", str(tmp_path / "out")]) == 2
+    assert "--sentences" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--beams", "0"], "num_beams"),
+        (["--n-best", "9"], "n_best"),
+        (["--max-length", "0"], "max_length"),
+        (["--references", "some"], "give both"),
+        (["--sentences", "missing"], "missing"),
+        (["--format", "saved_model", "--precision", "int8"], "saved_model has no int8"),
+    ],
+)
+def test_wrong_requests(run_with_validation, tmp_path, capsys, flags, message):
+    assert main([str(run_with_validation), "--out", str(tmp_path / "out"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_format_cannot_do_is_left_out_of_many(capsys):
+    plan = planned(["saved_model", "tflite"], ["float32", "int8"])
+    assert plan == [("saved_model", "float32"), ("tflite", "float32"), ("tflite", "int8")]
+    assert "left out: saved_model has no int8" in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    with pytest.raises(RequestError, match=r"pip install 'keras-transformer\[export\]'"):
+        planned(["tflite"], ["float32"])
+
+
+def test_unknown_formats_and_precisions_exit_2(run_with_validation):
+    for flags in (["--format", "pdf"], ["--precision", "int3"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(run_with_validation), *flags])
+
+
+def test_help_waits_for_no_tensorflow():
+    code = "import sys, export.__main__; export.__main__.make_parser().format_help(); print('keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_vocabulary_is_known_by_its_kind(run_with_validation):
+    assert open_run(run_with_validation).translator.source_tokenizer.model_type == "unigram"
+    assert set(command.PACKAGES) == set(command.FORMATS)

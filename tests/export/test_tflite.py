@@ -1,0 +1,146 @@
+"""TFLite translators translate as the model does, by LiteRT's own interpreter."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, InterpreterWithCustomOps
+
+from export.signatures import Decoding, TrainedRun
+from export.tflite import Int8Embedding, export_tflite
+from keras_transformer.decoding.translator import Translator, padded
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from tests.export.conftest import ODD
+from tests.tiny_run import lines
+
+pytest_plugins = ["tests.tiny_run"]
+
+SENTENCES = lines(7, 12)
+
+CLIENT = """
+import json, sys
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+runner = Interpreter(sys.argv[1], num_threads=1).get_signature_runner("translate")
+answer = runner(source_ids=np.array(json.loads(sys.argv[2]), "int32"))
+print(json.dumps([answer["target_ids"].tolist(), "tensorflow" in sys.modules]))
+"""
+
+
+def runner_of(path):
+    return Interpreter(str(path), num_threads=1).get_signature_runner("translate")
+
+
+@pytest.fixture(scope="module")
+def source_ids(translator):
+    return [[*ids, END] for ids in translator.source_tokenizer.encode(SENTENCES)]
+
+
+@pytest.fixture(scope="module")
+def expected_ids(translator):
+    hypotheses = translator.n_best(SENTENCES, num_beams=3, length_penalty=0.8, max_length=12)
+    return [(list(one.ids), one.score) for (one,) in hypotheses]
+
+
+@pytest.fixture(scope="module")
+def translate(exported):
+    return runner_of(exported / "tflite" / "translate.tflite")
+
+
+def rows_of(answer) -> list[list[int]]:
+    return [[int(id) for id in row if id != PAD] for row in answer["target_ids"]]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 12])
+def test_ids_are_the_models_in_any_batch(translate, source_ids, expected_ids, batch_size):
+    for start in range(0, len(source_ids), batch_size):
+        answer = translate(source_ids=padded(source_ids[start : start + batch_size]))
+        expected = expected_ids[start : start + batch_size]
+        assert rows_of(answer) == [ids for ids, _ in expected]
+        assert answer["score"] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+def test_padding_changes_nothing(translate, source_ids, expected_ids):
+    answer = translate(source_ids=padded(source_ids, 60))
+    assert rows_of(answer) == [ids for ids, _ in expected_ids]
+
+
+def test_ids_need_no_tensorflow(exported, run_clean, source_ids, expected_ids):
+    path = exported / "tflite" / "translate.tflite"
+    rows, imported = json.loads(run_clean(CLIENT, path, json.dumps([source_ids[0]])))
+    assert [id for id in rows[0] if id != PAD] == expected_ids[0][0]
+    assert not imported
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((0, 3)), np.zeros((2, 0)), np.zeros((2, 4)), [[-5, 64, 10**9, END]], [[9] * 300], [[END, 9, PAD]]]
+)
+def test_bad_ids_get_an_answer_of_the_right_shape(translate, bad):
+    ids = np.array(bad, "int32")
+    answer = translate(source_ids=ids)
+    assert answer["score"].shape == ids.shape[:1]
+    assert answer["target_ids"].shape[0] == ids.shape[0]
+    if not ids.any():
+        assert rows_of(answer) == [[END]] * len(ids)
+        assert not answer["score"].any()
+
+
+def text_runner(path):
+    from tensorflow_text import tflite_registrar
+
+    interpreter = InterpreterWithCustomOps(
+        custom_op_registerers=tflite_registrar.SELECT_TFTEXT_OPS, model_path=str(path), num_threads=1
+    )
+    return interpreter.get_signature_runner("translate")
+
+
+def test_text_is_the_models(exported, translator):
+    runner = text_runner(exported / "tflite" / "translate_text.tflite")
+    text = [line for line in ODD if "\0" not in line]  # LiteRT drops a NUL where others read a space
+    answer = runner(text=np.array([line.encode() for line in text], dtype=np.object_))
+    expected = translator.translate(text, num_beams=3, length_penalty=0.8, max_length=12)
+    assert [line.decode() for line in answer["translation"]] == expected
+    assert runner(text=np.array([], dtype=np.object_))["translation"].shape == (0,)
+
+
+@pytest.fixture(scope="module")
+def low(trained, decoding, tmp_path_factory):
+    """precision → the paths that it was exported to."""
+    folder = tmp_path_factory.mktemp("low")
+    return {precision: export_tflite(trained, folder, decoding, precision) for precision in ("float16", "int8")}
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_low_precisions_are_near_and_small(low, exported, precision, source_ids, expected_ids):
+    ids, text = low[precision]
+    assert (ids.name, text.name) == (f"translate-{precision}.tflite", f"translate_text-{precision}.tflite")
+    assert ids.stat().st_size < (exported / "tflite" / "translate.tflite").stat().st_size
+    scores = runner_of(ids)(source_ids=padded(source_ids))["score"]
+    assert scores == pytest.approx([score for _, score in expected_ids], abs=0.5)
+
+
+def test_int8_neighbours_and_padding_change_nothing(low, source_ids):
+    runner = runner_of(low["int8"][0])
+    alone = [row for ids in source_ids for row in rows_of(runner(source_ids=padded([ids])))]
+    assert alone == rows_of(runner(source_ids=padded(source_ids))) == rows_of(runner(source_ids=padded(source_ids, 60)))
+
+
+def test_rows_are_quantised_one_by_one():
+    embedding = Int8Embedding(40, 16)
+    embedding.build((None,))
+    rows = np.random.default_rng(0).normal(size=(40, 16)) * np.logspace(-2, 1, 40)[:, None]
+    embedding.embeddings.assign(rows)
+    embedding.quantise()
+    error = np.abs(np.asarray(embedding(np.arange(40))) - 4 * rows)  # rows are scaled by √D
+    assert (error <= 4 * np.abs(rows).max(axis=1, keepdims=True) / 127 / 2 + 1e-5).all()
+
+
+def test_bpe_text_is_left_out_and_said_to_be(tmp_path, capsys):
+    tokenizer = Tokenizer.train(lines(0), 64, "bpe")
+    model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 16)
+    paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
+    assert [path.name for path in paths] == ["translate.tflite"]
+    assert "translate_text.tflite is left out: of BPE vocabularies" in capsys.readouterr().err
