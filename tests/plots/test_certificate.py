@@ -1,0 +1,32 @@
+"""A certificate's picture: a bar for each artefact that was run, in every panel."""
+
+from __future__ import annotations
+
+import pytest
+
+from keras_transformer.plots.certificate import PANELS, certificate_picture
+
+MEASURED = {"sentences": 200, "identical": 199, "bleu": 41.0, "model_bleu": 41.5, "peak_bytes": 3e8,
+            "latency_seconds": 0.012, "sentences_per_second": 40.0}  # fmt: skip
+ENTRIES = [
+    {"name": "good", "holds": True, "contents": {"bytes": 8_600_000}, "judgement": {"measured": MEASURED}},
+    {"name": "bad", "holds": False, "contents": {"bytes": 10}, "judgement": {"measured": MEASURED | {"bleu": None}}},
+    {"name": "part", "holds": None, "contents": {"bytes": 10}, "judgement": None},
+]
+
+
+def test_a_bar_for_each_artefact_in_each_panel(tmp_path):
+    figure = certificate_picture({"entries": ENTRIES})
+    assert [axes.get_title() for axes in figure.axes] == [title for title, _, _ in PANELS]
+    widths = {axes.get_title(): [bar.get_width() for bar in axes.patches] for axes in figure.axes}
+    assert widths["identical, %"] == [99.5, 99.5]
+    assert widths["size, MB"] == pytest.approx([8.6, 1e-5])
+    assert widths["BLEU"] == [41.0, 0]
+    assert [bar.get_hatch() for bar in figure.axes[0].patches] == ["", "//"]
+    assert list(figure.axes[1].lines[0].get_xdata()) == [41.5, 41.5]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["good", "bad"]
+    figure.savefig(tmp_path / "certificate.png")
+
+
+def test_nothing_that_was_run_draws_nothing():
+    assert not certificate_picture({"entries": ENTRIES[2:]}).axes[0].patches
