@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,4 +74,10 @@ def exit_status(command: Callable[[], None]) -> int:
         return 0
     except (JobError, OSError, MemoryError) as error:
         say(f"error: {error or type(error).__name__}")
+        return 1
+    except Exception as error:
+        if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's, which may not have been imported
+            raise
+        tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
+        say(f"error: out of memory{f' for a {tensor[0]}' if tensor else ''}: take smaller batches, or a smaller model")
         return 1

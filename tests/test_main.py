@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_transformer.__main__ import TextLines, main, make_parser
+from keras_transformer.errors import exit_status
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -305,3 +306,15 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_re
     process.stdin.close()
     assert process.wait(timeout=120) == 0
     assert process.stderr.read() == b""
+
+
+def test_a_full_memory_is_told_in_one_line(capsys):
+    import tensorflow as tf
+
+    def command():
+        tf.zeros([2**20, 2**20, 2**10])
+
+    assert exit_status(command) == 1
+    assert capsys.readouterr().err == (
+        "error: out of memory for a tensor with shape[1048576,1048576,1024]: take smaller batches, or a smaller model\n"
+    )

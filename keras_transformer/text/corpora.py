@@ -173,6 +173,11 @@ def corpus_from_files(
         pairs = itertools.islice(train.pairs(), train.count - len(held_out))
         return (pair for pair in pairs if pair not in apart)
 
+    if next(remaining(), None) is None and any(map(any, held_out)):
+        raise RequestError(
+            f"{source}, {target}: every pair stands also among the last {len(held_out)}, which are held out for "
+            "validation: add other text, or give --valid-source and --valid-target"
+        )
     return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity)
 
 

@@ -104,7 +104,7 @@ class TokenizedCorpus:
                     source.write(compress(source_rows, keep), compress(source_lines, keep))
                     target.write(compress(target_rows, keep), compress(target_lines, keep))
             if not report.kept:
-                raise RequestError(f"no training pair is left after cleaning: {report}; check the training files")
+                raise RequestError(f"no pair is left after cleaning: {report}; check the text")
             write_meta(partial, report, max_length, (source.dtype, target.dtype))
         return cls.open(folder)
 

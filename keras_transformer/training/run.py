@@ -87,6 +87,8 @@ def open_run(given: dict[str, Any]) -> Run | None:
     folder = RunFolder(settings.folder)
     if is_chief:
         _check_folder(folder, settings)
+    if is_chief and given.get("preset"):
+        _say_what_the_recipe_sets(given, corpus, settings)
     config = {
         "model": _model_config(settings, stored),
         "settings": settings.as_dict(),
@@ -144,6 +146,16 @@ def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Sett
     return resolve({**given, **sizes}, corpus.recipe), corpus
 
 
+def _say_what_the_recipe_sets(given: dict[str, Any], corpus: Corpus, settings: Settings) -> None:
+    asked = resolve(given, {})
+    won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
+    if won:
+        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(settings, name)}" for name in won)
+        say(
+            f"{corpus.name} brings a recipe, which wins over --preset {settings.preset}: {flags}; a flag wins over both"
+        )
+
+
 def _corpus(settings: Settings) -> Corpus:
     if settings.source is not None and settings.target is not None:
         return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
@@ -173,7 +185,8 @@ def _check_folder(folder: RunFolder, settings: Settings) -> None:
     while not above.exists():
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RequestError(f"no permission to write in {above}; choose another folder with --out")
+        problem = "no permission to write in" if above.is_dir() else "not a folder:"
+        raise RequestError(f"{problem} {above}; choose another folder with --out")
 
 
 def _model_config(settings: Settings, stored: dict[str, Any] | None) -> dict[str, Any]:
@@ -255,10 +268,11 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
             (run.folder.valid_source, run.folder.valid_target), zip(*valid_pairs, strict=True), strict=True
         ):
             write_text(path, "".join(f"{line}\n" for line in lines))
+    with _naming(settings, validation=True):
+        valid = _tokenized(cache / "validation", iter(valid_pairs), tokenizers, settings)
     with _naming(settings):
         train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
     say(f"{run.corpus.name}: {train.report}")
-    valid = _tokenized(cache / "validation", iter(valid_pairs), tokenizers, settings)
     plan = BatchPlan(
         train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
         sampling=settings.sampling,
@@ -268,12 +282,15 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
 
 
 @contextmanager
-def _naming(settings: Settings) -> Iterator[None]:
-    """Puts the names of the training files before what is wrong with them."""
+def _naming(settings: Settings, validation: bool = False) -> Iterator[None]:
+    """Puts the names of the training files, or of the validation files, before what is wrong with them."""
     try:
         yield
     except RequestError as error:
         files = f"{settings.source}, {settings.target}" if settings.source else settings.dataset
+        if validation:
+            named = settings.valid_source and f"{settings.valid_source}, {settings.valid_target}"
+            files = named or f"{files}, what is held out for validation"
         raise RequestError(f"{files}: {error}") from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import MODEL_BOUNDS
 
 PRESET_NAMES = ("tiny", "base", "big")
 DEFAULT_PRESET = "tiny"
@@ -29,6 +30,10 @@ def _count(default: Any, help: str) -> Any:
 
 def _count_or_none(default: int, help: str) -> Any:
     return _flag(default, help, lambda x: x >= 0, "an integer of at least 0", type=int)
+
+
+def _seed(default: int, help: str) -> Any:
+    return _flag(default, help, lambda x: 0 <= x < 2**32, "an integer from 0 to 4294967295", type=int)
 
 
 def _rate(default: Any, help: str) -> Any:
@@ -96,7 +101,7 @@ class Settings:
     bleu_sentences: int = _count_or_none(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
     devices: str = _flag("auto", "`auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as 0,1")
     threads: int = _count_or_none(0, "processor threads; 0 leaves it to TensorFlow")
-    seed: int = _count_or_none(1, "fixes the run")
+    seed: int = _seed(1, "fixes the run")
     out: str | None = _flag(None, "the run folder, by default runs/DATASET-PRESET")
     resume: bool = _flag(False, "continue the run in --out; a larger --steps extends it", action="store_true")
     overwrite: bool = _flag(False, "remove the run in --out and start again", action="store_true")
@@ -121,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py",
         description="Trains a Transformer on parallel text; without arguments on number words, English to German.",
+        allow_abbrev=False,
     )
     for setting in fields(Settings):
         options = dict(setting.metadata["options"])
@@ -140,6 +146,10 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any]) -> Settings:
     from keras_transformer.models.presets import PRESETS
 
     given = {name: value for name, value in given.items() if value is not None}
+    if "source" in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
+        raise RequestError(
+            f"--source is your own text, and {_name(of_named[0])} is of a named corpus: give one of them"
+        )
     preset = PRESETS[given.get("preset", DEFAULT_PRESET)]
     settings = Settings(**{**preset, **recipe, **given})
     check(settings)
@@ -152,6 +162,9 @@ def check(settings: Settings) -> None:
         value, valid = getattr(settings, setting.name), setting.metadata["check"]
         if value is not None and valid is not None and not valid(value):
             raise RequestError(f"{_name(setting.name)} must be {setting.metadata['expected']}; received: {value}")
+    for name in MODEL_BOUNDS.keys() & asdict(settings).keys():
+        if (value := getattr(settings, name)) is not None and value > MODEL_BOUNDS[name]:
+            raise RequestError(f"{_name(name)} must be at most {MODEL_BOUNDS[name]}; received: {value}")
     if settings.key_dim is None and settings.hidden_dim % settings.num_heads:
         raise RequestError(
             f"--num-heads must divide --hidden-dim, or --key-dim must be given; received: {settings.num_heads} heads, "

@@ -107,7 +107,7 @@ def test_pairs_left_out_are_counted_once(unigram, tmp_path) -> None:
 
 def test_an_empty_corpus_after_cleaning_is_refused(unigram, tmp_path) -> None:
     for pairs in ([], [("", "a"), ("b", "")]):
-        with pytest.raises(RequestError, match="no training pair is left after cleaning: 0 pairs kept, .* check"):
+        with pytest.raises(RequestError, match="no pair is left after cleaning: 0 pairs kept, .* check"):
             TokenizedCorpus.build(tmp_path / "tokens", pairs, unigram, unigram)
     assert not list(tmp_path.iterdir())
 

@@ -100,6 +100,12 @@ def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
     assert corpus.recipe == {}
 
 
+def test_pairs_that_are_all_held_out_leave_nothing_to_train_on(tmp_path) -> None:
+    (tmp_path / "same").write_text("the same\n" * 30)
+    with pytest.raises(RequestError, match="same: every pair stands also among the last 1, .* --valid-source"):
+        corpus_from_files(tmp_path / "same", tmp_path / "same")
+
+
 def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pairs) -> None:
     pairs = make_pairs(200)
     pairs[3] = pairs[7] = pairs[-1]  # in both parts of the file

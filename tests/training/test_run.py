@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer.training.run import _rounds
+from keras_transformer.training.run import _rounds, open_run
 from keras_transformer.training.settings import parser
 from tests.tiny_corpus import tiny_flags
 
@@ -94,6 +94,7 @@ run("separate", *tiny, "--steps", "5", "--separate-vocabularies", "--normalize-f
 Path("blank").write_text("\\n" * 30)
 run("blank", *tiny, "--source", "blank", "--target", "blank", "--out", "nothing")
 run("greedy", *tiny, "--vocabulary-size", "4000", "--out", "nothing")
+run("blank validation", *tiny, "--valid-source", "blank", "--valid-target", "blank", "--out", "nothing")
 run("narrow", *tiny, "--token-budget", "3", "--out", "nothing")
 Path("stranger").mkdir()
 Path("stranger/letter").write_text("dear ...")
@@ -262,6 +263,7 @@ def test_options_of_the_model_go_together(runs, outcomes):
         ("held", "whole holds a run already: go on with --resume, remove it with --overwrite"),
         ("contradicted", "--resume: --seed was 1 when the run began; received: 2"),
         ("blank", "blank, blank: no text to train a vocabulary from"),
+        ("blank validation", "error: blank, blank: no pair is left after cleaning: 0 pairs kept, 30 left out"),
         ("greedy", "corpus.target: a vocabulary of 4000 is larger than the training text supports"),
         ("narrow", "the token budget must hold the longest sentence"),
         ("stranger", "stranger holds files that are not a run's"),
@@ -286,6 +288,8 @@ def test_a_finished_run_says_so(outcomes):
     [
         (["--num-heads", "3"], "--num-heads must divide --hidden-dim"),
         (["--hidden-dim", "-4"], "--hidden-dim must be an integer of at least 1; received: -4"),
+        (["--num-layers", "513"], "--num-layers must be at most 512; received: 513"),
+        (["--seed", str(2**32)], "--seed must be an integer from 0 to 4294967295; received: 4294967296"),
         (["--steps", "0"], "--steps must be an integer of at least 1; received: 0"),
         (["--dropout", "1"], "--dropout must be a number of at least 0 and less than 1; received: 1.0"),
         (["--dropout", "nan"], "--dropout must be a number of at least 0 and less than 1; received: nan"),
@@ -293,6 +297,8 @@ def test_a_finished_run_says_so(outcomes):
         (["--devices", "tpu"], "Received: 'tpu'"),
         (["--devices", "9"], "`devices` must name GPUs that are there"),
         (["--source", "only-one"], "--source and --target go together"),
+        (["--source", "a", "--target", "b", "--dataset", "numbers:en-de"], "--source is your own text, and --dataset"),
+        (["--source", "a", "--target", "b", "--data-dir", "c"], "--source is your own text, and --data-dir"),
         (["--source", "absent.en", "--target", "absent.de"], "absent.en"),
         (["--resume", "--overwrite"], "--resume continues a run and --overwrite removes it"),
         (["--resume", "--out", "nowhere"], "there is no run in 'nowhere'"),
@@ -309,6 +315,25 @@ def test_wrong_requests_exit_with_2_and_write_nothing(tmp_path, monkeypatch, cap
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
     assert not any(tmp_path.iterdir())
+
+
+def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsys):
+    given = {"preset": "base", "dataset": "numbers:en-de", "num_heads": 2, "out": str(tmp_path / "run")}
+    assert open_run(given).settings.num_layers == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(
+        "numbers:en-de brings a recipe, which wins over --preset base: --num-layers 2, --hidden-dim 128"
+    )
+    assert "--num-heads" not in said
+    open_run({**given, "preset": None})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_flag_must_be_spelled_out(capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--num-lay", "2"])
+    assert "unrecognized arguments: --num-lay" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
