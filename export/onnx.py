@@ -1,0 +1,254 @@
+"""ONNX: translators from ids and from text with the beam search inside, and the two halves for a caller's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from export.onnx_graph import TEXT_DOMAIN, Graph, Model, Value, ValueInfo, write_model
+from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past, Rows
+from export.onnx_search import BeamSearch, Cache
+from export.signatures import Decoding, TrainedRun, require_precision, stem
+from keras_transformer.layers.attention import HIDDEN
+from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+
+SOURCE = ("source_ids", np.int32, ["batch", "source"])
+TRANSLATION = [("target_ids", np.int32, ["batch", "target"]), ("score", np.float32, ["batch"])]
+TEXT = ("text", object, ["batch"])
+TEXT_TRANSLATION = [("translation", object, ["batch"]), ("score", np.float32, ["batch"])]
+
+# What `plain` and `is_blank` of the package say, as regular expressions (RE2).
+LINE_BREAKS = r"[\x00\n\r]"
+BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
+SPACE_AROUND = r"^[\s\p{Z}]+|[\s\p{Z}]+$"
+
+
+def export_onnx(
+    run: TrainedRun, folder: Path, decoding: Decoding | None = None, precision: str = "float32"
+) -> list[Path]:
+    """Writes `translate`, `translate_text`, `encoder` and `step` into `folder`/onnx.
+
+    All but `translate_text` are plain ONNX, opset 17, for any runtime; that one needs onnxruntime-extensions. float16
+    is meant for GPUs: states and weights in half, softmax, norms and search in float32. int8 is meant for CPUs:
+    weights in 8 bits, one scale a column; states in 8 bits, one scale a row.
+
+    Args:
+        run: what is exported.
+        folder: where to; it is made if need be.
+        decoding: how the translators search.
+        precision: float32, float16 or int8.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        RequestError: an unknown precision.
+    """
+    require_precision("onnx", precision)
+    decoding = decoding or Decoding()
+    models = {
+        "translate": translate_model(run, decoding, precision),
+        "translate_text": translate_text_model(run, decoding, precision),
+        "encoder": encoder_model(run, precision),
+        "step": step_model(run, precision),
+    }
+    (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for name, model in models.items():
+        path = folder / "onnx" / f"{stem(name, precision)}.onnx"
+        paths += write_model(path, model, run.metadata(decoding, precision))
+    return paths
+
+
+def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False) -> Model:
+    """From ids to ids: `source_ids` (batch, source) int32 → `target_ids` (batch, target) int32, `score` (batch,).
+
+    Ids may be any numbers and rows of any length, none included: see `export.signatures.translate_ids`.
+
+    Args:
+        run, decoding, precision: as for `export_onnx`.
+        with_n_best: two more outputs, `n_best_ids` (batch, n_best, target) and `n_best_scores` (batch, n_best), the
+            best first; where fewer exist, rows of pad with the score -inf.
+    """
+    g = Graph()
+    ids, scores = translation(g, run, SOURCE[0], decoding, precision)
+    outputs = name_outputs(g, best_of(g, ids, scores), TRANSLATION)
+    if with_n_best:
+        some = [g("Slice", value, [0], [decoding.n_best], [1]) for value in (ids, scores)]
+        shape = ["batch", decoding.n_best]
+        n_best = [("n_best_ids", np.int32, [*shape, "target"]), ("n_best_scores", np.float32, shape)]
+        outputs = [*outputs, *name_outputs(g, some, n_best)]
+    return Model(g, [SOURCE], outputs)
+
+
+def translate_text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
+    """From text to text: `text` (batch,) → `translation` (batch,), always one line, and `score` (batch,)."""
+    g = Graph()
+    translator = run.translator
+    source_ids = tokenized(g, TEXT[0], translator.source_tokenizer, run.model.max_source_length)
+    ids, scores = best_of(g, *translation(g, run, source_ids, decoding, precision))
+    texts = detokenized(g, ids, translator.target_tokenizer)
+    return Model(g, [TEXT], name_outputs(g, (texts, scores), TEXT_TRANSLATION))
+
+
+def encoder_model(run: TrainedRun, precision: str) -> Model:
+    """The first half: `source_ids` (batch, source) int32 → what `step` asks of a sentence, and `limit` (batch,) int32,
+    the most tokens to emit.
+    """
+    g = Graph()
+    source_ids = permitted(g, SOURCE[0], run.model)
+    limits = g.cast(limits_of(g, source_ids, None), np.int32)
+    memory = OnnxTransformer(run.model, precision).encode(g, source_ids)
+    outputs = [*memory_infos(run.model, precision), ("limit", np.int32, ["batch"])]
+    return Model(g, [SOURCE], name_outputs(g, [*memory.keys, *memory.values, memory.bias, limits], outputs))
+
+
+def step_model(run: TrainedRun, precision: str) -> Model:
+    """The second half: one position, for any number of hypotheses of each sentence.
+
+    Inputs: `token_ids` (batch, beams) int32, the tokens at the position; the start id, 2, at the first. `index` ()
+    int32, the position, from 0. `past_key_i`, `past_value_i` (rows, heads, past, key_dim), for each layer i the
+    outputs of the step before, of past 0 at the first; rows = batch · beams, a sentence's beams one after the other.
+    All outputs of `encoder` but `limit`.
+
+    Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, `present_key_i` and
+    `present_value_i`. A beam search puts their rows into the order of its beams before the next step.
+    """
+    g, model = Graph(), run.model
+    transformer = OnnxTransformer(model, precision)
+    inputs = [("token_ids", np.int32, ["batch", "beams"]), ("index", np.int32, [])]
+    past, memory = cache_infos(model, precision, "past"), memory_infos(model, precision)
+    names, layers = [name for name, *_ in [*past, *memory]], model.num_layers
+    keys, values, memory_keys, memory_values = (names[start : start + layers] for start in range(0, 4 * layers, layers))
+    rows = Rows(np.array([-1, 1]), g("Shape", "token_ids"))
+    token_ids = g("Reshape", "token_ids", [-1])
+    logits, present = transformer.step(
+        g, token_ids, "index", Past(keys, values), Memory(memory_keys, memory_values, names[-1]), rows, bias=None
+    )
+    logits = g("Reshape", logits, g.joined(rows.memory, [model.vocabulary_size]), allowzero=1)
+    outputs = [
+        ("logits", np.float32, ["batch", "beams", model.vocabulary_size]),
+        *cache_infos(model, precision, "present"),
+    ]
+    return Model(g, [*inputs, *past, *memory], name_outputs(g, [logits, *present.keys, *present.values], outputs))
+
+
+def memory_infos(model: Transformer, precision: str) -> list[ValueInfo]:
+    """What stands between `encoder` and `step`."""
+    dtype, layers = ARITHMETIC[precision].dtype, range(model.num_layers)
+    heads, size = model.num_heads, model.key_dim
+    return [
+        *((f"memory_key_{layer}", dtype, ["batch", heads, size, "source"]) for layer in layers),
+        *((f"memory_value_{layer}", dtype, ["batch", heads, "source", size]) for layer in layers),
+        ("memory_bias", np.float32, ["batch", 1, 1, "source"]),
+    ]
+
+
+def cache_infos(model: Transformer, precision: str, when: str) -> list[ValueInfo]:
+    """What stands between one step and the next."""
+    shape = ["rows", model.num_heads, when, model.key_dim]
+    dtype, layers = ARITHMETIC[precision].dtype, range(model.num_layers)
+    return [(f"{when}_{part}_{layer}", dtype, shape) for part in ("key", "value") for layer in layers]
+
+
+def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:
+    """Gives the values the names of the outputs."""
+    for value, (name, *_) in zip(values, outputs, strict=True):
+        g.named(value, name)
+    return outputs
+
+
+def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> Value:
+    """text (B,) → source ids (B, S) int32: at most `max_length` pieces and the end, then pad."""
+    text = replaced(g, replaced(g, text, LINE_BREAKS, " "), BLANK, "")
+    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start, no end, not reversed
+    pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
+    first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` a sentence begins
+    last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
+    lengths = g("Min", g("Sub", last, first), max_length)
+    longest = g("ReduceMax", g.joined(lengths, [[0]]), keepdims=0)
+    places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
+    pieces = g.joined(pieces, np.array([PAD], "int32"))  # the last one, at -1, stands for pad
+    ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
+    return g("Where", g("Equal", places, lengths), np.int32(END), ids)
+
+
+def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
+    """Emitted ids (B, T) → text (B,), one line each, without space around it."""
+
+    def decode(inner: Graph, index: Value) -> list[Value]:
+        row = inner("Gather", ids, index)
+        pieces = inner.cast(inner("Compress", row, inner("Greater", row, np.int32(END))), np.int64)
+        text = inner("SentencepieceDecoder", pieces, domain=TEXT_DOMAIN, model=tokenizer.model)
+        return [inner.value(np.array(True)), text]
+
+    count = g("Squeeze", g.shape(ids, 0))
+    (texts,) = g.loop(decode, [], count, scans=[(object, [None])])
+    return replaced(g, replaced(g, g("Reshape", texts, [-1]), LINE_BREAKS, " "), SPACE_AROUND, "")
+
+
+def replaced(g: Graph, text: Value, pattern: str, by: str) -> Value:
+    """The text with what matches a regular expression (RE2) replaced."""
+    strings = [np.array([part], dtype=object) for part in (pattern, by)]
+    return g("StringRegexReplace", text, *strings, domain=TEXT_DOMAIN)
+
+
+def translation(
+    g: Graph, run: TrainedRun, source_ids: Value, decoding: Decoding, precision: str
+) -> tuple[Value, Value]:
+    """Source ids (B, S) int32 → ids (B, K, T) int32 and scores (B, K), the best first; see `translate_ids`."""
+    model = run.model
+    transformer = OnnxTransformer(model, precision)
+    num_beams, batch_size = decoding.num_beams, g.shape(source_ids, 0)
+    source_ids = permitted(g, source_ids, model)
+    limits = limits_of(g, source_ids, decoding.max_length)
+    memory = transformer.encode(g, source_ids)
+    rows = Rows(np.array([-1, num_beams]), np.array([-1, num_beams]))
+    # What each beam adds at a position is seen by itself alone, and by those that continue it.
+    own = np.where(np.eye(num_beams, dtype=bool), 0, HIDDEN).astype("float32")
+    own_bias = g("Expand", own, g.joined(batch_size, [num_beams, num_beams]))  # (B, K, K)
+
+    def step(g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
+        layers = model.num_layers
+        past, bias, beams = Past(cache.shared[:layers], cache.shared[layers:]), None, []
+        if num_beams > 1:
+            beams = [g.joined(cache.beams[0], own_bias, axis=2)]  # (B, K, P + K)
+            bias = g("Unsqueeze", beams[0], [1])
+        logits, past = transformer.step(g, token_ids, index, past, memory, rows, bias)
+        return logits, Cache(beams, [*past.keys, *past.values])
+
+    heads = [model.num_heads, 0, model.key_dim]
+    nothing = g.zeros(g.joined(batch_size, heads), transformer.dtype)
+    shared = [(nothing, transformer.dtype, [None, model.num_heads, None, model.key_dim])] * (2 * model.num_layers)
+    no_bias = g.zeros(g.joined(batch_size, [num_beams, 0]), np.float32)
+    beams = [(no_bias, np.dtype(np.float32), [None, num_beams, None])] if num_beams > 1 else []
+    search = BeamSearch(g, limits, model.vocabulary_size, num_beams, decoding.length_penalty)
+    ids, scores = search.search(step, beams, shared)
+    return g.cast(ids, np.int32), scores
+
+
+def permitted(g: Graph, source_ids: Value, model: Transformer) -> Value:
+    """`keras_transformer`'s rule for ids from outside, see `export.signatures.permitted`."""
+    pad, unknown, end, longest = np.int32(PAD), np.int32(UNKNOWN), np.int32(END), model.max_source_length
+    size = np.int32(model.source_vocabulary_size or model.vocabulary_size)
+    known = g("And", g("GreaterOrEqual", source_ids, np.int32(0)), g("Less", source_ids, size))
+    source_ids = g("Where", known, source_ids, unknown)
+    last = g("Slice", source_ids, [longest], [longest + 1], [1])
+    last = g("Where", g("Equal", last, pad), pad, end)
+    return g.joined(g("Slice", source_ids, [0], [longest], [1]), last, axis=1)
+
+
+def limits_of(g: Graph, source_ids: Value, max_length: int | None) -> Value:
+    """(B,) int64 The most ids to emit, see `export.signatures.limits_of`."""
+    blank = g("Or", g("Equal", source_ids, np.int32(PAD)), g("Equal", source_ids, np.int32(END)))
+    lengths = g("ReduceSum", g.cast(g("Not", blank), np.int64), [1], keepdims=0)
+    limits = g("Where", g("Greater", lengths, 0), g("Add", lengths, EXTRA_LENGTH), 0)
+    return limits if max_length is None else g("Min", limits, max_length)
+
+
+def best_of(g: Graph, ids: Value, scores: Value) -> tuple[Value, Value]:
+    """The first hypothesis of each sentence: ids (B, T), and (B,) its score."""
+    return g("Gather", ids, 0, axis=1), g("Gather", scores, 0, axis=1)

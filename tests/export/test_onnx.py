@@ -1,0 +1,345 @@
+"""The ONNX files against the model and the search that they are made from, in plain ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from export.onnx import SOURCE, encoder_model, export_onnx, step_model, translate_model, translate_text_model
+from export.onnx_graph import TEXT_DOMAIN, Graph, Model, check, domains_of, write_model
+from export.onnx_search import BeamSearch, Cache
+from export.signatures import Decoding, TrainedRun, translate_ids
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import RequestError
+from keras_transformer.models import Transformer
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from tests.layer_check import randomize
+from tests.models.variants import VARIANTS, beams_of, cached_logits, make_inputs, make_model
+from tests.tiny_run import lines
+
+pytest_plugins = ["tests.tiny_run"]
+
+PRECISIONS = ["float32", "float16", "int8"]
+NAMES = ["translate", "translate_text", "encoder", "step"]
+STATES = 997
+ODD_TEXT = [
+    "one two", "", " \t ", "\u200b\u2060", "\u00ad", "\x07\x1b one", "one\ntwo\r\nthree", "<s> dog </s> <pad> <unk>",
+    "日本語 two", "\u3000 one \u3000", "e\u0301 cat", "\ufeffone", "x" * 300, "one " * 100,
+]  # fmt: skip
+
+
+# Where TensorFlow is loaded first, the text operators end the process: they get one of their own.
+TEXT_RUNNER = """
+import pickle, sys, numpy as np, onnxruntime, onnxruntime_extensions
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+path, batches = pickle.load(sys.stdin.buffer)
+session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+arrays = [np.array(batch, bytes if batch and isinstance(batch[0], bytes) else object) for batch in batches]
+answers = [[answer.tolist() for answer in session.run(None, {"text": array})] for array in arrays]
+pickle.dump(answers, sys.stdout.buffer)
+"""
+
+
+def session(path):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def of(model, folder):
+    return session(write_model(folder / "model.onnx", model, {})[0])
+
+
+def translate_texts(path, *batches):
+    """For each batch of texts its translations and their scores."""
+    given = pickle.dumps((str(path), batches))
+    done = subprocess.run([sys.executable, "-c", TEXT_RUNNER], input=given, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return pickle.loads(done.stdout)
+
+
+def run_of(model):
+    """A run without vocabularies, for what needs ids alone."""
+    translator = Translator.__new__(Translator)
+    translator.model = model
+    return TrainedRun(translator, "en-de", "tiny")
+
+
+def padded_to(ids, width):
+    return np.pad(ids, [(0, 0)] * (ids.ndim - 1) + [(0, width - ids.shape[-1])])
+
+
+@pytest.fixture(scope="module")
+def run(translator):
+    return TrainedRun(translator, "en-de", "tiny")
+
+
+@pytest.fixture(scope="module", params=PRECISIONS)
+def exported(request, run, tmp_path_factory):
+    """A precision, and the files in it by their names."""
+    paths = export_onnx(run, tmp_path_factory.mktemp(request.param), Decoding(), request.param)
+    suffix = "" if request.param == "float32" else f"-{request.param}"
+    assert [path.name for path in paths] == [f"{name}{suffix}.onnx" for name in NAMES]
+    return request.param, dict(zip(NAMES, paths, strict=True))
+
+
+@pytest.fixture(scope="module")
+def source_ids(tokenizer):
+    """Twelve sentences of other lengths."""
+    rows = [[*ids, END] for ids in tokenizer.encode(lines(5, 12))]
+    return np.array([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows], "int32")
+
+
+# The search
+
+
+def table_search(folder, table, limits, num_beams, length_penalty):
+    """ids and scores of the graph's search over a table of logits, as in tests/decoding/test_search.py."""
+    g = Graph()
+    sentences = np.arange(100, 100 + len(limits))
+
+    def step(g, token_ids, index, cache):
+        tokens = g("Mul", g("Reshape", token_ids, [-1, num_beams, 1]), 17)
+        states = g("Mod", g("Add", g("Add", g("Mul", cache.beams[0], 31), tokens), 5), STATES)
+        places = g("Mod", g("Add", states, sentences[:, None, None]), STATES)
+        return g("Gather", table, g("Reshape", places, [-1])), Cache([states], [])
+
+    search = BeamSearch(g, "limits", table.shape[1], num_beams, length_penalty)
+    states = g.zeros(g.value(np.array([len(limits), num_beams, 1])), np.int64)
+    found = search.search(step, [(states, np.int64, [None, num_beams, None])], [])
+    infos = [("ids", np.int64, ["batch", num_beams, "target"]), ("scores", np.float32, ["batch", num_beams])]
+    for value, (name, *_) in zip(found, infos, strict=True):
+        g.named(value, name)
+    return of(Model(g, [("limits", np.int64, ["batch"])], infos), folder).run(None, {"limits": np.array(limits)})
+
+
+def python_search(table, limits, num_beams, length_penalty):
+    def step(token_ids, cache, index):
+        states = (cache["beams"][0] * 31 + token_ids * 17 + 5) % STATES
+        sentences = ops.arange(100, 100 + len(limits))[:, None]
+        return ops.take(table, (states + sentences) % STATES, axis=0), {"beams": [states], "sentences": []}
+
+    cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
+    found = beam_search(step, cache, ops.convert_to_tensor(limits), num_beams, length_penalty)
+    return [ops.convert_to_numpy(each) for each in found]
+
+
+@pytest.mark.parametrize("length_penalty", [0.6, 2.0, -1.0])
+@pytest.mark.parametrize("num_beams", [1, 2, 5])
+@pytest.mark.parametrize("vocabulary", [5, 7, 40])
+def test_the_search_is_that_of_the_package(tmp_path, num_beams, length_penalty, vocabulary):
+    limits = [9, 1, 0, 7, *range(2, 18), 4, 0]
+    table = np.random.default_rng(vocabulary).normal(0, 2, (STATES, vocabulary)).astype("float32")
+    ids, scores = table_search(tmp_path, table, limits, num_beams, length_penalty)
+    expected_ids, expected_scores = python_search(table, limits, num_beams, length_penalty)
+    np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+# The model
+
+
+@pytest.mark.parametrize("decoding", [Decoding(4, max_length=9), Decoding(1), Decoding(3, -0.5, 4, 2)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_model_translates_as_it_does_in_keras(tmp_path, variant, decoding):
+    model = make_model(variant, max_source_length=11)
+    translate = of(translate_model(run_of(model), decoding, "float32", with_n_best=True), tmp_path)
+    signature = [tf.TensorSpec([None, None], "int32")]
+    reference = tf.function(lambda ids: translate_ids(model, ids, decoding), signature, autograph=False)
+    for seed, width in enumerate([7, 12, 15]):
+        source_ids = make_inputs(seed)["source_ids"]
+        source_ids = np.pad(source_ids, [(0, 0), (width - source_ids.shape[1], 0)], constant_values=5)
+        target_ids, score, n_best_ids, n_best_scores = translate.run(None, {"source_ids": source_ids})
+        ids, scores = map(ops.convert_to_numpy, reference(tf.constant(source_ids)))
+        ids, scores = ids[:, : decoding.n_best], scores[:, : decoding.n_best]
+        np.testing.assert_array_equal(padded_to(n_best_ids, ids.shape[-1]), ids)
+        np.testing.assert_allclose(n_best_scores, scores, atol=1e-4)
+        np.testing.assert_array_equal(target_ids, n_best_ids[:, 0])
+        np.testing.assert_array_equal(score, n_best_scores[:, 0])
+
+
+# Of the largest logit; half has 11 bits, int8 has 7.
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1e-1}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_encoder_and_step_compute_the_logits_of_keras(tmp_path, variant, precision):
+    model, inputs = make_model(variant), make_inputs()
+    run = run_of(model)
+    encoder = of(encoder_model(run, precision), tmp_path)
+    step = of(step_model(run, precision), tmp_path)
+    expected = cached_logits(model, inputs, num_beams=2)  # (B, K, T, V)
+    memory = outputs_of(encoder, {"source_ids": inputs["source_ids"]})
+    assert memory.pop("limit").tolist() == [56, 53, 0]
+    past = nothing_yet(step, rows=6)
+    targets = beams_of(inputs["target_ids"], 2)
+    for index in range(expected.shape[2]):
+        feeds = {"token_ids": targets[:, :, index], "index": np.array(index, "int32"), **memory, **past}
+        present = outputs_of(step, feeds)
+        error = np.abs(present.pop("logits") - expected[:, :, index]).max() / np.abs(expected).max()
+        assert error < TOLERANCE[precision]
+        past = {name.replace("present", "past"): value for name, value in present.items()}
+
+
+def outputs_of(session, feeds):
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def nothing_yet(step, rows):
+    """The past of the first step."""
+    dtypes = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+    past = [one for one in step.get_inputs() if one.name.startswith("past_")]
+    return {one.name: np.zeros((rows, one.shape[1], 0, one.shape[3]), dtypes[one.type]) for one in past}
+
+
+def test_a_loop_of_ones_own_over_encoder_and_step_is_greedy_search(tmp_path, run, source_ids):
+    paths = export_onnx(run, tmp_path, Decoding(num_beams=1))
+    translate, encoder, step = (session(path) for path in paths if path.stem != "translate_text")
+    memory = outputs_of(encoder, {"source_ids": source_ids})
+    limits, past = memory.pop("limit"), nothing_yet(step, len(source_ids))
+    token_ids, emitted, live = np.full((len(source_ids), 1), START, "int32"), [], limits[:, None] > 0
+    for index in range(limits.max()):
+        feeds = {"token_ids": token_ids, "index": np.array(index, "int32"), **memory, **past}
+        present = outputs_of(step, feeds)
+        logits = present.pop("logits")
+        logits[..., [PAD, UNKNOWN, START]] = -np.inf
+        token_ids = np.where(live, logits.argmax(axis=-1), PAD).astype("int32")
+        emitted.append(token_ids)
+        live &= (token_ids != END) & (index + 1 < limits[:, None])
+        past = {name.replace("present", "past"): value for name, value in present.items()}
+    target_ids = translate.run(None, {"source_ids": source_ids})[0]
+    np.testing.assert_array_equal(np.hstack(emitted)[:, : target_ids.shape[1]], target_ids)
+
+
+# What is written
+
+
+def test_a_sentence_translates_the_same_alone_in_a_batch_and_padded(exported, source_ids):
+    _, paths = exported
+    translate = session(paths["translate"])
+    ids, scores = translate.run(None, {"source_ids": source_ids})
+    padded = np.pad(source_ids, [(0, 3), (0, 9)])
+    for row in range(len(source_ids)):
+        width = np.count_nonzero(source_ids[row])
+        for alone in (source_ids[row : row + 1, :width], padded[row : row + 4]):
+            other_ids, other_scores = translate.run(None, {"source_ids": alone})
+            width = max(ids.shape[1], other_ids.shape[1])
+            np.testing.assert_array_equal(padded_to(ids, width)[row], padded_to(other_ids, width)[0])
+            np.testing.assert_allclose(other_scores[0], scores[row], atol=1e-4)
+
+
+def test_the_files_translate_as_the_translator_does(exported, run, source_ids):
+    precision, paths = exported
+    ids, scores = session(paths["translate"]).run(None, {"source_ids": source_ids})
+    ((texts, text_scores),) = translate_texts(paths["translate_text"], lines(5, 12))
+    np.testing.assert_allclose(text_scores, scores, atol=1e-4)
+    assert texts == run.translator.target_tokenizer.decode(ids)
+    found = [best for (best,) in run.translator.n_best(lines(5, 12))]
+    same = [tuple(row[row != PAD]) == best.ids for row, best in zip(ids, found, strict=True)]
+    assert sum(same) >= {"float32": 12, "float16": 11, "int8": 6}[precision]
+    if precision != "int8":
+        differences = [abs(score - best.score) for score, best in zip(scores, found, strict=True)]
+        assert np.median(differences) < {"float32": 1e-4, "float16": 1e-2}[precision]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("separate", [False, True])
+def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path, separate, model_type):
+    source, target = (Tokenizer.train(lines(seed), 60 + seed, model_type) for seed in range(2))
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "max_source_length": 40}
+    keras.utils.set_random_seed(4)
+    model = Transformer(61, source_vocabulary_size=60 if separate else None, **sizes)
+    randomize(model)
+    translator = Translator(model, source, target) if separate else Translator(model, target)
+    decoding = Decoding(2, max_length=12)
+    (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
+    batches = [ODD_TEXT, ODD_TEXT[:1], ["", " "], []]
+    for some, (texts, scores) in zip(batches, translate_texts(path, *batches), strict=True):
+        expected = [best for (best,) in translator.n_best(some, num_beams=2, max_length=12)]
+        assert texts == [best.text for best in expected]
+        np.testing.assert_allclose(scores, [best.score for best in expected], atol=1e-4)
+
+
+def test_bad_input_has_an_answer_of_the_right_shape(exported):
+    _, paths = exported
+    translate = session(paths["translate"])
+    for shape in [(0, 5), (0, 0), (2, 0), (2, 4)]:
+        ids, scores = translate.run(None, {"source_ids": np.zeros(shape, "int32")})
+        assert ids.tolist() == [[END]] * shape[0] and scores.tolist() == [0.0] * shape[0]
+    far = np.array([[5, 10_000, END], [-7, 2**31 - 1, END], [-(2**31), PAD, PAD], [END, END, PAD]], "int32")
+    ids, scores = translate.run(None, {"source_ids": far})
+    unknown = np.where((far < 0) | (far >= 64), UNKNOWN, far)
+    same_ids, same_scores = translate.run(None, {"source_ids": unknown})
+    np.testing.assert_array_equal(ids, same_ids)
+    np.testing.assert_array_equal(scores, same_scores)
+    assert ids[3].tolist() == [END] + [PAD] * (ids.shape[1] - 1)
+    batches = [b"one \xff\xfe two"], [b"\x80"], [b"\xed\xa0\x80", b"one"]
+    for batch, (texts, scores) in zip(batches, translate_texts(paths["translate_text"], *batches), strict=True):
+        assert len(texts) == len(scores) == len(batch)
+        assert all(text.splitlines() in ([text], []) for text in texts)
+
+
+def test_the_standard_accepts_what_is_written_and_axes_have_names(exported):
+    precision, paths = exported
+    for name, path in paths.items():
+        check(path)
+        model = onnx.load(path)
+        assert [entry.version for entry in model.opset_import if entry.domain == ""] == [17]
+        assert not any("unk" in axis for axis in axes_of(model))
+        expected = {"", TEXT_DOMAIN} if name == "translate_text" else {""}
+        assert domains_of(model.graph.node) == expected
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        assert metadata["precision"] == precision and json.loads(metadata["decoding"])["num_beams"] == 4
+    assert axes_of(onnx.load(paths["translate"])) == {"batch", "source", "target"}
+    assert axes_of(onnx.load(paths["translate_text"])) == {"batch"}
+    assert axes_of(onnx.load(paths["encoder"])) == {"batch", "source"}
+    assert axes_of(onnx.load(paths["step"])) == {"batch", "beams", "rows", "source", "past", "present"}
+
+
+def axes_of(model):
+    """The named axes of inputs and outputs; every axis has a name or a size."""
+    dims = [dim for info in [*model.graph.input, *model.graph.output] for dim in info.type.tensor_type.shape.dim]
+    assert all(dim.dim_param or dim.dim_value for dim in dims)
+    return {dim.dim_param for dim in dims if dim.dim_param}
+
+
+def test_the_same_run_and_flags_give_the_same_bytes(exported, run, tmp_path):
+    precision, paths = exported
+    for path, same in zip(paths.values(), export_onnx(run, tmp_path, Decoding(), precision), strict=True):
+        assert path.read_bytes() == same.read_bytes()
+
+
+def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, source_ids):
+    model = translate_model(run, Decoding(), "float32")
+    (whole,) = write_model(tmp_path / "whole.onnx", model, {})
+    paths = write_model(tmp_path / "apart.onnx", model, {}, max_bytes=1000)
+    assert [path.name for path in paths] == ["apart.onnx", "apart.onnx.data"]
+    assert paths[0].stat().st_size < whole.stat().st_size / 2
+    check(paths[0])
+    expected, found = (session(path).run(None, {"source_ids": source_ids}) for path in (whole, paths[0]))
+    np.testing.assert_array_equal(expected[0], found[0])
+    np.testing.assert_array_equal(expected[1], found[1])
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path, run):
+    with pytest.raises(RequestError, match="expected a precision among float32, float16, int8; received: int4"):
+        export_onnx(run, tmp_path / "new", precision="int4")
+    g = Graph()
+    g("NoSuchOperator", "source_ids")
+    with pytest.raises(onnx.checker.ValidationError):
+        write_model(tmp_path / "wrong.onnx", Model(g, [SOURCE], []), {})
+    assert list(tmp_path.iterdir()) == []
