@@ -32,8 +32,7 @@ NAMES = [  # of section 5 of the design: (name, suffix, format, takes)
     ("saved_model", "", "saved_model", "text"),
     ("onnx/translate", ".onnx", "onnx", "ids"),
     ("onnx/translate_text", ".onnx", "onnx", "text"),
-    ("onnx/encoder", ".onnx", "onnx", "part"),
-    ("onnx/step", ".onnx", "onnx", "part"),
+    ("onnx/encoder", ".onnx", "onnx", "halves"),
     ("tflite/translate", ".tflite", "tflite", "ids"),
     ("tflite/translate_text", ".tflite", "tflite", "text"),
 ]
@@ -44,9 +43,9 @@ class Artefact:
     """A translator that an export wrote.
 
     Args:
-        path: its file or folder.
+        path: its file or folder; of two halves the encoder's.
         format: "saved_model", "onnx" or "tflite".
-        takes: "text", "ids", or "part" for half a translator, which works only in a loop of its caller's.
+        takes: "text", "ids", or "halves" for encoder and step, which work in a loop of their caller's.
         precision: "float32", "float16" or "int8".
     """
 
@@ -54,6 +53,16 @@ class Artefact:
     format: str
     takes: str
     precision: str
+
+    @property
+    def paths(self) -> list[Path]:
+        """Its path, or those of both halves."""
+        step = self.path.with_name(self.path.name.replace("encoder", "step"))
+        return [self.path, step] if self.takes == "halves" else [self.path]
+
+    def search(self, decoding: Decoding) -> Decoding:
+        """The search that it is run with: of its own, or around two halves a greedy one."""
+        return replace(decoding, num_beams=1, n_best=1) if self.takes == "halves" else decoding
 
 
 @dataclass(frozen=True)
@@ -80,8 +89,8 @@ class Entry:
     Args:
         name: its path in the export folder.
         format, takes, precision: as of `Artefact`.
-        holds: None if it was not run.
-        held_against: what it was held against, or why it was not run.
+        holds: whether it translates as the model does.
+        held_against: what that means here.
         reason: why it does not hold.
         contents: what it is made of; None if it cannot be read.
         judgement: what was seen when it ran; None if it did not.
@@ -91,7 +100,7 @@ class Entry:
     format: str
     takes: str
     precision: str
-    holds: bool | None
+    holds: bool
     held_against: str
     reason: str = ""
     contents: Contents | None = None
@@ -118,8 +127,8 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether every artefact that was run holds."""
-        return all(entry.holds is not False for entry in self.entries)
+        """Whether every artefact holds."""
+        return all(entry.holds for entry in self.entries)
 
 
 def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
@@ -165,15 +174,18 @@ def certify(
         threads: for each runtime.
 
     Raises:
-        RequestError: `check_text` refuses the sentences, or a runtime is not installed.
+        RequestError: there are no artefacts, `check_text` refuses the sentences, or a runtime is not installed.
     """
+    if not artefacts:
+        raise RequestError(f"expected an artefact at least to certify; found none in {folder}")
     precisions = {artefact.precision for artefact in artefacts}
     check_text(sentences, references, precisions)
     count = QUICK_SENTENCES if precisions <= {"float32"} else len(sentences)
-    judge = Judge(run.translator, decoding, sentences[:count], references)
+    searches = {artefact.search(decoding) for artefact in artefacts}
+    judges = {search: Judge(run.translator, search, sentences[:count], references) for search in searches}
     about = run.metadata(decoding, "float32")
     return Certificate(
-        entries=tuple(certified(judge, Path(folder), artefact, threads) for artefact in artefacts),
+        entries=tuple(certified(judges[one.search(decoding)], Path(folder), one, threads) for one in artefacts),
         run={name: about[name] for name in about if name != "precision"},
         versions={name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")},
         machine={"system": platform.platform(), "processors": os.cpu_count(), "threads": threads},
@@ -196,22 +208,22 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
 
 def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> Entry:
     """Runs one artefact and judges what it gave."""
-    name = artefact.path.relative_to(folder).as_posix()
-    entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, RULES[artefact.precision])
+    name = " + ".join([artefact.path.relative_to(folder).as_posix(), *(path.name for path in artefact.paths[1:])])
+    rule = RULES[artefact.precision] + "; the model's greedy search" * (artefact.takes == "halves")
+    entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, rule)
+    say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))
-        if artefact.takes == "part":
-            return replace(entry, holds=None, held_against="not run: it takes a loop of its caller's")
-        say(f"certifying {name}")
         judgement = judge.judge(artefact.precision, run_artefact(artefact, job_of(judge, artefact, threads)))
     except BrokenArtefact as broken:
         entry = replace(entry, reason=str(broken))
-        if artefact.precision == "float16" and "NOT_IMPLEMENTED" in entry.reason:
-            graph = "the graph alone, which is valid: there was no GPU, and the CPU lacks some of its operators in half"
+        if artefact.format == "onnx" and artefact.precision == "float16" and "NOT_IMPLEMENTED" in entry.reason:
+            graph = "the graph alone, which is valid: the runtime here, without a GPU, lacks operators in half"
             return replace(entry, holds=True, held_against=graph)
         return entry
     if artefact.precision == "float16" and artefact.format != "tflite" and judgement.measured.device == "CPU":
-        entry = replace(entry, held_against=f"{entry.held_against}; on the CPU: there was no GPU, so no speed is known")
+        on_cpu = "run on the CPU: the runtime found no GPU, for which this precision is meant"
+        entry = replace(entry, held_against=f"{rule}; {on_cpu}")
     return replace(entry, holds=judgement.holds, reason=judgement.reason, judgement=judgement)
 
 
@@ -220,7 +232,7 @@ def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
     count = QUICK_SENTENCES if artefact.precision == "float32" else None
     sentences = judge.sentences if artefact.takes == "text" else judge.source_ids
     return {
-        "path": str(artefact.path.resolve()),
+        "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
         "takes": artefact.takes,
         "gpu": artefact.precision == "float16",
@@ -230,6 +242,8 @@ def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
         "num_probes": NUM_PROBES,
         "probe_seconds": PROBE_SECONDS,
         "pad_columns": PAD_COLUMNS,
+        "max_length": judge.decoding.max_length,
+        "length_penalty": judge.decoding.length_penalty,
     }
 
 
@@ -278,11 +292,16 @@ def contents_of(artefact: Artefact) -> Contents:
     """
     read = {"saved_model": saved_model_contents, "onnx": onnx_contents, "tflite": tflite_contents}[artefact.format]
     try:
-        return read(artefact.path)
+        first, *rest = [read(path) for path in artefact.paths]
     except RequestError:
         raise
     except Exception as error:  # each library has its own for a damaged file
         raise BrokenArtefact(f"it cannot be read: {' '.join(str(error).split())[:200]}") from error
+    for more in rest:
+        operators = Counter(first.operators) + Counter(more.operators)
+        custom = {*first.custom_operators, *more.custom_operators}
+        first = Contents(first.bytes + more.bytes, dict(sorted(operators.items())), sorted(custom), first.opset)
+    return first
 
 
 def saved_model_contents(path: Path) -> Contents:
@@ -367,7 +386,7 @@ def finite(value: Any) -> Any:
 
 def markdown(certificate: Certificate) -> str:
     """CERTIFICATE.md: two tables, what was held against what, the sentences that differ, the versions."""
-    verdict = "Every artefact that was run holds." if certificate.holds else "**Not every artefact holds.**"
+    verdict = "Every artefact holds." if certificate.holds else "**Not every artefact holds.**"
     machine = certificate.machine
     lines = [
         "# Certificate",
@@ -400,7 +419,7 @@ def quality_table(entries: Iterable[Entry]) -> Iterator[str]:
     yield "| artefact | holds | sentences | identical | score | BLEU | batched | padded |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for entry in entries:
-        holds = {True: "yes", False: "**no**", None: "not run"}[entry.holds]
+        holds = "yes" if entry.holds else "**no**"
         cells = [""] * 6
         if entry.judgement:
             seen = entry.judgement.measured
@@ -450,9 +469,11 @@ def section(entry: Entry) -> Iterator[str]:
 
 
 def differences_list(differences: Sequence[Difference]) -> Iterator[str]:
-    """The sentences that differ, the model's translation and the artefact's, both scored by the model."""
+    """The sentences that differ, the model's translation and the artefact's."""
+    if differences:
+        yield f"\n{len(differences)} translation(s) differ. Both scores are the model's.\n"
     for one in differences[:LISTED]:
-        yield f"\n* line {one.line}, {one.given}: {one_line(one.source)}"
+        yield f"* line {one.line}, {one.given}: {one_line(one.source)}"
         yield f"  * model, {one.model_score:.4f}: {one_line(one.model)}"
         yield f"  * artefact, {one.artefact_score:.4f}: {one_line(one.artefact)}"
         if one.margin is not None:

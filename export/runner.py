@@ -2,9 +2,10 @@
 
 `python runner.py JOB RESULT` reads a job (JSON) and writes a result (JSON). The job:
 
-    path, format ("saved_model" | "onnx" | "tflite"), takes ("text" | "ids"), gpu (may it be used), threads,
-    sentences (texts, or rows of ids), batch_size, num_probes (so many sentences are run alone and padded as well),
-    probe_seconds (after so long no more of them), pad_columns (how far ids are padded)
+    paths (two of the halves of a translator, else one), format ("saved_model" | "onnx" | "tflite"), takes ("text" |
+    "ids" | "halves"), gpu (may it be used), threads, sentences (texts, or rows of ids), batch_size, num_probes (so many
+    sentences are run alone and padded as well), probe_seconds (after so long no more of them), pad_columns (how far ids
+    are padded), max_length and length_penalty (of the search, where only halves are given)
 
 The result: load_seconds, peak_bytes, versions, device, modules (which of `WATCHED` were imported), and the answers
 "batched", "alone" and "padded", each with outputs, scores and seconds (of each batch). Or: error, one line. Or:
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-PAD = 0
+PAD, UNKNOWN, START, END = 0, 1, 2, 3
 WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
 PACKAGES = (
     "tensorflow",
@@ -88,7 +89,7 @@ def prepare_saved_model(job: Job) -> Callable[[], tuple[Translate, str]]:
     import tensorflow_text  # noqa: F401
 
     def load() -> tuple[Translate, str]:
-        loaded = tf.saved_model.load(job["path"])
+        loaded = tf.saved_model.load(*job["paths"])
 
         def translate(text: Batch) -> tuple[np.ndarray, np.ndarray]:
             # Asked for here each time: a signature alone does not keep the variables that it reads.
@@ -115,20 +116,71 @@ def prepare_onnx(job: Job) -> Callable[[], tuple[Translate, str]]:
 
     def load() -> tuple[Translate, str]:
         providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
-        session = onnxruntime.InferenceSession(job["path"], options, providers=providers)
-        (name,) = [argument.name for argument in session.get_inputs()]
-        best = "translation" if job["takes"] == "text" else "target_ids"
-        on_gpu = "CUDAExecutionProvider" in session.get_providers()  # it falls back to the CPU without a word
-        return lambda batch: tuple(session.run([best, "score"], {name: batch})), "GPU" if on_gpu else "CPU"
+        sessions = [onnxruntime.InferenceSession(path, options, providers=providers) for path in job["paths"]]
+        # Without a word it falls back to the CPU.
+        on_gpu = all("CUDAExecutionProvider" in session.get_providers() for session in sessions)
+        make = greedy_search if job["takes"] == "halves" else whole_search
+        return make(job, *sessions), "GPU" if on_gpu else "CPU"
 
     return load
+
+
+def whole_search(job: Job, session: Any) -> Translate:
+    """The search is in the graph."""
+    (name,) = [argument.name for argument in session.get_inputs()]
+    outputs = ["translation" if job["takes"] == "text" else "target_ids", "score"]
+    return lambda batch: tuple(session.run(outputs, {name: batch}))
+
+
+def greedy_search(job: Job, encoder: Any, step: Any) -> Translate:
+    """The shortest loop around the two halves of a translator."""
+    memory_names = [output.name for output in encoder.get_outputs()]
+    past_inputs = [argument for argument in step.get_inputs() if argument.name.startswith("past_")]
+    present_names = [argument.name.replace("past_", "present_") for argument in past_inputs]
+
+    def translate(source_ids: Batch) -> tuple[np.ndarray, np.ndarray]:
+        memory = dict(zip(memory_names, encoder.run(memory_names, {"source_ids": source_ids}), strict=True))
+        limits = np.minimum(memory.pop("limit"), job["max_length"] or np.iinfo("int32").max)
+        past = [nothing_yet(argument, len(source_ids)) for argument in past_inputs]
+        ids = np.full((len(limits), max(1, *limits)), PAD, "int32")  # (B, L)
+        done, log_prob = limits == 0, np.zeros(len(limits))
+        ids[done, 0] = END
+        token_ids = np.full_like(limits, START)
+        for index in range(max(limits)):
+            inputs = {"token_ids": token_ids[:, None], "index": np.array(index, "int32"), **memory}
+            inputs |= {argument.name: array for argument, array in zip(past_inputs, past, strict=True)}
+            logits, *past = step.run(["logits", *present_names], inputs)
+            token_ids, gained = likeliest(logits[:, 0])
+            ids[:, index] = np.where(done, ids[:, index], token_ids)
+            log_prob += np.where(done, 0.0, gained)
+            done |= (token_ids == END) | (index + 1 >= limits)
+            if done.all():
+                break
+        lengths = np.sum(ids != PAD, axis=1)
+        return ids, log_prob / ((5 + lengths) / 6) ** job["length_penalty"]
+
+    return translate
+
+
+def nothing_yet(argument: Any, rows: int) -> np.ndarray:
+    """The keys or values of no position: (rows, heads, 0, size)."""
+    _, heads, _, size = argument.shape
+    return np.zeros((rows, heads, 0, size), "float16" if "float16" in argument.type else "float32")
+
+
+def likeliest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of (B, V) the likeliest ids that may be emitted (B,), and their log-probabilities (B,)."""
+    logits = logits - logits.max(axis=1, keepdims=True)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    log_probs[:, [PAD, UNKNOWN, START]] = -np.inf
+    return log_probs.argmax(axis=1).astype("int32"), log_probs.max(axis=1)
 
 
 def prepare_tflite(job: Job) -> Callable[[], tuple[Translate, str]]:
     """LiteRT alone for ids; for text with the operators of tensorflow_text."""
     from ai_edge_litert import interpreter as litert
 
-    options = {"model_path": job["path"], "num_threads": job["threads"]}
+    options = {"model_path": job["paths"][0], "num_threads": job["threads"]}
     if job["takes"] == "text":
         from tensorflow_text.core.pybinds import tflite_registrar
 
@@ -180,11 +232,11 @@ def batch_of(sentences: list) -> Batch:
 
 
 def padding(job: Job) -> Callable[[list], Batch]:
-    """What pads a batch: more columns for ids; for text a longer neighbour in the last row."""
-    if job["takes"] == "ids":
+    """What pads a batch: more columns for ids; for text the longest sentence as a neighbour."""
+    if job["takes"] != "text":
         return lambda sentences: np.pad(batch_of(sentences), [(0, 0), (0, job["pad_columns"])], constant_values=PAD)
     longest = max(job["sentences"], key=len)
-    return lambda sentences: batch_of([*sentences, f"{longest} {longest}"])
+    return lambda sentences: batch_of([*sentences, longest])
 
 
 def plain(row: Any) -> Any:

@@ -6,13 +6,26 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from export import certificate as module
-from export.certificate import Artefact, Certificate, artefacts_in, certify, write_certificate
+from export.certificate import (
+    Artefact,
+    Certificate,
+    Contents,
+    Entry,
+    artefacts_in,
+    certify,
+    contents_of,
+    job_of,
+    run_artefact,
+    write_certificate,
+)
 from export.judgement import (
+    RULES,
     BrokenArtefact,
     Judge,
     best_left_out,
@@ -58,7 +71,7 @@ def result_of(judge: Judge, takes: str = "ids") -> dict:
 @pytest.fixture(scope="module")
 def sure(judge) -> int:
     """The place of a sentence whose translation the search did not nearly lose."""
-    margins = [judge._margin(place)[0] for place in range(6)]
+    margins = [judge._margin(place)[0] for place in range(3)]
     assert max(margins) > 1e-2
     return int(np.argmax(margins))
 
@@ -139,7 +152,8 @@ def test_a_wrong_score_does_not_hold(judge, score):
 
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 8], [7, START, END], [7, END, 8], [7, PAD, END], [END, END]])
-def test_what_is_no_whole_translation_does_not_hold(judge, sure, ids):
+def test_what_is_no_whole_translation_does_not_hold(judge, sure, monkeypatch, ids):
+    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: (1.0, 1))
     place = sure
     result = result_of(judge)
     result["batched"]["outputs"][place] = ids
@@ -237,7 +251,7 @@ def test_the_best_that_is_left_out():
 def test_the_narrowest_choice_is_found(translator, num_beams):
     """By brute force: the least probability that would have to be moved is that to the hypothesis next in rank."""
     decoding = Decoding(num_beams, max_length=8)
-    judge = Judge(translator, decoding, SENTENCES[:6])
+    judge = Judge(translator, decoding, SENTENCES[:3])
     for place, best in enumerate(judge.best):
         margin, piece = judge._margin(place)
         assert 0 < margin < math.inf
@@ -255,63 +269,157 @@ def test_the_narrowest_choice_is_found(translator, num_beams):
 # Artefacts that are run
 
 
-@pytest.fixture(scope="module")
-def saved_model(tmp_path_factory, run) -> Path:
-    from export.saved_model import export_saved_model
+def test_artefacts_of_a_run_hold(exported):
+    certificate = json.loads((exported / "certificate.json").read_text(encoding="utf-8"))
+    entries = {entry["name"]: entry for entry in certificate["entries"]}
+    assert {"saved_model", "tflite/translate.tflite", "tflite/translate_text.tflite"} <= entries.keys()
+    assert certificate["holds"]
+    assert all(entry["holds"] is True for entry in entries.values())
+    for measured in (entry["judgement"]["measured"] for entry in entries.values()):
+        assert measured["identical"] == measured["sentences"] == measured["probes"] == 40
+        assert measured["score_difference"] < 1e-4
+        assert measured["bleu"] == measured["model_bleu"]
+        assert 0 < measured["latency_seconds"] < 5
+        assert 3e7 < measured["peak_bytes"] < 1e10
+        assert measured["device"] == "CPU"
+        assert not {"keras_transformer", "export"} & set(measured["modules"])
 
-    folder = tmp_path_factory.mktemp("export")
-    export_saved_model(run, folder, Decoding())
-    return folder
+
+def test_an_artefact_of_another_search_does_not_hold(exported, trained, decoding):
+    (artefact,) = [one for one in artefacts_in(exported) if one.path.name == "translate.tflite"]
+    other = replace(decoding, length_penalty=0.3)
+    (entry,) = certify(trained, exported, [artefact], other, SENTENCES[:10]).entries
+    assert not entry.holds
+    assert "score" in entry.reason or "differ" in entry.reason
 
 
-@pytest.fixture(scope="module")
-def certificate(run, saved_model) -> Certificate:
-    return certify(run, saved_model, artefacts_in(saved_model), Decoding(), ["", *SENTENCES[:40]])
+def test_ids_are_run_without_tensorflow(exported):
+    certificate = json.loads((exported / "certificate.json").read_text(encoding="utf-8"))
+    entries = [entry for entry in certificate["entries"] if entry["takes"] == "ids"]
+    assert entries
+    assert all(entry["judgement"]["measured"]["modules"] == [] for entry in entries)
+    assert entries[-1]["contents"]["custom_operators"] == []
 
 
-def test_a_saved_model_holds(certificate):
-    (entry,) = certificate.entries
-    measured = entry.judgement.measured
-    assert certificate.holds, entry.reason
-    assert (entry.name, entry.format, entry.takes, entry.precision) == ("saved_model", "saved_model", "text", "float32")
-    assert (measured.sentences, measured.probes) == (41, 41)
-    assert measured.score_difference < 1e-4
-    assert measured.bleu is None
-    assert 0 < measured.latency_seconds < 5
-    assert 10**8 < measured.peak_bytes < 10**10
-    assert {"python", "tensorflow", "tensorflow-text"} <= measured.versions.keys()
-    assert "keras_transformer" not in measured.modules
-    assert entry.contents.custom_operators == [
+def test_custom_operators_are_named(exported):
+    contents = {artefact.path.name: contents_of(artefact) for artefact in artefacts_in(exported)}
+    assert contents["saved_model"].custom_operators == [
         "SentencepieceDetokenizeOp",
         "SentencepieceOp",
         "SentencepieceTokenizeOp",
     ]
-    assert entry.contents.bytes > 4 * 64 * 16
+    assert "TFText>FastSentencepieceTokenize" in contents["translate_text.tflite"].custom_operators
+    assert contents["translate.tflite"].operators["WHILE"] >= 1
+    size = (exported / "tflite" / "translate.tflite").stat().st_size
+    assert contents["translate.tflite"].bytes == size < contents["translate_text.tflite"].bytes
 
 
-def test_the_certificate_is_written_for_machines_and_people(certificate, judge, tmp_path):
+def echo(path: Path, score_axes: list[int]) -> Artefact:
+    """An ONNX file that gives the ids back, with their sum along these axes as the score; in a branch it has an
+    operator that is not ONNX's."""
+    from onnx import TensorProto, helper, save
+
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(operator, ["floats"], [name], domain=domain)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "width"])],
+        )
+        for name, operator, domain in (("then_branch", "Identity", ""), ("else_branch", "Gelu", "com.microsoft"))
+    }
+    nodes = [
+        helper.make_node("Identity", ["source_ids"], ["target_ids"]),
+        helper.make_node("Cast", ["source_ids"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("If", ["always"], ["same"], **branches),
+        helper.make_node("ReduceSum", ["same", "axes"], ["score"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "echo",
+        [helper.make_tensor_value_info("source_ids", TensorProto.INT32, ["batch", "source"])],
+        [
+            helper.make_tensor_value_info("target_ids", TensorProto.INT32, ["batch", "target"]),
+            helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"] * (2 - len(score_axes))),
+        ],
+        [
+            helper.make_tensor("always", TensorProto.BOOL, [], [True]),
+            helper.make_tensor("axes", TensorProto.INT64, [len(score_axes)], score_axes),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return Artefact(path, "onnx", "ids", "float32")
+
+
+def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
+    sentences = [[5, 6, END], [7, END], [END], [8, 9, 10, 11, END], [12, END]]
+    judge = SimpleNamespace(source_ids=sentences, decoding=Decoding())
+    artefact = echo(tmp_path / "translate.onnx", [1])
+    job = {**job_of(judge, artefact, 1), "batch_size": 2, "num_probes": 4}
+    result = run_artefact(artefact, job)
+    assert result["batched"]["outputs"] == sentences
+    assert result["batched"]["scores"] == [sum(ids) for ids in sentences]
+    assert len(result["batched"]["seconds"]) == 3
+    for given in ("alone", "padded"):
+        assert result[given]["outputs"] == sentences[:4]
+        assert len(result[given]["seconds"]) == 4
+    assert (result["device"], result["modules"]) == ("CPU", [])
+    assert {"python", "onnxruntime"} <= result["versions"].keys()
+    assert len(run_artefact(artefact, {**job, "probe_seconds": 0.0})["alone"]["outputs"]) == 1
+
+
+def test_an_answer_of_another_shape_is_told(tmp_path):
+    artefact = echo(tmp_path / "translate.onnx", [0, 1])
+    with pytest.raises(BrokenArtefact, match="a row and a score for each of 1 sentences"):
+        run_artefact(artefact, job_of(SimpleNamespace(source_ids=[[5, END]], decoding=Decoding()), artefact, 1))
+
+
+def test_operators_in_branches_are_counted(tmp_path):
+    contents = contents_of(echo(tmp_path / "translate.onnx", [1]))
+    assert contents.operators == {"Cast": 1, "Identity": 2, "If": 1, "ReduceSum": 1, "com.microsoft::Gelu": 1}
+    assert contents.custom_operators == ["com.microsoft::Gelu"]
+    assert contents.opset == {"ai.onnx": 18, "com.microsoft": 1}
+
+
+@pytest.fixture
+def certificate(judge) -> Certificate:
+    """That of one artefact, which is perfect."""
+    contents = Contents(1_500_000, {"Loop": 1}, [], {"ai.onnx": 21})
+    judgement = judge.judge("float32", result_of(judge))
+    entry = Entry("onnx/translate.onnx", "onnx", "ids", "float32", True, RULES["float32"], "", contents, judgement)
+    return Certificate(
+        (entry,), {"corpus": "words"}, {"keras": "3"}, {"system": "any", "processors": 2, "threads": 1}, ""
+    )
+
+
+def test_the_certificate_is_written_for_machines_and_people(certificate, judge, monkeypatch, tmp_path):
+    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: (0.5, 2))
     result = result_of(judge)
     result["batched"]["outputs"][5] = [7]
-    broken = replace(certificate.entries[0], name="onnx/translate.onnx", judgement=judge.judge("float32", result))
-    broken = replace(broken, holds=False, reason=broken.judgement.reason)
-    failed = replace(broken, name="tflite/translate.tflite", judgement=None, contents=None, reason="it | crashed")
-    skipped = replace(failed, name="onnx/step.onnx", holds=None, reason="")
-    whole = replace(certificate, entries=(*certificate.entries, broken, failed, skipped))
+    judgement = judge.judge("float32", result)
+    assert judgement.differences[0].margin == 0.5
+    differs = replace(certificate.entries[0], name="differs", holds=False, reason="why", judgement=judgement)
+    failed = replace(differs, name="failed", judgement=None, contents=None, reason="it | crashed")
+    whole = replace(certificate, entries=(*certificate.entries, differs, failed))
+    assert certificate.holds
     assert not whole.holds
     paths = write_certificate(whole, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
     written = json.loads(paths[0].read_text())
     assert written["holds"] is False
-    assert [entry["holds"] for entry in written["entries"]] == [True, False, False, None]
-    difference = written["entries"][1]["judgement"]["differences"][0]
+    assert [entry["holds"] for entry in written["entries"]] == [True, False, False]
+    (difference,) = written["entries"][1]["judgement"]["differences"]
     assert (difference["line"], difference["artefact_score"]) == (6, None)
     text = paths[1].read_text()
-    assert "| `saved_model` | yes | 41 | 100.0% |" in text
-    assert "| `onnx/translate.onnx` | **no** | 100 | 99.0% |" in text
-    assert "* line 6, batched: " + SENTENCES[5] in text
+    assert "| `onnx/translate.onnx` | yes | 100 | 100.0% | 0.0e+00 | 100.00 (100.00) | 0 of 64 | 0 of 64 |" in text
+    assert "| `onnx/translate.onnx` | 1.5 | ai.onnx 21 | 1.00 |" in text
+    assert "| `differs` | **no** | 100 | 99.0% |" in text
+    assert "1 translation(s) differ" in text
+    assert f"* line 6, batched: {SENTENCES[5]}\n  * model, {judge.best[5].score:.4f}: " in text
+    assert "\n  * the model kept its own by 5.0e-01 at piece 2\n" in text
     assert "it \\| crashed" in text
-    tables = [line for line in text.split("\n") if line.startswith("|")]
-    assert {line.count("|") for line in tables} == {9}
+    assert {line.count("|") for line in text.split("\n") if line.startswith("|")} == {9}
 
 
 def stub(folder: Path, code: str, monkeypatch) -> Artefact:
@@ -382,18 +490,19 @@ def test_artefacts_are_known_by_their_names(tmp_path):
     names = [
         "onnx/translate.onnx",
         "onnx/translate_text-float16.onnx",
-        "onnx/step.onnx",
+        "onnx/encoder.onnx",
         "tflite/translate-int8.tflite",
     ]
-    for name in [*names, "onnx/other.onnx"]:
+    for name in [*names, "onnx/step.onnx", "onnx/other.onnx"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     found = {artefact.path.relative_to(tmp_path).as_posix(): artefact for artefact in artefacts_in(tmp_path)}
     assert sorted(found) == sorted(names)
+    assert found["onnx/encoder.onnx"].paths == [tmp_path / "onnx" / "encoder.onnx", tmp_path / "onnx" / "step.onnx"]
     assert [(found[name].takes, found[name].precision) for name in names] == [
         ("ids", "float32"),
         ("text", "float16"),
-        ("part", "float32"),
+        ("halves", "float32"),
         ("ids", "int8"),
     ]
 
@@ -410,6 +519,11 @@ def test_text_that_does_not_do_is_refused(run, tmp_path, sentences, references, 
     artefact = Artefact(tmp_path / "translate-int8.onnx", "onnx", "ids", "int8")
     with pytest.raises(RequestError, match=message):
         certify(run, tmp_path, [artefact], Decoding(), sentences, references)
+
+
+def test_no_artefact_is_no_certificate(run, tmp_path):
+    with pytest.raises(RequestError, match="found none in"):
+        certify(run, tmp_path, artefacts_in(tmp_path), Decoding(), SENTENCES[:3])
 
 
 def test_a_run_without_validation_text_asks_for_some(run_folder):
