@@ -31,6 +31,8 @@ def translate(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.translator import load
     from keras_transformer.text.corpora import read_lines
 
+    if sys.stdin is None or sys.stdout is None:
+        raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments)
     translator = load(arguments.run, arguments.max_source_length)
     source = TextLines(sys.stdin.buffer)

@@ -58,7 +58,8 @@ def exit_status(command: Callable[[], None]) -> int:
     """
     try:
         command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed from the start
+            sys.stdout.flush()
         return 0
     except RequestError as error:
         say(f"error: {error}")

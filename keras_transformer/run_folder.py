@@ -79,6 +79,9 @@ def write_whole(path: Path) -> Iterator[Path]:
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
+    except OSError as error:
+        # Of a full disk it does not say which file was being written; of the others it is the one aside.
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
 
@@ -159,6 +162,11 @@ def check_model_config(model: dict[str, Any]) -> None:
         rate = model[name]
         if type(rate) not in (int, float) or not 0 <= rate < 1:
             raise ValueError(f"expected {name} of at least 0 and less than 1; received {rate!r:.40}")
+    heads, width = model["num_heads"], model["hidden_dim"]
+    if model["key_dim"] is None and width % heads:
+        raise ValueError(f"expected num_heads to divide hidden_dim; received {heads} and {width}")
+    if width % 2 and not model["learned_positions"]:
+        raise ValueError(f"expected an even hidden_dim, for sinusoidal positions; received {width}")
     for name in MODEL_SWITCHES:
         if type(model[name]) is not bool:
             raise ValueError(f"expected {name} to be true or false; received {model[name]!r:.40}")

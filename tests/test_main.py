@@ -318,3 +318,11 @@ def test_a_full_memory_is_told_in_one_line(capsys):
     assert capsys.readouterr().err == (
         "error: out of memory for a tensor with shape[1048576,1048576,1024]: take smaller batches, or a smaller model\n"
     )
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_a_stream_closed_from_the_start_is_no_traceback(monkeypatch, capsys, stream):
+    monkeypatch.setattr(sys, stream, None)
+    assert exit_status(lambda: None) == 0
+    assert main(["translate", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input and standard output must be open")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -223,7 +225,8 @@ class Records(keras.callbacks.Callback):
         import tensorflow as tf
 
         shutil.rmtree(self.run.tensorboard, ignore_errors=True)
-        self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
+        with self._board_errors():
+            self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
         for row in self.rows:
             self._to_board(row)
         if self.run.metrics.exists():
@@ -252,10 +255,20 @@ class Records(keras.callbacks.Callback):
     def _to_board(self, row: dict[str, float]) -> None:
         import tensorflow as tf
 
-        with self._board.as_default(step=int(row["step"])):
+        with self._board_errors(), self._board.as_default(step=int(row["step"])):
             for name, value in row.items():
                 tf.summary.scalar(name, value)
-        self._board.flush()
+            self._board.flush()
+
+    @contextmanager
+    def _board_errors(self) -> Iterator[None]:
+        """What TensorFlow raises of a file is raised as what it is."""
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise OSError(errno.EIO, error.message, str(self.run.tensorboard)) from error
 
 
 class Save(keras.callbacks.Callback):

@@ -32,11 +32,14 @@ class Checkpoints:
     Args:
         folder: where they are.
         keep: how many weights to keep, the newest and those that end at the best step.
+        every: the steps between two checkpoints of a run that nobody stops. One at another step, where it was
+            stopped, is there to resume from: averaging it would make another model of a run that was stopped.
     """
 
-    def __init__(self, folder: Path, keep: int = 1):
+    def __init__(self, folder: Path, keep: int = 1, every: int = 1):
         self.folder = folder
         self.keep = keep
+        self.every = every
 
     def steps(self) -> list[int]:
         """Steps with weights, ascending."""
@@ -45,6 +48,16 @@ class Checkpoints:
     def whole_steps(self) -> list[int]:
         """Steps from which a run can be resumed, ascending."""
         return sorted(set(self._steps("state")) & set(self.steps()))
+
+    def to_average(self, end: int | None = None) -> list[int]:
+        """The last `keep` steps, ascending, at which a run that nobody stops has weights; the newest among them.
+
+        Args:
+            end: leaves out the steps after it, and is one of them.
+        """
+        steps = self.steps()
+        regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
+        return last_steps(regular, self.keep, end)
 
     def save(self, step: int, model: Any, progress: Mapping[str, Any], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then drops those that nobody will ask for.
@@ -117,9 +130,9 @@ class Checkpoints:
 
     def _drop(self, best_step: int | None) -> None:
         steps = self.steps()
-        wanted = set(steps[-self.keep :])
+        wanted = set(self.to_average())
         if best_step is not None:
-            wanted |= set(last_steps(steps, self.keep, best_step))
+            wanted |= set(self.to_average(best_step))
         whole = set(self.whole_steps()[-2:])
         for step in steps:
             if step not in whole:

@@ -385,7 +385,7 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.checkpoints import Checkpoints
 
-    checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last)
+    checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last, run.settings.checkpoint_every)
     stored = checkpoints.restore(model, Progress().as_dict()) if run.is_resumed else None
     progress = Progress(**stored) if stored else Progress()
     if stored:
@@ -426,7 +426,10 @@ def _check_place(plan: Any, progress: Any) -> None:
 
 @contextmanager
 def _feeding_errors() -> Iterator[None]:
-    """What the feeding thread raised reaches `fit` inside an operation's error: raised again as what it was."""
+    """What the feeding thread raised reaches `fit` inside an operation's error: raised again as what it was.
+
+    A record of the run that cannot be written ends it too, the checkpoints intact.
+    """
     import tensorflow as tf
 
     try:
@@ -437,6 +440,9 @@ def _feeding_errors() -> Iterator[None]:
         ):
             raise JobError(f"the batches stopped coming: {told[1]}; the checkpoints are intact") from error
         raise
+    except OSError as error:
+        file = error.filename or "the run's files"
+        raise JobError(f"cannot write {file} ({error.strerror or error}); the checkpoints are intact") from error
 
 
 def _rounds(step: int, steps: int, every: int) -> Iterator[tuple[int, int]]:
@@ -532,12 +538,12 @@ def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
         JobError: it could not be written; the checkpoints are intact.
     """
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.checkpoints import last_steps, write_model
+    from keras_transformer.training.checkpoints import write_model
 
     settings = run.settings
     twin = Transformer(**run.config["model"], dtype="float32")
     end = progress.best_step if settings.patience and progress.best_step else None
-    steps = last_steps(checkpoints.steps(), settings.average_last, end)
+    steps = checkpoints.to_average(end)
     origin: dict[str, Any] = {"at_step": progress.step, "asked_steps": settings.steps}
     if settings.ema:
         weights, origin = present_weights(model), {**origin, "kind": "moving average"}

@@ -197,6 +197,7 @@ def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
         raise RequestError(
             f"the run was made with other settings than this version knows: {sorted(stored.keys() ^ names)}"
         )
+    _check_types(stored)
     given = {name: value for name, value in given.items() if value is not None}
     for name in sorted(names & given.keys()):
         may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
@@ -206,11 +207,22 @@ def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
                 "leave it out, or start another run with --out"
             )
     settings = Settings(**{**stored, **given})
-    try:
-        check(settings)
-    except TypeError as error:
-        raise RequestError(f"the run's config.json holds a setting of the wrong type: {error}") from error
+    check(settings)
     return settings
+
+
+def _check_types(stored: dict[str, Any]) -> None:
+    """Raises RequestError for settings that no flag could have given: the file was edited, or is damaged."""
+    for setting in fields(Settings):
+        if setting.name in ABOUT_THE_FOLDER:
+            continue
+        value, options = stored[setting.name], setting.metadata["options"]
+        kind = bool if "action" in options else options.get("type", str)
+        of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
+            "choices", [value]
+        )
+        if not of_kind and (value is not None or setting.default is not None):
+            raise RequestError(f"the run's config.json is damaged: no {_name(setting.name)} is {value!r:.60}")
 
 
 def _name(setting: str) -> str:

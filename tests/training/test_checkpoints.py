@@ -141,6 +141,22 @@ def test_the_newest_are_kept_and_those_that_end_at_the_best(folder, model, monke
     assert list(folder.iterdir()) == []
 
 
+def test_a_stop_in_between_leaves_what_will_be_averaged(folder, model, monkeypatch):
+    monkeypatch.setattr(module, "weight_arrays", lambda model: {"0000-weights": np.zeros(1)})
+    monkeypatch.setattr(module, "_state_variables", lambda model: {})
+    checkpoints = Checkpoints(folder, keep=3, every=10)
+    for step in (10, 20, 30, 33, 37):
+        checkpoints.save(step, model, PROGRESS)
+    assert checkpoints.to_average() == [20, 30, 37]
+    assert checkpoints.whole_steps() == [33, 37]
+    checkpoints.save(40, model, PROGRESS)
+    assert checkpoints.to_average() == [20, 30, 40]
+    checkpoints.save(45, model, PROGRESS)
+    assert checkpoints.to_average() == [30, 40, 45]
+    assert checkpoints.to_average(end=40) == [30, 40]
+    assert checkpoints.steps() == [30, 40, 45]
+
+
 def test_last_steps():
     assert last_steps([1, 2, 3, 4], 2) == [3, 4]
     assert last_steps([1, 2, 3, 4], 2, end=3) == [2, 3]

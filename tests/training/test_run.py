@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_transformer.errors import RequestError
 from keras_transformer.training.run import _rounds, open_run
-from keras_transformer.training.settings import parser
+from keras_transformer.training.settings import Settings, parser, resumed
 from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -23,10 +24,11 @@ OPTIONS += ["--max-source-length", "300"]
 
 # TensorFlow takes seconds to start: these runs, and what is done to their folders in between, share a process.
 RUNS = """
-import contextlib, io, json, os, signal
+import contextlib, io, json, os, shutil, signal
 from pathlib import Path
 import numpy as np
 import train
+from keras_transformer.plots import curves
 from keras_transformer.training import callbacks, checkpoints
 
 outcomes = {{}}
@@ -52,6 +54,10 @@ run("whole", *tiny, *{options!r}, "--out", "whole")
 undo = at_step(8, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
 run("stopped", *tiny, *{options!r}, "--out", "stopped")
 undo()
+undo = at_step(11, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
+run("halted", *tiny, "--steps", "12", "--out", "halted")
+undo()
+run("unhalted", "--resume", "--out", "halted")
 run("contradicted", "--resume", "--out", "stopped", "--seed", "2")
 run("continued", "--resume", "--out", "stopped")
 run("finished", "--resume", "--out", "stopped")
@@ -86,6 +92,18 @@ def full(path, **arrays):
 checkpoints.np.savez = full
 run("full", *tiny, "--steps", "17", "--out", "full")
 checkpoints.np.savez = savez
+
+class Full:
+    def savefig(self, path, **options):
+        Path(path).write_text("the beginning")
+        raise OSError(28, "No space left on device")
+learning_curves, curves.learning_curves = curves.learning_curves, lambda history: Full()
+run("unrecorded", *tiny, "--steps", "10", "--out", "unrecorded")
+curves.learning_curves = learning_curves
+run("no board", *tiny, "--steps", "5", "--out", "unboarded")
+shutil.rmtree("unboarded/tensorboard")
+Path("unboarded/tensorboard").write_text("")
+run("no board", "--resume", "--steps", "7", "--out", "unboarded")
 
 run("fine-tuned", *tiny, "--steps", "3", "--init-from", "whole", "--out", "fine-tuned")
 run("misfit", *tiny, "--steps", "3", "--init-from", "whole", "--hidden-dim", "32", "--out", "misfit")
@@ -167,6 +185,12 @@ def test_killed_and_resumed_ends_with_the_same_bits(runs, tmp_path):
     assert_equal_ends(runs / "whole", tmp_path / "killed", 17)
 
 
+def test_the_checkpoint_of_a_stop_is_not_averaged(runs, outcomes):
+    assert "resuming at step 11" in outcomes["unhalted"][1]
+    weights = json.loads((runs / "halted" / "config.json").read_text())["weights"]
+    assert weights["steps"] == [10, 12], "as of a run that nobody stopped"
+
+
 def test_a_larger_step_count_extends_a_run_and_a_damaged_checkpoint_is_passed_over(runs, outcomes):
     status, message = outcomes["extended"]
     assert status == 0
@@ -238,6 +262,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(runs, outcomes):
     assert "No space left on device" in message and "the checkpoints before it are intact" in message
     kept = {path.name for path in (runs / "full" / "checkpoints").iterdir()}
     assert kept == {"00000005.weights.npz", "00000005.state.npz"}
+
+
+def test_a_record_that_cannot_be_written_is_named(runs, outcomes):
+    status, message = outcomes["unrecorded"]
+    last = "error: cannot write unrecorded/curves.png (No space left on device); the checkpoints are intact"
+    assert (status, message.splitlines()[-1]) == (1, last)
+    assert not any("curves" in path.name for path in (runs / "unrecorded").iterdir())
+    status, message = outcomes["no board"]
+    assert status == 1
+    assert message.splitlines()[-1].startswith("error: cannot write unboarded/tensorboard (")
 
 
 def test_fine_tuning_begins_where_the_other_run_ended(runs, outcomes):
@@ -328,6 +362,29 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsy
     assert "--num-heads" not in said
     open_run({**given, "preset": None})
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", "many"),
+        ("steps", True),
+        ("seed", None),
+        ("source", 5),
+        ("dropout", "0.1"),
+        ("devices", 7),
+        ("checkpoint_every", 2.5),
+        ("vocabulary_size", [1]),
+        ("mixed_precision", "float8"),
+        ("normalize_first", 1),
+    ],
+)
+def test_a_setting_that_no_flag_gives_is_damage(name, value):
+    stored = {**Settings().as_dict(), "dropout": 0}  # as JSON may spell 0.0
+    assert resumed(stored, {}).dropout == 0
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(RequestError, match=f"config.json is damaged: no {flag} is "):
+        resumed({**stored, name: value}, {"steps": 7})
 
 
 def test_a_flag_must_be_spelled_out(capsys):
