@@ -52,7 +52,7 @@ def run_with_validation(built_run, tmp_path_factory) -> Path:
 def exported(run_with_validation, tmp_path_factory) -> Path:
     """What `python -m export` writes in float32, its certificate included."""
     folder = tmp_path_factory.mktemp("exports") / "exported"
-    assert main([str(run_with_validation), "--format", "saved_model", "tflite", "--out", str(folder), *FLAGS]) == 0
+    assert main([str(run_with_validation), "--out", str(folder), *FLAGS]) == 0
     return folder
 
 

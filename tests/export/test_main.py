@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import export.__main__ as command
+from export import certificate
 from export.__main__ import main, planned
 from export.signatures import open_run
 from keras_transformer.errors import RequestError
@@ -52,7 +53,9 @@ def quick(monkeypatch):
         path.write_text("translator")
         return [path]
 
+    nothing = certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
     monkeypatch.setattr("export.tflite.export_tflite", export_tflite)
+    monkeypatch.setattr(certificate, "certify", lambda *_: nothing)
     return lambda *flags: main([*map(str, flags), "--format", "tflite"])
 
 
@@ -82,8 +85,6 @@ def test_a_failed_export_leaves_what_was_there(quick, run_with_validation, tmp_p
 
 
 def test_exit_status_1_when_the_certificate_does_not_hold(quick, run_with_validation, tmp_path, capsys, monkeypatch):
-    from export import certificate
-
     monkeypatch.setattr(certificate.Certificate, "holds", property(lambda self: False))
     assert quick(run_with_validation, "--out", tmp_path / "out") == 1
     assert "not every artefact translates as the model does" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""The programs of BUILD.md run as they are written there, and translate as the model does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.tiny_run"]
+
+BUILD = (Path(__file__).resolve().parents[2] / "BUILD.md").read_text(encoding="utf-8")
+SECTION = BUILD.split("## Run what was exported\n")[1].split("\n## ")[0]
+PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+FILES = [
+    "saved_model",
+    "translate_text.onnx",
+    "translate.onnx",
+    "step.onnx",
+    "translate.tflite",
+    "translate_text.tflite",
+]
+
+
+def test_every_artefact_has_a_program_of_under_25_lines():
+    assert len(PROGRAMS) == len(FILES)
+    for file, program in zip(FILES, PROGRAMS, strict=True):
+        assert file in program
+        assert len(program.splitlines()) < 25
+
+
+@pytest.mark.parametrize(("file", "program"), list(zip(FILES, PROGRAMS, strict=True)), ids=FILES)
+def test_it_runs_as_written(file, program, exported, translator, tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "demo").symlink_to(exported)
+    command = [sys.executable, "-I", "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    if file == "step.onnx":  # greedy, without the limit that was baked into the others
+        assert done.stdout.rstrip("\n") == translator.translate(["forty-two"], num_beams=1)[0]
+        return
+    (best,) = translator.n_best(["forty-two"], num_beams=3, length_penalty=0.8, max_length=12)[0]
+    text, score = done.stdout.rstrip("\n").rsplit(" ", 1)
+    assert text == best.text
+    assert float(score) == pytest.approx(best.score, abs=1e-4)
