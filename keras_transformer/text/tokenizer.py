@@ -51,7 +51,7 @@ class Tokenizer:
         """ "unigram" or "bpe"."""
         from sentencepiece import sentencepiece_model_pb2
 
-        spec = sentencepiece_model_pb2.ModelProto.FromString(self.model).trainer_spec
+        spec = sentencepiece_model_pb2.ModelProto.FromString(self.model).trainer_spec  # type: ignore[attr-defined]
         return spec.ModelType.Name(spec.model_type).lower()
 
     @classmethod
