@@ -15,7 +15,7 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 .PHONY: help demo test lint bench lock
 
 help:
-	@echo 'make demo           train on number words (English to German) and translate some: a few minutes'
+	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch and JAX too'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, at a small size'
@@ -25,6 +25,7 @@ demo: $(ENVIRONMENT)
 	.venv/bin/python train.py --out runs/demo $(if $(wildcard runs/demo),--resume)
 	printf '%s\n' 'forty-two' 'seven thousand and eleven' 'nine hundred and eighty-seven thousand, six hundred and fifty-four' \
 	  | .venv/bin/python -m keras_transformer translate runs/demo
+	.venv/bin/python -m export runs/demo --overwrite
 
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
 	.venv/bin/python -m pytest $(if $(PARITY),-m '') $(TESTS)
