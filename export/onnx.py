@@ -9,7 +9,7 @@ import numpy as np
 
 from export.onnx_graph import TEXT_DOMAIN, Graph, Model, Value, ValueInfo, write_model
 from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past, Rows
-from export.onnx_search import BeamSearch, Cache
+from export.onnx_search import Cache, beam_search
 from export.signatures import Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
@@ -19,6 +19,10 @@ SOURCE = ("source_ids", np.int32, ["batch", "source"])
 TRANSLATION = [("target_ids", np.int32, ["batch", "target"]), ("score", np.float32, ["batch"])]
 TEXT = ("text", object, ["batch"])
 TEXT_TRANSLATION = [("translation", object, ["batch"]), ("score", np.float32, ["batch"])]
+
+# All operators that are not the standard's: those of int8, and those of `translate_text`.
+INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own
+TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "SentencepieceDecoder"}  # onnxruntime-extensions'
 
 # What `plain` and `is_blank` of the package say, as regular expressions (RE2).
 LINE_BREAKS = r"[\x00\n\r]"
@@ -31,9 +35,9 @@ def export_onnx(
 ) -> list[Path]:
     """Writes `translate`, `translate_text`, `encoder` and `step` into `folder`/onnx.
 
-    All but `translate_text` are plain ONNX, opset 17, for any runtime; that one needs onnxruntime-extensions. float16
-    is meant for GPUs: states and weights in half, softmax, norms and search in float32. int8 is meant for CPUs:
-    weights in 8 bits, one scale a column; states in 8 bits, one scale a row.
+    All are of opset 17; `translate_text` needs onnxruntime-extensions. float16 is meant for GPUs: states and weights
+    in half, softmax, norms and search in float32. int8 is meant for CPUs: weights in 8 bits, one scale a column; states
+    in 8 bits, one scale a row; one operator of ONNX Runtime's own.
 
     Args:
         run: what is exported.
@@ -186,7 +190,7 @@ def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
         return [inner.value(np.array(True)), text]
 
     count = g("Squeeze", g.shape(ids, 0))
-    (texts,) = g.loop(decode, [], count, scans=[(object, [None])])
+    (texts,) = g.loop(decode, [], count, scans=1)
     return replaced(g, replaced(g, g("Reshape", texts, [-1]), LINE_BREAKS, " "), SPACE_AROUND, "")
 
 
@@ -202,31 +206,40 @@ def translation(
     """Source ids (B, S) int32 → ids (B, K, T) int32 and scores (B, K), the best first; see `translate_ids`."""
     model = run.model
     transformer = OnnxTransformer(model, precision)
-    num_beams, batch_size = decoding.num_beams, g.shape(source_ids, 0)
+    num_beams, layers, batch_size = decoding.num_beams, model.num_layers, g.shape(source_ids, 0)
     source_ids = permitted(g, source_ids, model)
     limits = limits_of(g, source_ids, decoding.max_length)
-    memory = transformer.encode(g, source_ids)
     rows = Rows(np.array([-1, num_beams]), np.array([-1, num_beams]))
     # What each beam adds at a position is seen by itself alone, and by those that continue it.
-    own = np.where(np.eye(num_beams, dtype=bool), 0, HIDDEN).astype("float32")
-    own_bias = g("Expand", own, g.joined(batch_size, [num_beams, num_beams]))  # (B, K, K)
+    own_bias = np.where(np.eye(num_beams, dtype=bool), 0, HIDDEN).astype("float32")
+
+    def encode(g: Graph, source_ids: Value) -> list[Value]:
+        keys, values, bias = transformer.encode(g, source_ids)
+        return [*keys, *values, bias, g("Expand", own_bias, g.joined(g.shape(source_ids, 0), own_bias.shape))]
 
     def step(g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
-        layers = model.num_layers
         past, bias, beams = Past(cache.shared[:layers], cache.shared[layers:]), None, []
+        memory = Memory(cache.sentences[:layers], cache.sentences[layers : 2 * layers], cache.sentences[2 * layers])
         if num_beams > 1:
-            beams = [g.joined(cache.beams[0], own_bias, axis=2)]  # (B, K, P + K)
+            beams = [g.joined(cache.beams[0], cache.sentences[-1], axis=2)]  # (A, K, P + K)
             bias = g("Unsqueeze", beams[0], [1])
         logits, past = transformer.step(g, token_ids, index, past, memory, rows, bias)
-        return logits, Cache(beams, [*past.keys, *past.values])
+        return logits, Cache(beams, [*past.keys, *past.values], [])
 
-    heads = [model.num_heads, 0, model.key_dim]
-    nothing = g.zeros(g.joined(batch_size, heads), transformer.dtype)
-    shared = [(nothing, transformer.dtype, [None, model.num_heads, None, model.key_dim])] * (2 * model.num_layers)
-    no_bias = g.zeros(g.joined(batch_size, [num_beams, 0]), np.float32)
-    beams = [(no_bias, np.dtype(np.float32), [None, num_beams, None])] if num_beams > 1 else []
-    search = BeamSearch(g, limits, model.vocabulary_size, num_beams, decoding.length_penalty)
-    ids, scores = search.search(step, beams, shared)
+    heads, size, width = model.num_heads, model.key_dim, g.shape(source_ids, 1)
+    cache = Cache(
+        beams=[g.zeros(g.joined(batch_size, [num_beams, 0]), np.float32)] if num_beams > 1 else [],
+        shared=[g.zeros(g.joined(batch_size, [heads, 0, size]), transformer.dtype)] * 2 * layers,
+        sentences=[
+            *[g.zeros(g.joined([0, heads, size], width), transformer.dtype)] * layers,
+            *[g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)] * layers,
+            g.zeros(g.joined([0, 1, 1], width), np.float32),
+            g.value(np.zeros((0, num_beams, num_beams), "float32")),
+        ],
+    )
+    ids, scores = beam_search(
+        g, source_ids, encode, step, cache, limits, model.vocabulary_size, num_beams, decoding.length_penalty
+    )
     return g.cast(ids, np.int32), scores
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from keras_transformer.run_folder import write_whole
 OPSET = 17  # the first with LayerNormalization; every operator of it runs in ONNX Runtime from 1.12 on
 IR_VERSION = 8  # the one that belongs to this opset
 TEXT_DOMAIN = "ai.onnx.contrib"  # of onnxruntime-extensions
+CONTRIB_DOMAIN = "com.microsoft"  # of ONNX Runtime itself
 # A protobuf message holds less than 2 GiB; tensors of this size and more then go to a file of their own.
 MAX_MODEL_BYTES = 2**31 - 2**24
 MIN_EXTERNAL_BYTES = 1024
@@ -29,8 +30,11 @@ class Graph:
     """An ONNX graph in the making.
 
     Calling it appends a node and returns the name of its output: `y = g("MatMul", x, kernel)`. Inputs are names, or
-    arrays and numbers, which become constants; equal constants are stored once. The body of a loop is a `Graph` too:
-    it sees what stands before it in the outer graph, and leaves its constants there.
+    arrays and numbers, which become constants; equal constants are stored once. The body of a loop is a `Graph` too,
+    and sees what stands before it in the graph around it.
+
+    A loop keeps the constants of the loops in it: ONNX Runtime packs a weight for its kernels when it is loaded only if
+    the weight stands in the graph of the product, or in the one right around it.
 
     Args:
         outer: the graph in which this one is a loop's body.
@@ -38,8 +42,10 @@ class Graph:
 
     def __init__(self, outer: Graph | None = None):
         self._root: Graph = outer._root if outer else self
+        self._home: Graph = outer._home if outer and outer._root is not outer else self
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[Value, np.ndarray] = {}
+        self._bodies: dict[Value, tuple[Graph, list[Value], list[Value]]] = {}  # by a loop's first output
         self._digests: dict[tuple, Value] = {}
         self._count = 0
 
@@ -65,13 +71,13 @@ class Graph:
         if not isinstance(value, np.ndarray | np.generic):
             value = np.array(value)
             value = value.astype({"i": "int64", "f": "float32"}.get(value.dtype.kind, value.dtype))
-        root, array = self._root, np.ascontiguousarray(value).reshape(np.shape(value))
+        home, array = self._home, np.ascontiguousarray(value).reshape(np.shape(value))
         content = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         key = (str(array.dtype), array.shape, hashlib.sha256(content).digest())
-        if key not in root._digests:
-            root._digests[key] = name = self.new_name("constant")
-            root.constants[name] = array
-        return root._digests[key]
+        if key not in home._digests:
+            home._digests[key] = name = self.new_name("constant")
+            home.constants[name] = array
+        return home._digests[key]
 
     def new_name(self, stem: str) -> Value:
         """A name that no value has yet, in this graph or around it."""
@@ -99,39 +105,58 @@ class Graph:
         """Zeros of a shape that is known only when the graph runs."""
         return self("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, dtype)))
 
+    def distinct(self, values: Sequence[Value]) -> list[Value]:
+        """The values as outputs of this graph: each its own node's, so what is none, or is there twice, is copied."""
+        own = {name for node in self.nodes for name in node.output}
+        outputs: list[Value] = []
+        for value in values:
+            outputs.append(value if value in own and value not in outputs else self("Identity", value))
+        return outputs
+
     def loop(
-        self,
-        body: Callable[..., Sequence[Value]],
-        state: Sequence[ValueInfo],
-        count: Value | None,
-        scans: Sequence[tuple[Any, Shape]] = (),
+        self, body: Callable[..., Sequence[Value]], state: Sequence[Value], count: Value | None = None, scans: int = 0
     ) -> list[Value]:
         """Runs a body again and again.
 
         Args:
             body: (graph, index, *state) → [whether to go on, *state, *scans]; the index is an int64 scalar.
-            state: for each value that goes from one round to the next its start, its type and its shape.
+            state: what goes from one round to the next; its shapes may change, its types and ranks do not.
             count: an int64 scalar, the most rounds; None: until the body says stop.
-            scans: for each value that a round leaves behind its type and its shape.
+            scans: how many values a round leaves behind.
 
         Returns:
             The last state, and what the rounds left behind, stacked.
         """
         inner = Graph(self)
-        index, condition = inner.new_name("index"), inner.new_name("go_on")
+        index, go_on = inner.new_name("index"), inner.new_name("go_on")
         inputs = [inner.new_name("state") for _ in state]
-        outputs = [inner("Identity", value) for value in body(inner, index, *inputs)]
-        types = [(dtype, shape) for _, dtype, shape in state]
-        graph = helper.make_graph(
-            inner.nodes,
-            inner.new_name("body"),
-            infos([(index, np.int64, []), (condition, bool, [])])
-            + infos((name, *kind) for name, kind in zip(inputs, types, strict=True)),
-            infos([(outputs[0], bool, [])])
-            + infos((name, *kind) for name, kind in zip(outputs[1:], [*types, *scans], strict=True)),
-        )
-        starts = [value for value, _, _ in state]
-        return self("Loop", count, np.array(True), *starts, outputs=len(state) + len(scans), body=graph)
+        outputs = inner.distinct(body(inner, index, *inputs))
+        last = self("Loop", count, np.array(True), *state, outputs=len(state) + scans)
+        self._bodies[last[0]] = inner, [index, go_on, *inputs], outputs
+        return last
+
+    def all_constants(self) -> dict[Value, np.ndarray]:
+        """Its constants and those of its loops."""
+        constants = dict(self.constants)
+        for body, _, _ in self._bodies.values():
+            constants |= body.all_constants()
+        return constants
+
+    def proto(self, name: str, tensors: dict[Value, TensorProto]) -> onnx.GraphProto:
+        """The graph as ONNX writes it, but for inputs and outputs; `tensors` are all its constants, by their names."""
+        graph = onnx.GraphProto(name=name, initializer=[tensors[constant] for constant in self.constants])
+        for node in self.nodes:
+            added = graph.node.add()
+            added.CopyFrom(node)
+            if node.output[0] in self._bodies:
+                body, inputs, outputs = self._bodies[node.output[0]]
+                inner = body.proto(f"body_of_{node.output[0]}", tensors)
+                # The types of the state follow from what comes in.
+                inner.input.extend(infos([(inputs[0], np.int64, []), (inputs[1], bool, [])]))
+                inner.input.extend(onnx.ValueInfoProto(name=value) for value in inputs[2:])
+                inner.output.extend(onnx.ValueInfoProto(name=value) for value in outputs)
+                added.attribute.append(helper.make_attribute("body", inner))
+        return graph
 
 
 class Model(NamedTuple):
@@ -165,19 +190,21 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     Returns:
         The paths of what was written, the model's first.
     """
-    data = path.with_name(f"{path.name}.data")
-    graph = model.graph
-    external = sum(array.nbytes for array in graph.constants.values()) > max_bytes
+    constants = model.graph.all_constants()
     paths = [path]
-    if external:
-        tensors = _write_external(data, graph.constants)
-        paths.append(data)
+    if sum(array.nbytes for array in constants.values()) > max_bytes:
+        paths.append(path.with_name(f"{path.name}.data"))
+        tensors = _write_external(paths[1], constants)
     else:
-        tensors = [numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
+        tensors = {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
+    graph = model.graph.proto(path.stem, tensors)
+    graph.input.extend(infos(model.inputs))
+    graph.output.extend(infos(model.outputs))
+    domains = sorted({node.domain for node in all_nodes(graph.node)} - {""})
     proto = helper.make_model(
-        helper.make_graph(graph.nodes, path.stem, infos(model.inputs), infos(model.outputs), tensors),
+        graph,
         producer_name="keras_transformer",
-        opset_imports=[helper.make_opsetid(domain, version) for domain, version in _domains(graph)],
+        opset_imports=[helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)],
         ir_version=IR_VERSION,
     )
     helper.set_model_props(proto, metadata)
@@ -192,13 +219,13 @@ def check(path: Path) -> None:
     onnx.checker.check_model(path, full_check=True)
 
 
-def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> list[TensorProto]:
+def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> dict[Value, TensorProto]:
     """Writes the large constants to a file; the tensors that point into it, and the small ones."""
-    tensors: list[TensorProto] = []
+    tensors: dict[Value, TensorProto] = {}
     with write_whole(path) as aside, aside.open("wb") as file:
         for name, array in constants.items():
             if array.dtype == object or array.nbytes < MIN_EXTERNAL_BYTES:
-                tensors.append(numpy_helper.from_array(array, name))
+                tensors[name] = numpy_helper.from_array(array, name)
                 continue
             file.write(bytes(-file.tell() % 4096))  # so that a runtime may map it into memory
             tensor = TensorProto(name=name, data_type=element_type(array.dtype), dims=array.shape)
@@ -207,22 +234,15 @@ def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> list[Tens
             for key, entry in place.items():
                 tensor.external_data.add(key=key, value=str(entry))
             file.write(array.tobytes())
-            tensors.append(tensor)
+            tensors[name] = tensor
         file.flush()
     return tensors
 
 
-def _domains(graph: Graph) -> list[tuple[str, int]]:
-    """The operator sets that the graph uses, and their versions."""
-    return [("", OPSET)] + [(TEXT_DOMAIN, 1)] * (TEXT_DOMAIN in domains_of(graph.nodes))
-
-
-def domains_of(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """The domains of the nodes, those in loops included; the standard's own is ''."""
-    found: set[str] = set()
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those in their loops."""
     for node in nodes:
-        found.add(node.domain)
+        yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                found |= domains_of(attribute.g.node)
-    return found
+                yield from all_nodes(attribute.g.node)

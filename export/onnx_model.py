@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from export.onnx_graph import Graph, Value
+from export.onnx_graph import CONTRIB_DOMAIN, Graph, Value
 from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.residual import EPSILON, Residual
@@ -85,7 +85,7 @@ class Int8Arithmetic(Arithmetic):
     """Products of 8-bit weights, one scale a column, and 8-bit states, one scale a row, found as it runs.
 
     A row has its own scale, so neither neighbours nor padding touch it (ONNX's `DynamicQuantizeLinear` has one scale
-    for all). Plain operators of the standard; ONNX Runtime's x86 kernels need the VNNI instructions to be exact.
+    for all). ONNX Runtime's kernels for x86 need the VNNI instructions to add up without overflow.
     """
 
     def product(self, g: Graph, x: Value, kernel: np.ndarray, bias: np.ndarray | None = None) -> Value:
@@ -102,14 +102,13 @@ class Int8Arithmetic(Arithmetic):
         return self._product(g, x, rows.T, scales.T)
 
     def _product(self, g: Graph, x: Value, weights: np.ndarray, scales: np.ndarray) -> Value:
-        zero = np.uint8(128)
+        unit, zero = np.float32(1 / 127), np.uint8(128)
         largest = g("ReduceMax", g("Abs", x), axes=[1], keepdims=1)  # (R, 1)
-        row_scales = g("Max", g("Mul", largest, 1 / 127), np.float32(1e-12))
-        row_scale = g("Squeeze", row_scales, [1])
-        zeros = g("Expand", zero, g("Shape", row_scale))
-        x = g("QuantizeLinear", x, row_scale, zeros, axis=0)
-        x = g.cast(g("MatMulInteger", x, weights, zero), np.float32)
-        return g("Mul", g("Mul", x, row_scales), scales)
+        largest = g("Add", largest, 1e-30)  # a row of zeros stays one
+        x = g("QuantizeLinear", g("Div", x, largest), unit, zero)
+        # One node of ONNX Runtime's for the product and its scales: its scale for x would be one for all rows.
+        x = g("MatMulIntegerToFloat", x, weights, unit, scales.ravel(), zero, domain=CONTRIB_DOMAIN)
+        return g("Mul", x, largest)
 
 
 ARITHMETIC = {"float32": Arithmetic(), "float16": Arithmetic(np.float16), "int8": Int8Arithmetic()}
