@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import JobError, RequestError, exit_status, load_tensorflow, say
-from keras_transformer.run_folder import write_folder_whole
+from keras_transformer.run_folder import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
     from export.signatures import Decoding, TrainedRun
@@ -58,11 +58,9 @@ def export(arguments: argparse.Namespace) -> None:
 
 def check_place(folder: Path, overwrite: bool) -> None:
     """Raises RequestError unless the folder is free, or an export that may be replaced."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise RequestError(f"--out must be a folder; {folder} is a file: choose another")
-    names = {path.name for path in folder.iterdir()}
+    check_writable(folder)
+    check_writable(folder.absolute().parent)  # where a new export takes the place of an old one
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if names and CERTIFICATE[0] not in names:
         raise RequestError(f"{folder} holds something that is no export: choose another --out")
     if names and not overwrite:

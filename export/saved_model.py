@@ -19,7 +19,7 @@ from export.signatures import (
     stem,
     translate_ids,
 )
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.run_folder import write_folder_whole
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -50,6 +50,7 @@ def export_saved_model(
 
     Raises:
         RequestError: no such precision, tensorflow-text is not installed, or something else stands at the path.
+        JobError: it cannot be written.
     """
     import tensorflow as tf
 
@@ -62,7 +63,12 @@ def export_saved_model(
         raise RequestError(f"expected an empty place, or a SavedModel to replace; {path} is something else: remove it")
     with write_folder_whole(path) as aside:
         signatures = {"serving_default": translator.translate, "n_best": translator.n_best}
-        tf.saved_model.save(translator, str(aside), signatures=signatures)
+        try:
+            tf.saved_model.save(translator, str(aside), signatures=signatures)
+        except tf.errors.OpError as error:  # so TensorFlow calls a full disk too
+            raise JobError(
+                f"cannot write {path}: {error.message.splitlines()[0].split('}} ')[-1]}; what was there is intact"
+            ) from error
         extra = aside / "assets.extra"  # where a SavedModel keeps what its loaders pass over
         extra.mkdir()
         metadata = json.dumps(run.metadata(decoding, precision), indent=2, ensure_ascii=False)

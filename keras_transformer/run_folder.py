@@ -86,6 +86,16 @@ def write_whole(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raises RequestError unless files can be written into the folder, which may have to be made."""
+    above = path
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        problem = "no permission to write in" if above.is_dir() else "not a folder:"
+        raise RequestError(f"{problem} {above}; choose another folder with --out")
+
+
 @contextlib.contextmanager
 def write_folder_whole(path: Path) -> Iterator[Path]:
     """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -21,6 +20,7 @@ from keras_transformer.run_folder import (
     MODEL_RATES,
     MODEL_SWITCHES,
     RunFolder,
+    check_writable,
     read_config,
     write_config,
     write_text,
@@ -171,8 +171,6 @@ def _check_replicas(settings: Settings) -> None:
 
 def _check_folder(folder: RunFolder, settings: Settings) -> None:
     path = folder.path
-    if path.exists() and not path.is_dir():
-        raise RequestError(f"--out must be a folder; received a file: {path}")
     if folder.is_run() and not settings.overwrite:
         raise RequestError(
             f"{path} holds a run already: go on with --resume, remove it with --overwrite, or choose another --out"
@@ -181,12 +179,7 @@ def _check_folder(folder: RunFolder, settings: Settings) -> None:
         read_config(folder)  # What --overwrite removes must be a run: other programs write a config.json too.
     elif path.is_dir() and any(path.iterdir()):
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
-    above = path
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        problem = "no permission to write in" if above.is_dir() else "not a folder:"
-        raise RequestError(f"{problem} {above}; choose another folder with --out")
+    check_writable(path)
 
 
 def _model_config(settings: Settings, stored: dict[str, Any] | None) -> dict[str, Any]:

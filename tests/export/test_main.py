@@ -95,7 +95,8 @@ def test_what_is_no_export_is_left_alone(run_with_validation, tmp_path, capsys):
     (tmp_path / "letter").write_text("dear ...")
     assert main([str(run_with_validation), "--out", str(tmp_path), "--overwrite"]) == 2
     assert main([str(run_with_validation), "--out", str(tmp_path / "letter")]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert main([str(run_with_validation), "--out", str(tmp_path / "letter" / "below")]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
     assert files_in(tmp_path) == {"letter"}
 
 

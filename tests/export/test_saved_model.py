@@ -10,7 +10,7 @@ import pytest
 from export.saved_model import export_saved_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models.transformer import Transformer
 from tests.export.conftest import ODD
 
@@ -121,6 +121,18 @@ def test_it_is_refused_where_something_else_stands(trained, tmp_path):
     with pytest.raises(RequestError, match="is something else"):
         export_saved_model(trained, tmp_path)
     assert (tmp_path / "saved_model" / "letter").read_text() == "dear ..."
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(trained, tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "variables.data: No space left on device\nat ...")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(JobError, match="No space left on device; what was there is intact"):
+        export_saved_model(trained, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_int8_is_refused_with_the_reason(trained, tmp_path):
