@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,17 +54,17 @@ def export_onnx(
     """
     require_precision("onnx", precision)
     decoding = decoding or Decoding()
-    models = {
-        "translate": translate_model(run, decoding, precision),
-        "translate_text": translate_text_model(run, decoding, precision),
-        "encoder": encoder_model(run, precision),
-        "step": step_model(run, precision),
+    models: dict[str, Callable[[], Model]] = {
+        "translate": lambda: translate_model(run, decoding, precision),
+        "translate_text": lambda: translate_text_model(run, decoding, precision),
+        "encoder": lambda: encoder_model(run, precision),
+        "step": lambda: step_model(run, precision),
     }
     (folder / "onnx").mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    for name, model in models.items():
+    for name, make in models.items():
         path = folder / "onnx" / f"{stem(name, precision)}.onnx"
-        paths += write_model(path, model, run.metadata(decoding, precision))
+        paths += write_model(path, make(), run.metadata(decoding, precision))
     return paths
 
 
@@ -204,9 +205,8 @@ def translation(
     g: Graph, run: TrainedRun, source_ids: Value, decoding: Decoding, precision: str
 ) -> tuple[Value, Value]:
     """Source ids (B, S) int32 → ids (B, K, T) int32 and scores (B, K), the best first; see `translate_ids`."""
-    model = run.model
+    model, num_beams, layers = run.model, decoding.num_beams, run.model.num_layers
     transformer = OnnxTransformer(model, precision)
-    num_beams, layers, batch_size = decoding.num_beams, model.num_layers, g.shape(source_ids, 0)
     source_ids = permitted(g, source_ids, model)
     limits = limits_of(g, source_ids, decoding.max_length)
     rows = Rows(np.array([-1, num_beams]), np.array([-1, num_beams]))
@@ -226,21 +226,26 @@ def translation(
         logits, past = transformer.step(g, token_ids, index, past, memory, rows, bias)
         return logits, Cache(beams, [*past.keys, *past.values], [])
 
-    heads, size, width = model.num_heads, model.key_dim, g.shape(source_ids, 1)
-    cache = Cache(
+    cache = first_cache(g, source_ids, model, num_beams, transformer.dtype)
+    how = limits, model.vocabulary_size, num_beams, decoding.length_penalty
+    ids, scores = beam_search(g, source_ids, encode, step, cache, *how)
+    return g.cast(ids, np.int32), scores
+
+
+def first_cache(g: Graph, source_ids: Value, model: Transformer, num_beams: int, dtype: Any) -> Cache:
+    """Nothing decoded yet, and no sentence encoded: of the sizes that will grow, each is 0."""
+    batch_size, width = g.shape(source_ids, 0), g.shape(source_ids, 1)
+    layers, heads, size = model.num_layers, model.num_heads, model.key_dim
+    return Cache(
         beams=[g.zeros(g.joined(batch_size, [num_beams, 0]), np.float32)] if num_beams > 1 else [],
-        shared=[g.zeros(g.joined(batch_size, [heads, 0, size]), transformer.dtype)] * 2 * layers,
+        shared=[g.zeros(g.joined(batch_size, [heads, 0, size]), dtype)] * 2 * layers,
         sentences=[
-            *[g.zeros(g.joined([0, heads, size], width), transformer.dtype)] * layers,
-            *[g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)] * layers,
+            *[g.zeros(g.joined([0, heads, size], width), dtype)] * layers,
+            *[g.zeros(g.joined([0, heads], width, [size]), dtype)] * layers,
             g.zeros(g.joined([0, 1, 1], width), np.float32),
             g.value(np.zeros((0, num_beams, num_beams), "float32")),
         ],
     )
-    ids, scores = beam_search(
-        g, source_ids, encode, step, cache, limits, model.vocabulary_size, num_beams, decoding.length_penalty
-    )
-    return g.cast(ids, np.int32), scores
 
 
 def permitted(g: Graph, source_ids: Value, model: Transformer) -> Value:

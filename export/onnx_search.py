@@ -1,4 +1,4 @@
-"""Beam search as one ONNX `Loop`: the second form of `keras_transformer.decoding.search`, held to it by tests.
+"""Beam search as ONNX loops: the second form of `keras_transformer.decoding.search`, held to it by tests.
 
 Letters of the shapes: B sentences, A of them still active, K beams, C candidates, V vocabulary, T emitted so far. What
 has a length grows by one position a step; so nothing is allocated that no sentence needs. Whenever half of the active
@@ -47,7 +47,7 @@ class BeamState(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The likeliest continuations of a sentence's live hypotheses by one token, best first; each (B, C)."""
+    """The likeliest continuations of a sentence's live hypotheses by one token, best first; each (A, C)."""
 
     log_probs: Value
     beams: Value
@@ -206,9 +206,8 @@ class BeamSearch:
 
         A sentence that is done keeps its hypotheses, which grow by pad.
         """
-        log_probs, places = g(
-            "TopK", g("Where", candidates.ended, NONE, candidates.log_probs), [self.num_beams], outputs=2
-        )
+        log_probs = g("Where", candidates.ended, NONE, candidates.log_probs)
+        log_probs, places = g("TopK", log_probs, [self.num_beams], outputs=2)
         done = g("Unsqueeze", state.done, [1])  # (A, 1)
         beams = g("Where", done, np.arange(self.num_beams), g("GatherElements", candidates.beams, places, axis=1))
         token_ids = g("Where", done, PAD, g("GatherElements", candidates.token_ids, places, axis=1))
