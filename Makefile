@@ -28,7 +28,7 @@ demo: $(ENVIRONMENT)
 	.venv/bin/python -m export runs/demo --overwrite
 
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
-	.venv/bin/python -m pytest $(if $(PARITY),-m '') $(TESTS)
+	.venv/bin/python -m pytest -n 2 --dist loadfile $(if $(PARITY),-m '') $(TESTS)
 
 lint: $(ENVIRONMENT)
 	.venv/bin/python -m ruff check .

@@ -121,6 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails a run of the whole suite that left files in the repository."""
     shutil.rmtree(CACHE, ignore_errors=True)
     whole_suite = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    whole_suite &= not hasattr(session.config, "workerinput")  # the others may still be at work
     left = sorted(litter() - session.config.stash[_BEFORE]) if whole_suite else []
     session.config.stash[_LEFT] = left
     if left:
