@@ -440,6 +440,8 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
     tf = pytest.importorskip("tensorflow")
     if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         pytest.skip("a matter of TensorFlow")
+    from ai_edge_litert.interpreter import Interpreter
+
     table = make_table(18)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32)])
@@ -448,7 +450,7 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
         return beam_search(make_step(table), {"beams": [states], "sentences": [sentences]}, limits, num_beams=3)
 
     converter = tf.lite.TFLiteConverter.from_concrete_functions([run.get_concrete_function()])
-    interpreter = tf.lite.Interpreter(model_content=converter.convert())
+    interpreter = Interpreter(model_content=converter.convert())
     for limits in ([4], [3, 7, 0]):
         sentences = np.arange(100, 100 + len(limits), dtype="int32")
         inputs = interpreter.get_input_details()
