@@ -88,7 +88,7 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
         def __init__(self) -> None:
             super().__init__()
             # Keras's wrappers of variables load in Python alone; the raw ones in TensorFlow Serving too.
-            self.weights = [variable.value for variable in model.variables]
+            self.weights = [variable.value for variable in model.weights]
             self.source_tokenizer, self.target_tokenizer = (
                 # Not the Fast one: it gives other ids for BPE vocabularies, and says nothing.
                 text_library.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32, name=resource_name(tokenizer))

@@ -137,7 +137,7 @@ def _module(model: Transformer, translate: Callable[[Tensor], dict[str, Tensor]]
     import tensorflow as tf
 
     module = tf.Module()
-    module.weights = [variable.value for variable in model.variables]  # the raw ones: Keras's wrappers stay behind
+    module.weights = [variable.value for variable in model.weights]  # the raw ones: Keras's wrappers stay behind
     module.translate = tf.function(translate, input_signature=[takes], autograph=False)
     return module
 

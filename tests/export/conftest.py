@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from export.__main__ import main
 from export.signatures import Decoding, TrainedRun
 
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--beams", "3", "--max-length", "12", "--length-penalty", "0.8"]
 ODD = [
     "a dog runs to the sea",
@@ -52,7 +52,9 @@ def run_with_validation(built_run, tmp_path_factory) -> Path:
 def exported(run_with_validation, tmp_path_factory) -> Path:
     """What `python -m export` writes in float32, its certificate included."""
     folder = tmp_path_factory.mktemp("exports") / "exported"
-    assert main([str(run_with_validation), "--out", str(folder), *FLAGS]) == 0
+    command = [sys.executable, "-m", "export", run_with_validation, "--out", folder, *FLAGS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
