@@ -5,20 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from keras_transformer import run_folder as runs
 from keras_transformer.text.tokenizer import Tokenizer
-
-WORDS = """a the one two three four five six seven eight nine ten hundred and dog dogs cat sea beach run to
-along mountain river yellow green quick brown jumps over lazy window garden""".split()  # noqa: SIM905
-
-
-def lines(seed: int, count: int = 300) -> list[str]:
-    """Sentences of these words."""
-    generator = np.random.default_rng(seed)
-    return [" ".join(generator.choice(WORDS, generator.integers(1, 9))) for _ in range(count)]
+from tests.tiny_text import lines
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from export.signatures import Decoding, TrainedRun
+from tests.tiny_text import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--beams", "3", "--max-length", "12", "--length-penalty", "0.8"]
@@ -40,8 +41,6 @@ def trained(translator) -> TrainedRun:
 
 @pytest.fixture(scope="session")
 def run_with_validation(built_run, tmp_path_factory) -> Path:
-    from tests.tiny_run import lines  # the plugin, whose assertions pytest rewrites as it registers it
-
     run = Path(shutil.copytree(built_run, tmp_path_factory.mktemp("validated") / "tiny"))
     for name, seed in {"validation.source": 5, "validation.target": 6}.items():
         (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")

@@ -27,7 +27,7 @@ from export.judgement import BrokenArtefact, Difference, Judgement, Measured
 from export.signatures import Decoding
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END
-from tests.tiny_run import lines
+from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 

@@ -20,7 +20,7 @@ from export.judgement import (
 )
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
-from tests.tiny_run import lines
+from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 

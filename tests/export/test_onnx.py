@@ -36,7 +36,7 @@ from keras_transformer.models import Transformer
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
 from tests.models.variants import VARIANTS, beams_of, cached_logits, make_inputs, make_model
-from tests.tiny_run import lines
+from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 

@@ -14,7 +14,7 @@ from keras_transformer.decoding.translator import Translator, padded
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 from tests.export.conftest import ODD
-from tests.tiny_run import lines
+from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 
