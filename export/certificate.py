@@ -28,7 +28,7 @@ NUM_PROBES = 64  # sentences that are run alone and padded as well, unless it ta
 PROBE_SECONDS = 5.0
 PAD_COLUMNS = 16
 LISTED = 20  # differing sentences of an artefact that CERTIFICATE.md shows; certificate.json has them all
-NAMES = [  # of section 5 of the design: (name, suffix, format, takes)
+NAMES = [  # (name, suffix, format, takes)
     ("saved_model", "", "saved_model", "text"),
     ("onnx/translate", ".onnx", "onnx", "ids"),
     ("onnx/translate_text", ".onnx", "onnx", "text"),
@@ -270,7 +270,7 @@ def run_artefact(artefact: Artefact, job: dict[str, Any]) -> dict[str, Any]:
     if "missing" in result:
         raise RequestError(
             f"certifying {artefact.path.name} needs the package of {result['missing']}, which is not installed: "
-            "install it with pip install 'keras-transformer[export]'"
+            "install the extra from the repository's root: pip install -e '.[export]'"
         )
     if "error" in result:
         raise BrokenArtefact(result["error"])

@@ -115,7 +115,7 @@ def import_optional(module: str) -> Any:
     except ImportError as error:
         raise RequestError(
             f"exporting needs the package of {module}, which is not installed ({error}): "
-            "install it with pip install 'keras-transformer[export]'"
+            "install the extra from the repository's root: pip install -e '.[export]'"
         ) from None
 
 

@@ -388,7 +388,9 @@ def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus:
     try:
         import tensorflow_datasets as tfds
     except ImportError:
-        raise RequestError('wmt14 takes tensorflow-datasets: pip install "keras-transformer[wmt]"') from None
+        raise RequestError(
+            "wmt14 takes tensorflow-datasets: from the repository's root, pip install -e '.[wmt]'"
+        ) from None
     # One configuration serves both directions: its examples name their languages.
     name = f"wmt14_translate/{other}-en"
     try:

@@ -167,7 +167,7 @@ def test_what_a_format_cannot_do_is_left_out_of_many(capsys):
 
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    with pytest.raises(RequestError, match=r"pip install 'keras-transformer\[export\]'"):
+    with pytest.raises(RequestError, match=r"pip install -e '\.\[export\]'"):
         planned(["tflite"], ["float32"])
 
 
