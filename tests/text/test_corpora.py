@@ -378,5 +378,5 @@ def test_wmt14_that_cannot_be_had(stand_in_tfds, monkeypatch) -> None:
         with pytest.raises(RequestError, match=f"English .* with cs, de, fr, hi, ru; received: {languages}"):
             load_corpus(f"wmt14:{languages}")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(RequestError, match=r'pip install "keras-transformer\[wmt\]"'):
+    with pytest.raises(RequestError, match=r"pip install -e .\.\[wmt\]"):
         load_corpus("wmt14:en-de")
