@@ -24,7 +24,8 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
     "tflite": ("tensorflow_text", "ai_edge_litert"),
 }
-CERTIFICATE = ("certificate.json", "CERTIFICATE.md")
+# What stands in an export folder; a tokenizer's name begins with "tokenizer".
+CONTENTS = ("saved_model", "onnx", "tflite", "tokenizer", "certificate.json", "CERTIFICATE.md")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,11 +59,13 @@ def export(arguments: argparse.Namespace) -> None:
 
 def check_place(folder: Path, overwrite: bool) -> None:
     """Raises RequestError unless the folder is free, or an export that may be replaced."""
+    if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise RequestError(f"--out must be a folder of its own, which is replaced as a whole; received {folder}")
     check_writable(folder)
-    check_writable(folder.absolute().parent)  # where a new export takes the place of an old one
+    check_writable(folder.resolve().parent)  # where a new export takes the place of an old one
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if names and CERTIFICATE[0] not in names:
-        raise RequestError(f"{folder} holds something that is no export: choose another --out")
+    if strangers := sorted(name for name in names if not name.startswith(CONTENTS)):
+        raise RequestError(f"{folder} holds something that is no export, {strangers[0]}: choose another --out")
     if names and not overwrite:
         raise RequestError(f"{folder} holds an export already: replace it with --overwrite, or choose another --out")
 

@@ -60,6 +60,7 @@ def export_onnx(
         "encoder": lambda: encoder_model(run, precision),
         "step": lambda: step_model(run, precision),
     }
+    folder = Path(folder)
     (folder / "onnx").mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for name, make in models.items():

@@ -100,6 +100,7 @@ def check_writable(path: Path) -> None:
 def write_folder_whole(path: Path) -> Iterator[Path]:
     """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it
     did not."""
+    path = path.resolve()  # "." has no name, and a link stays one
     aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

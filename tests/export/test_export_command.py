@@ -74,7 +74,7 @@ def quick(monkeypatch):
     """Exports write one small file in place of each artefact, and certify nothing."""
 
     def export_tflite(run, folder, decoding, precision):
-        path = folder / f"artefact-{precision}"
+        path = folder / f"tflite-{precision}"
         path.write_text("translator")
         return [path]
 
@@ -89,9 +89,9 @@ def test_an_export_is_replaced_only_when_asked(quick, run_with_validation, tmp_p
     assert quick(run_with_validation, "--out", out) == 0
     assert quick(run_with_validation, "--out", out) == 2
     assert "--overwrite" in capsys.readouterr().err
-    (out / "artefact-float32").write_text("old")
+    (out / "tflite-float32").write_text("old")
     assert quick(run_with_validation, "--out", out, "--overwrite") == 0
-    assert (out / "artefact-float32").read_text() == "translator"
+    assert (out / "tflite-float32").read_text() == "translator"
 
 
 def test_a_failed_export_leaves_what_was_there(quick, run_with_validation, tmp_path, capsys, monkeypatch):
@@ -123,6 +123,17 @@ def test_what_is_no_export_is_left_alone(run_with_validation, tmp_path, capsys):
     assert main([str(run_with_validation), "--out", str(tmp_path / "letter" / "below")]) == 2
     assert capsys.readouterr().err.count("\n") == 3
     assert files_in(tmp_path) == {"letter"}
+
+
+def test_what_a_user_put_beside_an_export_is_left_alone(quick, run_with_validation, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert quick(run_with_validation, "--out", ".") == 2
+    assert "a folder of its own" in capsys.readouterr().err
+    assert quick(run_with_validation, "--out", "out") == 0
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert quick(run_with_validation, "--out", "out", "--overwrite") == 2
+    assert "notes.txt" in capsys.readouterr().err
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder, capsys):
