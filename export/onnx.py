@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from export.onnx_graph import TEXT_DOMAIN, Graph, Model, Value, ValueInfo, write_model
 from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past, Rows
 from export.onnx_search import Cache, beam_search
-from export.signatures import Decoding, TrainedRun, require_precision, stem
+from export.signatures import BLANK, LINE_BREAKS, Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
@@ -25,14 +26,11 @@ TEXT_TRANSLATION = [("translation", object, ["batch"]), ("score", np.float32, ["
 INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own
 TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "SentencepieceDecoder"}  # onnxruntime-extensions'
 
-# What `plain` and `is_blank` of the package say, as regular expressions (RE2).
-LINE_BREAKS = r"[\x00\n\r]"
-BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 SPACE_AROUND = r"^[\s\p{Z}]+|[\s\p{Z}]+$"
 
 
 def export_onnx(
-    run: TrainedRun, folder: Path, decoding: Decoding | None = None, precision: str = "float32"
+    run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
 ) -> list[Path]:
     """Writes `translate`, `translate_text`, `encoder` and `step` into `folder`/onnx.
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from export.signatures import (
+    BLANK,
+    LINE_BREAKS,
     Decoding,
     TrainedRun,
     import_optional,
@@ -24,10 +26,6 @@ from keras_transformer.run_folder import write_folder_whole
 from keras_transformer.text.tokenizer import Tokenizer
 
 Tensor = Any
-
-# White space, control and format characters: a line of these alone is blank, as it is to `Translator`.
-BLANK = r"[\s\pZ\p{Cc}\p{Cf}]*"
-LINE_BREAKS = r"[\x00\n\r]"
 
 
 def export_saved_model(

@@ -19,6 +19,10 @@ from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 Tensor = Any
 
+# What `plain` and `is_blank` of the package say of a line, as regular expressions (RE2), for graphs that take text.
+LINE_BREAKS = r"[\x00\n\r]"
+BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
+
 PRECISIONS = ("float32", "float16", "int8")
 # (format, precision): why it cannot be written.
 NO_SUCH_PRECISION = {
