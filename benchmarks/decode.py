@@ -1,0 +1,141 @@
+"""Decoding against CTranslate2 and Hugging Face Marian: the same weights, sentences, precision and threads.
+
+    python -m benchmarks.decode                             # a base-size model with random weights
+    python -m benchmarks.decode --run runs/multi30k-en-de-tiny
+    python -m benchmarks.decode --help
+
+Outputs are compared first: ONNX and the peers must give the same tokens in float32, or the exit status is 1. Then all
+translate the same batches in turns. One line of a Markdown table for each way to decode: sentences a second of our ONNX
+artefact, and how many times longer the others took (the median of the rounds, with their quartiles). Needs the
+extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import Contender, contenders, in_process, ratio, rounds
+from benchmarks.decoders import (
+    Cell,
+    prepare,
+    start_ctranslate2,
+    start_marian,
+    start_onnx,
+    start_saved_model,
+    start_tflite,
+)
+
+SIZES = {
+    "base": {"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
+    "small": {"vocabulary_size": 300, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32},
+}
+OTHERS = {
+    "ctranslate2": start_ctranslate2,
+    "marian": start_marian,
+    "saved_model": start_saved_model,
+    "tflite": start_tflite,
+}
+PEERS = ("ctranslate2", "marian")  # what is not ours
+FLOAT32_ONLY = ("marian", "saved_model")
+# Of sums that differ in their last bits a few make another choice.
+MIN_IDENTICAL = 0.97
+NUM_STEPS = 20  # of random weights, which never end a translation
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table; 1 if a peer's translations differ from ours."""
+    options = parse(arguments)
+    cells = cells_of(options)
+    with tempfile.TemporaryDirectory(dir=options.scratch) as name:
+        folder = Path(name)
+        in_process(prepare, folder, options.run, SIZES[options.sizes], cells)
+        print_header(options.against)
+        agreements = [contest(folder, cell, options) for cell in cells]
+    return 0 if all(agreements) else 1
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", help="a trained run, whose validation sentences are translated; random weights else")
+    parser.add_argument("--sizes", choices=SIZES, default="base", help="of random weights (default: base)")
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument("--precision", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
+    parser.add_argument("--beams", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--length-penalty", type=float, default=0.0, help="α; outputs are compared at 0 alone")
+    parser.add_argument("--batches", type=int, default=4, help="batches in a turn, ten times as many of one sentence")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--scratch", help="where the models are written meanwhile (default: the system's place)")
+    return parser.parse_args(arguments)
+
+
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    """Every way to decode that was asked for."""
+    ways = product(options.precision, options.threads, options.beams, options.batch)
+    return [
+        Cell(
+            precision,
+            num_beams,
+            batch_size,
+            num_threads,
+            num_sentences=batch_size * options.batches * (10 if options.run and batch_size == 1 else 1),
+            num_steps=0 if options.run else NUM_STEPS,
+            length_penalty=options.length_penalty,
+        )
+        for precision, num_threads, num_beams, batch_size in ways
+    ]
+
+
+def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> bool:
+    """Prints a line of the table; whether the peers gave our translations."""
+    names = [name for name in options.against if cell.precision == "float32" or name not in FLOAT32_ONLY]
+    starts = {"onnx": (start_onnx, folder, cell), **{name: (OTHERS[name], folder, cell) for name in names}}
+    with contenders(starts) as started:
+        seconds = rounds(started, options.rounds)
+        ours = started["onnx"]
+        identical = {name: share(ours.answer, started[name].answer, folder) for name in names}
+        columns = [cell.precision, cell.num_threads, cell.num_beams, cell.batch_size]
+        columns += [f"{cell.num_sentences / statistics.median(seconds['onnx']):.1f}", footprint(ours)]
+        for name in options.against:
+            if name in names:
+                columns += [ratio(seconds[name], seconds["onnx"]), f"{identical[name]:.0%}", footprint(started[name])]
+            else:
+                columns += ["–"] * 3
+    print("|", " | ".join(map(str, columns)), "|", flush=True)
+    comparable = cell.precision == "float32" and cell.length_penalty == 0
+    return not comparable or all(identical[name] >= MIN_IDENTICAL for name in names if name in PEERS)
+
+
+def share(ours: list[list[int]], theirs: list[Any], folder: Path) -> float:
+    """Of the translations, how many are the same; ids, or texts where they gave texts."""
+    if theirs and isinstance(theirs[0], str):
+        from keras_transformer.text.tokenizer import Tokenizer
+
+        ours = Tokenizer.load(folder / "tokenizer.model").decode(ours)
+    return sum(our == their for our, their in zip(ours, theirs, strict=True)) / len(ours)
+
+
+def footprint(contender: Contender) -> str:
+    """Peak memory, and the seconds to load (imports included) and of the first turn."""
+    return f"{contender.peak_mib():.0f} / {contender.load_seconds:.2f} / {contender.first_seconds:.2f}"
+
+
+def print_header(others: list[str]) -> None:
+    """The head of the table."""
+    columns = ["precision", "threads", "beams", "batch", "sentences/s", "MiB / s to load / s of the first turn"]
+    for name in others:
+        columns += [f"{name}: times longer", "same", "MiB / s / s"]
+    print("|", " | ".join(columns), "|")
+    print("|", " | ".join("---" for _ in columns), "|", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
