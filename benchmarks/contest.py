@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 # After its turn a contender's threads may spin for as long as this (Intel's OpenMP: 0.2 s), waiting for more work.
 PAUSE = 0.25
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # no greetings from TensorFlow
 
 # Imports what it needs, loads, and returns the work: a function without arguments.
 Start = Callable[..., Callable[[], Any]]
@@ -52,9 +53,7 @@ class Contender:
     def __init__(self, start: Start, *arguments: Any, environment: dict[str, str] | None = None):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, start, arguments, environment or {}), daemon=True
-        )
+        self._process = context.Process(target=_serve, args=(theirs, start, arguments, environment or {}))
         self._process.start()
         theirs.close()
         self.load_seconds = self._receive()
@@ -89,7 +88,7 @@ class Contender:
 
 def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[str, str]) -> None:
     """What a contender's process does, until the pipe closes."""
-    os.environ |= environment
+    os.environ |= QUIET | environment
     try:
         started = time.perf_counter()
         work = start(*arguments)
@@ -147,5 +146,6 @@ def ratio(other: Sequence[float], ours: Sequence[float]) -> Ratio:
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function in a process of its own, so that neither its imports nor its memory stay here."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=os.environ.update, initargs=(QUIET,)) as pool:
         return pool.submit(function, *arguments).result()

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     cells = cells_of(options)
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
         folder = Path(name)
-        in_process(prepare, folder, options.run, SIZES[options.sizes], cells)
+        in_process(prepare, folder, options.run, SIZES[options.sizes], cells, options.against)
         print_header(options.against)
         agreements = [contest(folder, cell, options) for cell in cells]
     return 0 if all(agreements) else 1

@@ -8,7 +8,7 @@ returns a function that translates them all and returns the ids of the best tran
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +43,15 @@ class Cell(NamedTuple):
     length_penalty: float = 0.0
 
 
-def prepare(folder: Path, run_folder: str | None, sizes: dict[str, int], cells: Sequence[Cell]) -> None:
-    """Writes what all decoders load: `sentences.json`, and the model in each format.
+def prepare(
+    folder: Path,
+    run_folder: str | None,
+    sizes: dict[str, int],
+    cells: Sequence[Cell],
+    others: Collection[str] = (),
+    source_length: int = 16,
+) -> None:
+    """Writes what the decoders load: `sentences.json`, and the model in each format.
 
     Args:
         folder: where to; must exist.
@@ -52,6 +59,11 @@ def prepare(folder: Path, run_folder: str | None, sizes: dict[str, int], cells: 
             end a translation.
         sizes: arguments of `Transformer`, for random weights.
         cells: the ways to decode that the artefacts must serve.
+        others: who decodes beside ONNX: ctranslate2, marian, saved_model, tflite.
+        source_length: pieces of a sentence, where weights are random.
+
+    Raises:
+        ValueError: a peer cannot hold the model: it is pre-norm, or has two vocabularies.
     """
     from export.onnx import translate_model
     from export.onnx_graph import write_model
@@ -61,20 +73,22 @@ def prepare(folder: Path, run_folder: str | None, sizes: dict[str, int], cells: 
 
     run = open_run(run_folder) if run_folder else random_run(sizes)
     count = max(cell.num_sentences for cell in cells)
-    lines = trained_lines(run_folder, count) if run_folder else word_salad(run.translator.source_tokenizer, count)
+    tokenizer = run.translator.source_tokenizer
+    lines = trained_lines(run_folder, count) if run_folder else word_salad(tokenizer, count, source_length)
     write_sentences(folder, run, lines)
-    weights = arrays_of(run.model)
-    np.savez(folder / "weights.npz", **weights)
-    write_ctranslate2(folder / "ctranslate2", weights, run)
+    if "marian" in others:
+        np.savez(folder / "weights.npz", **arrays_of(run.model))
+    if "ctranslate2" in others:
+        write_ctranslate2(folder / "ctranslate2", arrays_of(run.model), run)
     for cell in cells:
         decoding = Decoding(cell.num_beams, cell.length_penalty, cell.num_steps or None, n_best=1)
         beams = beams_folder(folder, cell)
         if not (path := beams / f"translate-{cell.precision}.onnx").exists():
             beams.mkdir(exist_ok=True)
             write_model(path, translate_model(run, decoding, cell.precision), {})
-        if not (beams / "tflite" / tflite_name(cell.precision)).exists():
+        if "tflite" in others and not (beams / "tflite" / tflite_name(cell.precision)).exists():
             export_tflite(run, beams, decoding, cell.precision)
-        if cell.precision == "float32" and not (beams / "saved_model").exists():
+        if "saved_model" in others and cell.precision == "float32" and not (beams / "saved_model").exists():
             export_saved_model(run, beams, decoding)
 
 
@@ -114,15 +128,11 @@ def salad_words(count: int) -> np.ndarray:
     return np.array(["".join(word) for word in letters])
 
 
-def word_salad(tokenizer: Any, count: int, num_pieces: int = 16) -> list[str]:
+def word_salad(tokenizer: Any, count: int, num_pieces: int) -> list[str]:
     """Lines of random words that are so many pieces each."""
-    words, lines = salad_words(tokenizer.vocabulary_size), []
-    generator = np.random.default_rng(1)
-    while len(lines) < count:
-        line = " ".join(generator.choice(words, num_pieces))
-        if len(tokenizer.encode([line])[0]) == num_pieces:
-            lines.append(line)
-    return lines
+    words = salad_words(tokenizer.vocabulary_size).tolist()
+    words = [word for word, pieces in zip(words, tokenizer.encode(words), strict=True) if len(pieces) == 1]
+    return [" ".join(row) for row in np.random.default_rng(1).choice(words, (count, num_pieces))]
 
 
 def trained_lines(run_folder: str, count: int) -> list[str]:
@@ -162,8 +172,8 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
             for part in ("kernel_in", "bias_in", "kernel_out", "bias_out"):
                 arrays[f"{stack}/{number}/{part}"] = getattr(block.feed_forward, part)
             for name in (*(f"{name}_attention" for name in attentions), "feed_forward"):
-                norm = getattr(block, f"{name}_residual").norm
-                arrays[f"{stack}/{number}/{name}/gamma"], arrays[f"{stack}/{number}/{name}/beta"] = norm.gamma, norm.beta
+                for part in ("gamma", "beta"):
+                    arrays[f"{stack}/{number}/{name}/{part}"] = getattr(getattr(block, f"{name}_residual").norm, part)
     if model.normalize_first or model.source_vocabulary_size:
         raise ValueError("expected a post-norm model with one embedding, which all peers can hold")
     return {name: np.asarray(ops.convert_to_numpy(array)) for name, array in arrays.items()}
@@ -318,9 +328,7 @@ def start_marian(folder: Path, cell: Cell) -> Translate:
 
     def run() -> Ids:
         with torch.inference_mode():
-            results = (
-                model.generate(input_ids=batch, attention_mask=(batch != 0).long(), **how) for batch in batches
-            )
+            results = (model.generate(input_ids=batch, attention_mask=(batch != 0).long(), **how) for batch in batches)
             return [ids for rows in results for ids in emitted(rows.numpy())]
 
     return run

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from export.onnx_graph import TEXT_DOMAIN, Graph, Model, Value, ValueInfo, write_model
-from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past, Rows
-from export.onnx_search import Cache, beam_search
+from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past
+from export.onnx_search import Cache, search
 from export.signatures import BLANK, LINE_BREAKS, Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
@@ -78,13 +77,12 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
             best first; where fewer exist, rows of pad with the score -inf.
     """
     g = Graph()
-    ids, scores = translation(g, run, SOURCE[0], decoding, precision)
+    ids, scores = translation(g, run, SOURCE[0], decoding if with_n_best else decoding.one_best(), precision)
     outputs = name_outputs(g, best_of(g, ids, scores), TRANSLATION)
     if with_n_best:
-        some = [g("Slice", value, [0], [decoding.n_best], [1]) for value in (ids, scores)]
         shape = ["batch", decoding.n_best]
         n_best = [("n_best_ids", np.int32, [*shape, "target"]), ("n_best_scores", np.float32, shape)]
-        outputs = [*outputs, *name_outputs(g, some, n_best)]
+        outputs = [*outputs, *name_outputs(g, (ids, scores), n_best)]
     return Model(g, [SOURCE], outputs)
 
 
@@ -93,7 +91,7 @@ def translate_text_model(run: TrainedRun, decoding: Decoding, precision: str) ->
     g = Graph()
     translator = run.translator
     source_ids = tokenized(g, TEXT[0], translator.source_tokenizer, run.model.max_source_length)
-    ids, scores = best_of(g, *translation(g, run, source_ids, decoding, precision))
+    ids, scores = best_of(g, *translation(g, run, source_ids, decoding.one_best(), precision))
     texts = detokenized(g, ids, translator.target_tokenizer)
     return Model(g, [TEXT], name_outputs(g, (texts, scores), TEXT_TRANSLATION))
 
@@ -124,20 +122,17 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     g, model = Graph(), run.model
     transformer = OnnxTransformer(model, precision)
     inputs = [("token_ids", np.int32, ["batch", "beams"]), ("index", np.int32, [])]
-    past, memory = cache_infos(model, precision, "past"), memory_infos(model, precision)
-    names, layers = [name for name, *_ in [*past, *memory]], model.num_layers
+    given = [*cache_infos(model, precision, "past"), *memory_infos(model, precision)]
+    names, layers = [name for name, *_ in given], model.num_layers
     keys, values, memory_keys, memory_values = (names[start : start + layers] for start in range(0, 4 * layers, layers))
-    rows = Rows(np.array([-1, 1]), g("Shape", "token_ids"))
-    token_ids = g("Reshape", "token_ids", [-1])
-    logits, present = transformer.step(
-        g, token_ids, "index", Past(keys, values), Memory(memory_keys, memory_values, names[-1]), rows, bias=None
-    )
-    logits = g("Reshape", logits, g.joined(rows.memory, [model.vocabulary_size]), allowzero=1)
+    memory = Memory(memory_keys, memory_values, names[-1])
+    logits, present = transformer.step(g, "token_ids", "index", Past(keys, values), memory, g("Shape", "token_ids"))
+    logits = g("Reshape", logits, g.joined(g("Shape", "token_ids"), [model.vocabulary_size]), allowzero=1)
     outputs = [
         ("logits", np.float32, ["batch", "beams", model.vocabulary_size]),
         *cache_infos(model, precision, "present"),
     ]
-    return Model(g, [*inputs, *past, *memory], name_outputs(g, [logits, *present.keys, *present.values], outputs))
+    return Model(g, [*inputs, *given], name_outputs(g, [logits, *present.keys, *present.values], outputs))
 
 
 def memory_infos(model: Transformer, precision: str) -> list[ValueInfo]:
@@ -203,48 +198,47 @@ def replaced(g: Graph, text: Value, pattern: str, by: str) -> Value:
 def translation(
     g: Graph, run: TrainedRun, source_ids: Value, decoding: Decoding, precision: str
 ) -> tuple[Value, Value]:
-    """Source ids (B, S) int32 → ids (B, K, T) int32 and scores (B, K), the best first; see `translate_ids`."""
+    """Source ids (B, S) int32 → ids (B, n, T) int32 and scores (B, n), the best first; see `translate_ids`."""
     model, num_beams, layers = run.model, decoding.num_beams, run.model.num_layers
     transformer = OnnxTransformer(model, precision)
     source_ids = permitted(g, source_ids, model)
     limits = limits_of(g, source_ids, decoding.max_length)
-    rows = Rows(np.array([-1, num_beams]), np.array([-1, num_beams]))
     # What each beam adds at a position is seen by itself alone, and by those that continue it.
     own_bias = np.where(np.eye(num_beams, dtype=bool), 0, HIDDEN).astype("float32")
 
     def encode(g: Graph, source_ids: Value) -> list[Value]:
         keys, values, bias = transformer.encode(g, source_ids)
-        return [*keys, *values, bias, g("Expand", own_bias, g.joined(g.shape(source_ids, 0), own_bias.shape))]
+        beams = [g("Expand", own_bias, g.joined(g.shape(source_ids, 0), own_bias.shape))] if num_beams > 1 else []
+        return [*keys, *values, bias, *beams]
 
     def step(g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
-        past, bias, beams = Past(cache.shared[:layers], cache.shared[layers:]), None, []
+        past = Past(cache.shared[:layers], cache.shared[layers : 2 * layers])
         memory = Memory(cache.sentences[:layers], cache.sentences[layers : 2 * layers], cache.sentences[2 * layers])
-        if num_beams > 1:
-            beams = [g.joined(cache.beams[0], cache.sentences[-1], axis=2)]  # (A, K, P + K)
-            bias = g("Unsqueeze", beams[0], [1])
-        logits, past = transformer.step(g, token_ids, index, past, memory, rows, bias)
-        return logits, Cache(beams, [*past.keys, *past.values], [])
+        if num_beams == 1:
+            logits, past = transformer.step(g, token_ids, index, past, memory)
+            return logits, Cache([], [*past.keys, *past.values], [])
+        bias = g.joined(cache.beams[0], cache.shared[-1], axis=2)  # (A, k, P + k)
+        shape, seen = g("Shape", token_ids), g("Unsqueeze", bias, [1])
+        logits, past = transformer.step(g, token_ids, index, past, memory, shape, seen)
+        return logits, Cache([bias], [*past.keys, *past.values, cache.sentences[-1]], [])
 
-    cache = first_cache(g, source_ids, model, num_beams, transformer.dtype)
-    how = limits, model.vocabulary_size, num_beams, decoding.length_penalty
-    ids, scores = beam_search(g, source_ids, encode, step, cache, *how)
-    return g.cast(ids, np.int32), scores
-
-
-def first_cache(g: Graph, source_ids: Value, model: Transformer, num_beams: int, dtype: Any) -> Cache:
-    """Nothing decoded yet, and no sentence encoded: of the sizes that will grow, each is 0."""
-    batch_size, width = g.shape(source_ids, 0), g.shape(source_ids, 1)
-    layers, heads, size = model.num_layers, model.num_heads, model.key_dim
-    return Cache(
-        beams=[g.zeros(g.joined(batch_size, [num_beams, 0]), np.float32)] if num_beams > 1 else [],
-        shared=[g.zeros(g.joined(batch_size, [heads, 0, size]), dtype)] * 2 * layers,
-        sentences=[
-            *[g.zeros(g.joined([0, heads, size], width), dtype)] * layers,
-            *[g.zeros(g.joined([0, heads], width, [size]), dtype)] * layers,
+    def first_cache(g: Graph, num_active: Value, first_beams: int) -> Cache:
+        """Nothing decoded yet, and no sentence encoded: of the sizes that will grow, each is 0."""
+        heads, size, width = model.num_heads, model.key_dim, g.shape(source_ids, 1)
+        past = [g.zeros(g.joined(num_active, [heads, 0, size]), transformer.dtype)] * 2 * layers
+        sentences = [
+            *[g.zeros(g.joined([0, heads, size], width), transformer.dtype)] * layers,
+            *[g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)] * layers,
             g.zeros(g.joined([0, 1, 1], width), np.float32),
-            g.value(np.zeros((0, num_beams, num_beams), "float32")),
-        ],
-    )
+        ]
+        if num_beams == 1:
+            return Cache([], past, sentences)
+        own = g("Expand", own_bias[:first_beams, :first_beams], g.joined(num_active, [1, 1]))
+        beams = [g.zeros(g.joined(num_active, [first_beams, 0]), np.float32)]
+        return Cache(beams, [*past, own], [*sentences, g.value(np.zeros((0, *own_bias.shape), "float32"))])
+
+    ids, scores = search(g, source_ids, encode, step, first_cache, limits, model.vocabulary_size, decoding)
+    return g.cast(ids, np.int32), scores
 
 
 def permitted(g: Graph, source_ids: Value, model: Transformer) -> Value:

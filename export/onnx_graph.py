@@ -17,8 +17,9 @@ OPSET = 17  # the first with LayerNormalization; every operator of it runs in ON
 IR_VERSION = 8  # the one that belongs to this opset
 TEXT_DOMAIN = "ai.onnx.contrib"  # of onnxruntime-extensions
 CONTRIB_DOMAIN = "com.microsoft"  # of ONNX Runtime itself
-# A protobuf message holds less than 2 GiB; tensors of this size and more then go to a file of their own.
-MAX_MODEL_BYTES = 2**31 - 2**24
+# Larger constants go to a file of their own, which a runtime maps into memory in place of copying it: that loads faster
+# and takes half the memory. (A protobuf message could hold 2 GiB.)
+MAX_MODEL_BYTES = 100 * 2**20
 MIN_EXTERNAL_BYTES = 1024
 
 Value = str  # the name of a value in the graph
@@ -114,7 +115,12 @@ class Graph:
         return outputs
 
     def loop(
-        self, body: Callable[..., Sequence[Value]], state: Sequence[Value], count: Value | None = None, scans: int = 0
+        self,
+        body: Callable[..., Sequence[Value]],
+        state: Sequence[Value],
+        count: Value | None = None,
+        scans: int = 0,
+        goes_on: Value | None = None,
     ) -> list[Value]:
         """Runs a body again and again.
 
@@ -123,6 +129,7 @@ class Graph:
             state: what goes from one round to the next; its shapes may change, its types and ranks do not.
             count: an int64 scalar, the most rounds; None: until the body says stop.
             scans: how many values a round leaves behind.
+            goes_on: whether there is a first round; there is, by default.
 
         Returns:
             The last state, and what the rounds left behind, stacked.
@@ -131,7 +138,7 @@ class Graph:
         index, go_on = inner.new_name("index"), inner.new_name("go_on")
         inputs = [inner.new_name("state") for _ in state]
         outputs = inner.distinct(body(inner, index, *inputs))
-        last = self("Loop", count, np.array(True), *state, outputs=len(state) + scans)
+        last = self("Loop", count, np.array(True) if goes_on is None else goes_on, *state, outputs=len(state) + scans)
         self._bodies[last[0]] = inner, [index, go_on, *inputs], outputs
         return last
 

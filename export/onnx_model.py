@@ -38,13 +38,6 @@ class Past(NamedTuple):
     values: list[Value]
 
 
-class Rows(NamedTuple):
-    """How R rows are grouped: (groups, rows of a group), numbers or the name of a shape."""
-
-    own: Any  # those that share keys and values of their own positions
-    memory: Any  # those that share a sentence
-
-
 class Arithmetic:
     """Matrix products and embeddings in float32, or in float16.
 
@@ -55,9 +48,22 @@ class Arithmetic:
     def __init__(self, dtype: Any = np.float32):
         self.dtype = np.dtype(dtype)
 
-    def product(self, g: Graph, x: Value, kernel: np.ndarray, bias: np.ndarray | None = None) -> Value:
-        """(R, in) → (R, out), in the same type."""
-        return g("Gemm", x, self.array(kernel), *([] if bias is None else [self.array(bias)]))
+    def product(
+        self,
+        g: Graph,
+        x: Value,
+        kernel: np.ndarray,
+        plus: Value | np.ndarray | None = None,
+        is_positive: bool = False,
+    ) -> Value:
+        """(R, in) → (R, out), in the same type.
+
+        Args:
+            plus: a bias, or another (R, out), that is added.
+            is_positive: nothing in x is negative.
+        """
+        plus = self.array(plus) if isinstance(plus, np.ndarray) else plus
+        return g("Gemm", x, self.array(kernel), *([] if plus is None else [plus]))
 
     def embedding(self, g: Graph, table: np.ndarray, ids: Value) -> Value:
         """Rows of a table (V, D), scaled by √D: ids (...) → (..., D)."""
@@ -88,9 +94,16 @@ class Int8Arithmetic(Arithmetic):
     for all). ONNX Runtime's kernels for x86 need the VNNI instructions to add up without overflow.
     """
 
-    def product(self, g: Graph, x: Value, kernel: np.ndarray, bias: np.ndarray | None = None) -> Value:
-        x = self._product(g, x, *quantize(kernel, axis=0))
-        return x if bias is None else g("Add", x, self.array(bias))
+    def product(
+        self,
+        g: Graph,
+        x: Value,
+        kernel: np.ndarray,
+        plus: Value | np.ndarray | None = None,
+        is_positive: bool = False,
+    ) -> Value:
+        x = self._product(g, x, *quantize(kernel, axis=0), is_positive)
+        return x if plus is None else g("Add", x, plus)
 
     def embedding(self, g: Graph, table: np.ndarray, ids: Value) -> Value:
         rows, scales = quantize(table, axis=1)
@@ -101,14 +114,14 @@ class Int8Arithmetic(Arithmetic):
         rows, scales = quantize(table, axis=1)
         return self._product(g, x, rows.T, scales.T)
 
-    def _product(self, g: Graph, x: Value, weights: np.ndarray, scales: np.ndarray) -> Value:
-        unit, zero = np.float32(1 / 127), np.uint8(128)
-        largest = g("ReduceMax", g("Abs", x), axes=[1], keepdims=1)  # (R, 1)
-        largest = g("Add", largest, 1e-30)  # a row of zeros stays one
+    def _product(self, g: Graph, x: Value, weights: np.ndarray, scales: np.ndarray, is_positive: bool = False) -> Value:
+        largest = g("ReduceMax", x if is_positive else g("Abs", x), axes=[1], keepdims=1)  # (R, 1)
+        unit, zero = (np.float32(1 / 255), np.uint8(0)) if is_positive else (np.float32(1 / 127), np.uint8(128))
+        # A row of zeros comes to 0 / 0, whatever integers that is, and again to zeros when it is scaled back.
         x = g("QuantizeLinear", g("Div", x, largest), unit, zero)
         # One node of ONNX Runtime's for the product and its scales: its scale for x would be one for all rows.
         x = g("MatMulIntegerToFloat", x, weights, unit, scales.ravel(), zero, domain=CONTRIB_DOMAIN)
-        return g("Mul", x, largest)
+        return g("Mul", largest, x)  # in this order: of the first operand the standard's checker knows the type
 
 
 ARITHMETIC = {"float32": Arithmetic(), "float16": Arithmetic(np.float16), "int8": Int8Arithmetic()}
@@ -148,9 +161,9 @@ class OnnxTransformer:
         x = g("Add", self.arithmetic.embedding(g, array(self.model.source_embedding.embeddings), source_ids), positions)
         x = g("Reshape", x, [-1, self.model.hidden_dim])  # (B · S, D)
 
-        def attend(x: Value, layer: MultiHeadAttention) -> Value:
+        def attend(x: Value, plus: Value, layer: MultiHeadAttention) -> Value:
             query, keys, values = self.project(g, x, layer, shape)
-            return self.attend(g, query, self.transposed(g, keys), values, bias, layer, shape)
+            return self.attend(g, query, self.transposed(g, keys), values, bias, layer, shape, plus)
 
         for block in self.model.encoder_blocks:
             x = self.residual(g, x, block.self_attention_residual, partial(attend, layer=block.self_attention))
@@ -158,38 +171,45 @@ class OnnxTransformer:
         return self.after_stack(g, x, self.model.encoder_norm), bias, shape
 
     def step(
-        self, g: Graph, token_ids: Value, index: Value, past: Past, memory: Memory, rows: Rows, bias: Value | None
+        self,
+        g: Graph,
+        token_ids: Value,
+        index: Value,
+        past: Past,
+        memory: Memory,
+        shape: Value | None = None,
+        bias: Value | None = None,
     ) -> tuple[Value, Past]:
         """One position of the target, for every row.
 
         Args:
             g: what the nodes are appended to.
-            token_ids: (R,) the tokens at position `index`.
+            token_ids: (B, K) the tokens at position `index`.
             index: () the position.
             past: from the step before.
             memory: from `encode`.
-            rows: how the rows are grouped.
-            bias: (groups, 1, rows of a group, P + rows of a group) float32, added to the logits of the self-attention;
-                None where every row is a group of its own and sees all that it holds.
+            shape: (2,) B and K; None where K is 1.
+            bias: (B, 1, K, P + K) float32, added to the logits of the self-attention, where the rows of a sentence
+                share keys and values; None where every row has its own and sees all of them.
 
         Returns:
             Logits (R, V) float32 of the tokens at `index` + 1, and the past with this position in it.
         """
-        present = Past([], [])
-        x = self.arithmetic.embedding(g, array(self.model.target_embedding.embeddings), token_ids)
+        present, own_shape = Past([], []), shape if bias else None
+        x = self.arithmetic.embedding(g, array(self.model.target_embedding.embeddings), g("Reshape", token_ids, [-1]))
         x = g("Add", x, g("Gather", self.positions, index))
 
-        def attend_self(x: Value, layer: MultiHeadAttention, keys: Value, values: Value) -> Value:
-            query, key, value = self.project(g, x, layer, rows.own)
+        def attend_self(x: Value, plus: Value, layer: MultiHeadAttention, keys: Value, values: Value) -> Value:
+            query, key, value = self.project(g, x, layer, own_shape)
             present.keys.append(g.joined(keys, key, axis=2))
             present.values.append(g.joined(values, value, axis=2))
             keys = self.transposed(g, present.keys[-1])
-            return self.attend(g, query, keys, present.values[-1], bias, layer, rows.own)
+            return self.attend(g, query, keys, present.values[-1], bias, layer, own_shape, plus)
 
-        def attend_memory(x: Value, layer: MultiHeadAttention, keys: Value, values: Value) -> Value:
+        def attend_memory(x: Value, plus: Value, layer: MultiHeadAttention, keys: Value, values: Value) -> Value:
             # The beams are the queries of their sentence.
-            (query,) = self.split_heads(g, self.arithmetic.product(g, x, self.query_kernel(layer)), rows.memory, 1)
-            return self.attend(g, query, keys, values, memory.bias, layer, rows.memory)
+            (query,) = self.split_heads(g, self.arithmetic.product(g, x, self.query_kernel(layer)), shape, 1)
+            return self.attend(g, query, keys, values, memory.bias, layer, shape, plus)
 
         caches = zip(*past, memory.keys, memory.values, strict=True)
         for block, (own_keys, own_values, keys, values) in zip(self.model.decoder_blocks, caches, strict=True):
@@ -201,11 +221,11 @@ class OnnxTransformer:
         x = self.after_stack(g, x, self.model.decoder_norm)
         return self.arithmetic.logits(g, x, array(self.model.target_embedding.embeddings)), present
 
-    def residual(self, g: Graph, x: Value, residual: Residual, sublayer: Callable[[Value], Value]) -> Value:
-        """The sub-layer, with what the residual puts around it."""
+    def residual(self, g: Graph, x: Value, residual: Residual, sublayer: Callable[[Value, Value], Value]) -> Value:
+        """The sub-layer, with what the residual puts around it: it is given its input, and what it adds itself to."""
         if residual.normalize_first:
-            return g("Add", x, sublayer(self.norm(g, x, residual.norm)))
-        return self.norm(g, g("Add", x, sublayer(x)), residual.norm)
+            return sublayer(self.norm(g, x, residual.norm), x)
+        return self.norm(g, sublayer(x, x), residual.norm)
 
     def norm(self, g: Graph, x: Value, norm: keras.layers.LayerNormalization) -> Value:
         """Layer normalisation, its inner part in float32."""
@@ -216,12 +236,13 @@ class OnnxTransformer:
         """The norm that closes a stack, where there is one."""
         return x if norm is None else self.norm(g, x, norm)
 
-    def feed_forward(self, g: Graph, layer: FeedForward, x: Value) -> Value:
-        """max(0, x W₁ + b₁) W₂ + b₂: (R, D) → (R, D)."""
+    def feed_forward(self, g: Graph, layer: FeedForward, x: Value, plus: Value) -> Value:
+        """max(0, x W₁ + b₁) W₂ + b₂, and what is added to it: (R, D) → (R, D)."""
         x = g("Relu", self.arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
-        return self.arithmetic.product(g, x, array(layer.kernel_out), array(layer.bias_out))
+        x = self.arithmetic.product(g, x, array(layer.kernel_out), array(layer.bias_out), is_positive=True)
+        return g("Add", plus, x)
 
-    def project(self, g: Graph, x: Value, layer: MultiHeadAttention, shape: Any) -> list[Value]:
+    def project(self, g: Graph, x: Value, layer: MultiHeadAttention, shape: Value | None) -> list[Value]:
         """Query, keys and values of self-attention in one product: (R, D) → three times (groups, N, rows, H)."""
         kernels = [self.query_kernel(layer), array(layer.key_kernel), array(layer.value_kernel)]
         return self.split_heads(g, self.arithmetic.product(g, x, np.concatenate(kernels, axis=1)), shape, 3)
@@ -234,9 +255,10 @@ class OnnxTransformer:
         values: Value,
         bias: Value | None,
         layer: MultiHeadAttention,
-        shape: Any,
+        shape: Value | None,
+        plus: Value,
     ) -> Value:
-        """softmax(Q Kᵀ + bias) V in float32, then the output projection: → (R, D).
+        """softmax(Q Kᵀ + bias) V in float32, then the output projection, added to `plus`: → (R, D).
 
         Args:
             query: (..., N, T, H).
@@ -246,33 +268,32 @@ class OnnxTransformer:
         logits = self.arithmetic.float32(g, g("MatMul", query, keys))  # (..., N, T, S)
         scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
         heads = g("MatMul", self.arithmetic.from_float32(g, scores), values)  # (..., N, T, H)
-        if not is_single(shape):
+        if shape is not None:
             heads = g("Transpose", heads, perm=[0, 2, 1, 3])  # (..., T, N, H)
         joined = g("Reshape", heads, [-1, self.model.num_heads * self.model.key_dim])
-        return self.arithmetic.product(g, joined, array(layer.output_kernel))
+        return self.arithmetic.product(g, joined, array(layer.output_kernel), plus)
 
     def query_kernel(self, layer: MultiHeadAttention) -> np.ndarray:
         """The query's weights, with the division of its products by √H in them."""
         return array(layer.query_kernel) / np.float32(math.sqrt(self.model.key_dim))
 
-    def split_heads(self, g: Graph, x: Value, shape: Any, count: int) -> list[Value]:
-        """Rows (R, count · N · H) of a shape (groups, rows) → `count` times (groups, N, rows, H)."""
+    def split_heads(self, g: Graph, x: Value, shape: Value | None, count: int) -> list[Value]:
+        """Rows (R, count · N · H) → `count` times (groups, N, rows of a group, H).
+
+        Args:
+            shape: (2,) how many groups, and rows of a group; None where every row is a group of its own: then heads
+                need not change places with rows.
+        """
         heads = [count * self.model.num_heads, self.model.key_dim]
-        if is_single(shape):
+        if shape is None:
             x = g("Reshape", x, [-1, heads[0], 1, heads[1]])
         else:
-            x = g("Reshape", x, g.joined(shape, heads), allowzero=int(isinstance(shape, str)))
-            x = g("Transpose", x, perm=[0, 2, 1, 3])
+            x = g("Transpose", g("Reshape", x, g.joined(shape, heads), allowzero=1), perm=[0, 2, 1, 3])
         return [x] if count == 1 else g("Split", x, outputs=count, axis=1)
 
     def transposed(self, g: Graph, keys: Value) -> Value:
         """(..., S, H) → (..., H, S)."""
         return g("Transpose", keys, perm=[0, 1, 3, 2])
-
-
-def is_single(shape: Any) -> bool:
-    """Whether groups of rows are known to hold one row each: then heads need not change places with rows."""
-    return not isinstance(shape, str) and shape[1] == 1
 
 
 def array(variable: Any) -> np.ndarray:

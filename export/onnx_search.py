@@ -1,9 +1,12 @@
-"""Beam search as ONNX loops: the second form of `keras_transformer.decoding.search`, held to it by tests.
+"""The search as ONNX loops: the second form of `keras_transformer.decoding.search`, held to it by tests.
 
-Letters of the shapes: B sentences, A of them still active, K beams, C candidates, V vocabulary, T emitted so far. What
-has a length grows by one position a step; so nothing is allocated that no sentence needs. Whenever half of the active
-sentences are done they are put aside, and the others go on without them: a loop of such rounds stands around the loop
-of steps.
+Letters of the shapes: B sentences, A of them active, K beams, k of them alive (1 before the first step, then K), n best
+that are asked for, C candidates, V vocabulary, T emitted so far. What has a length grows by one position a step; so
+nothing is allocated that no sentence needs. Every node costs about a microsecond a step, so there are as few as may be.
+
+Of a sentence that is done no live hypothesis is left (log-probability -inf), so that nothing of it can change. Whenever
+an eighth of the active sentences are done, or one is at its limit, these are put aside and the others go on without
+them: a loop of such rounds stands around the loop of steps.
 """
 
 from __future__ import annotations
@@ -15,58 +18,50 @@ from typing import NamedTuple
 import numpy as np
 
 from export.onnx_graph import Graph, Value
+from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
 
 NONE = np.float32(-np.inf)  # log-probability and score of a hypothesis that does not exist
 NUM_FORBIDDEN = END  # pad, unknown and start stand before the end
+DONE_SHARE = 8  # one in so many active sentences must be done to be put aside
 
 
 class Cache(NamedTuple):
     """What a step hands to the next; the first axis of each is that of the sentences."""
 
-    beams: list[Value]  # (A, K, W): follow their beams when these change places; W may grow
+    beams: list[Value]  # (A, k, W): follow their beams when these change places; W may grow
     shared: list[Value]  # (A, ...): stay where they are
     sentences: list[Value]  # (A, ...): what `encode` says of a sentence
 
 
 # (graph, source_ids (A, S)) → what a step needs to know of the sentences, each (A, ...)
 Encode = Callable[[Graph, Value], list[Value]]
-# (graph, token_ids (A · K,), index (), cache) → logits (A · K, V) float32, cache
+# (graph, token_ids (A, k), index (), cache) → logits (A · k, V) float32, cache
 Step = Callable[[Graph, Value, Value, Cache], tuple[Value, Cache]]
+# (graph, number of active sentences (1,), k before the first step) → cache
+FirstCache = Callable[[Graph, Value, int], Cache]
 
 
-class BeamState(NamedTuple):
+class State(NamedTuple):
     """What one step hands to the next. Hypotheses stand best first."""
 
-    token_ids: Value  # (A, K) what is fed to the step
-    live_ids: Value  # (A, K, T)
-    live_log_probs: Value  # (A, K)
-    finished_ids: Value  # (A, K, T + 1) with the end id, then pad
-    finished_scores: Value  # (A, K)
-    done: Value  # (A,) True: this sentence is frozen
+    token_ids: Value  # (A, k) what is fed to the step
+    ids: Value  # (A, n + k, T) the finished hypotheses, with the end id, then pad; then the live ones
+    live_log_probs: Value  # (A, k)
+    finished_scores: Value  # (A, n)
 
 
-class Candidates(NamedTuple):
-    """The likeliest continuations of a sentence's live hypotheses by one token, best first; each (A, C)."""
-
-    log_probs: Value
-    beams: Value
-    token_ids: Value
-    ended: Value
-
-
-def beam_search(
+def search(
     g: Graph,
     source_ids: Value,
     encode: Encode,
     step: Step,
-    cache: Cache,
+    first_cache: FirstCache,
     limits: Value,
     vocabulary_size: int,
-    num_beams: int,
-    length_penalty: float,
+    decoding: Decoding,
 ) -> tuple[Value, Value]:
-    """ids (B, K, T) int64 and scores (B, K) float32, the best first, T of the longest.
+    """ids (B, n, T) int64 and scores (B, n) float32, the best first, T of the longest; a blank sentence has an end.
 
     The encoder stands in the loop of rounds, for its weights' sake (see `Graph`): in the first round it is given all
     sentences, in later ones none.
@@ -75,36 +70,202 @@ def beam_search(
         g: what the nodes are appended to.
         source_ids: (B, S), for `encode`.
         encode, step: of the model.
-        cache: before the first step; in it `sentences` for no sentence at all, each (0, ...).
-        limits: (B,) int64, the most tokens to emit.
+        first_cache: before the first step; in it `sentences` are for no sentence at all, each (0, ...).
+        limits: (B,) int64, the most tokens to emit; 0 for a blank sentence.
         vocabulary_size: V.
-        num_beams: K.
-        length_penalty: α.
+        decoding: K, α and n.
     """
-    num_fields, parts, batch_size = len(BeamState._fields), [len(part) for part in cache], g.shape(limits, 0)
+    how = GreedySearch(vocabulary_size, decoding) if decoding.num_beams == 1 else BeamSearch(vocabulary_size, decoding)
+    num_fields = len(State._fields)
 
     def advance(g: Graph, _: Value, *values: Value) -> list[Value]:
         new, ids, scores, active, limits, *rest = values
-        state, cache = BeamState(*rest[:num_fields]), split(rest[num_fields:], parts)
+        state, cache = State(*rest[:num_fields]), split(rest[num_fields:], parts)
         pairs = zip(cache.sentences, encode(g, new), strict=True)
         cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
-        search = BeamSearch(g, limits, vocabulary_size, num_beams, length_penalty)
-        state, cache = search.run(step, state, cache)
-        new_ids, new_scores = search.fill_with_live(state)  # of all that were active: the last word is the right one
+        state, cache = run_round(g, step, how, state, cache, limits)
+        new_ids, new_scores = how.results(g, state, limits)  # of all that were active: the last word is the right one
         growth = g.joined([0] * 5, g("Sub", g.shape(new_ids, 2), g.shape(ids, 2)))
         places = g("Unsqueeze", active, [1])
         ids = g("ScatterND", g("Pad", ids, growth), places, new_ids)
         scores = g("ScatterND", scores, places, new_scores)
-        left = g("Squeeze", g("NonZero", g("Not", state.done)), [0])
+        below_limit = g("Less", g.shape(new_ids, 2), limits)
+        is_alive = g("Greater", g("Squeeze", first(g, state.live_log_probs), [1]), NONE)
+        left = g("Squeeze", g("NonZero", g("And", below_limit, is_alive)), [0])
         kept = [g("Gather", value, left) for value in (active, limits, *state, *chain(*cache))]
         return [g("Greater", g("Size", left), 0), g("Slice", new, [0], [0]), ids, scores, *kept]
 
-    ids = g.zeros(g.joined(batch_size, [num_beams, 0]), np.int64)
-    scores = g.zeros(g.joined(batch_size, [num_beams]), np.float32)
-    active = g("Range", 0, g("Squeeze", batch_size), 1)
-    state = start_beams(g, limits, num_beams)
-    _, ids, scores, *_ = g.loop(advance, [source_ids, ids, scores, active, limits, *state, *chain(*cache)])
+    ids, scores = how.blank(g, g("Unsqueeze", g("Equal", limits, 0), [1]))
+    active = g("Squeeze", g("NonZero", limits), [0])
+    started = [g("Gather", source_ids, active), ids, scores, active, g("Gather", limits, active)]
+    state = how.start(g, g("Shape", active))
+    cache = first_cache(g, g("Shape", active), how.num_first_beams)
+    parts = [len(part) for part in cache]
+    goes_on = g("Greater", g("Size", active), 0)
+    _, ids, scores, *_ = g.loop(advance, [*started, *state, *chain(*cache)], goes_on=goes_on)
     return ids, scores
+
+
+def run_round(
+    graph: Graph, step: Step, how: GreedySearch | BeamSearch, state: State, cache: Cache, limits: Value
+) -> tuple[State, Cache]:
+    """Steps, one at least, until enough sentences are done; `limits` (A,) of those that are active."""
+    first_index = graph("Squeeze", graph.shape(state.ids, 2))
+    num_active, nearest_limit = graph("Size", limits), graph("ReduceMin", limits, keepdims=0)
+    how.prepare(graph, limits)
+    num_fields, parts = len(State._fields), [len(cache.beams), len(cache.shared), 0]
+
+    def advance(g: Graph, count: Value, *values: Value) -> list[Value]:
+        old, moving = State(*values[:num_fields]), split(values[num_fields:], parts)
+        index = g("Add", first_index, count)
+        logits, new = step(g, old.token_ids, index, moving._replace(sentences=cache.sentences))
+        length = g("Add", index, 1)
+        state, is_done, beams = how.extend(g, old, logits, length)
+        num_done = g("ReduceSum", g.cast(is_done, np.int64), keepdims=0)
+        few_are_done = g("Less", g("Mul", num_done, DONE_SHARE), num_active)
+        go_on = g("And", few_are_done, g("Less", length, nearest_limit))
+        moved = [each if beams is None else gather(g, each, beams) for each in new.beams]
+        return [go_on, *state, *moved, *new.shared]
+
+    last = graph.loop(advance, [*state, *cache.beams, *cache.shared])
+    return State(*last[:num_fields]), split(last[num_fields:], parts)._replace(sentences=cache.sentences)
+
+
+class BeamSearch:
+    """Steps of K ≥ 2 beams; called with one beam at the first step, because all would be the same.
+
+    Args:
+        vocabulary_size: V.
+        decoding: K, α and n.
+    """
+
+    def __init__(self, vocabulary_size: int, decoding: Decoding):
+        self.num_beams, self.n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
+        self.length_penalty = float(decoding.length_penalty)
+        self.num_candidates = 2 * self.num_beams if self.num_beams > 1 else 1
+        # Of one beam: as many as there are candidates, and those that stand before them but are forbidden.
+        self.num_continuations = min(self.num_candidates + NUM_FORBIDDEN, vocabulary_size)
+        self.num_first_beams = 1 if vocabulary_size >= self.num_candidates else self.num_beams
+
+    def blank(self, g: Graph, blank: Value) -> tuple[Value, Value]:
+        """ids (B, n, 1) and scores (B, n) of sentences that are blank (B, 1): one hypothesis, with an end alone."""
+        first_blank = g("And", blank, np.arange(self.n_best) == 0)
+        return g("Unsqueeze", g("Where", first_blank, END, PAD), [2]), g("Where", first_blank, 0.0, NONE)
+
+    def start(self, g: Graph, num_active: Value) -> State:
+        """One live hypothesis, with nothing in it."""
+        beams = np.arange(self.num_first_beams)
+        return State(
+            token_ids=g("Expand", np.full_like(beams, START), g.joined(num_active, [1])),
+            ids=g.zeros(g.joined(num_active, [self.n_best + self.num_first_beams, 0]), np.int64),
+            live_log_probs=g("Expand", np.where(beams == 0, 0, NONE).astype("float32"), g.joined(num_active, [1])),
+            finished_scores=g("Expand", np.full(self.n_best, NONE), g.joined(num_active, [1])),
+        )
+
+    def prepare(self, g: Graph, limits: Value) -> None:
+        """What stays the same in a round, of limits (A,)."""
+        self.flat = g.joined(g("Shape", limits), [-1])  # the shape (A, anything)
+        self.limits_penalty = g("Unsqueeze", self.penalty(g, limits), [1]) if self.length_penalty else None  # (A, 1)
+        numbers = np.arange(self.n_best)
+        self.finished_rows = g("Expand", numbers, g.joined(g("Shape", limits), [self.n_best]))  # (A, n) in `ids`
+
+    def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
+        """The state with one more token, (A, 1) which sentences are done, and (A, K) which beams are continued.
+
+        Of the 2K likeliest continuations those that end are finished, and the K likeliest others live on.
+        """
+        log_probs, beams, token_ids = self.candidates(g, state, logits)  # each (A, C)
+        ended = g("Equal", token_ids, END)
+        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
+        scores = g.joined(state.finished_scores, scores, axis=1)  # (A, n + C)
+        finished_scores, places = g("TopK", scores, [self.n_best], outputs=2)
+        rows = g("Add", beams, self.n_best)  # (A, C) in `ids`
+        finished_rows = g("GatherElements", g.joined(self.finished_rows, rows, axis=1), places, axis=1)
+        ends = g("Where", g("Less", places, self.n_best), PAD, END)  # (A, n)
+        log_probs, places = g("TopK", g("Where", ended, NONE, log_probs), [self.num_beams], outputs=2)
+        rows, token_ids = (g("GatherElements", each, places, axis=1) for each in (rows, token_ids))  # (A, K)
+        ids = gather(g, state.ids, g.joined(finished_rows, rows, axis=1))
+        last_ids = g("Unsqueeze", g.joined(ends, token_ids, axis=1), [2])
+        is_done = g("LessOrEqual", self.attainable(g, log_probs, length), self.worst(g, finished_scores))  # (A, 1)
+        live_log_probs = g("Where", is_done, NONE, log_probs)
+        new = State(token_ids, g.joined(ids, last_ids, axis=2), live_log_probs, finished_scores)
+        return new, is_done, g("Sub", rows, self.n_best)
+
+    def candidates(self, g: Graph, state: State, logits: Value) -> tuple[Value, Value, Value]:
+        """The 2K likeliest continuations: log-probabilities, beams and tokens, each (A, C).
+
+        Each beam's own likeliest are found first: the vocabulary is passed over twice, and never copied.
+        """
+        log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
+        log_probs = g("Where", g("Less", token_ids, NUM_FORBIDDEN), NONE, log_probs)  # (A · k, continuations)
+        log_probs = g("Add", log_probs, g("Reshape", state.live_log_probs, [-1, 1]))
+        log_probs, places = g("TopK", g("Reshape", log_probs, self.flat), [self.num_candidates], outputs=2)
+        token_ids = g("GatherElements", g("Reshape", token_ids, self.flat), places, axis=1)
+        return log_probs, g("Div", places, self.num_continuations), token_ids
+
+    def attainable(self, g: Graph, live_log_probs: Value, length: Value) -> Value:
+        """(A, 1) The best score that a live hypothesis can still reach; see `search.is_done` of the package."""
+        best = first(g, live_log_probs)
+        if self.length_penalty > 0:
+            return g("Div", best, self.limits_penalty)
+        return self.divided(g, best, g("Add", length, 1))
+
+    def worst(self, g: Graph, finished_scores: Value) -> Value:
+        """(A, 1) The last of the best finished ones."""
+        if self.n_best == 1:
+            return finished_scores
+        return g("Slice", finished_scores, [self.n_best - 1], [self.n_best], [1])
+
+    def divided(self, g: Graph, log_probs: Value, length: Value) -> Value:
+        """Scores of hypotheses of one length."""
+        return g("Div", log_probs, self.penalty(g, length)) if self.length_penalty else log_probs
+
+    def penalty(self, g: Graph, lengths: Value) -> Value:
+        """((5 + |y|) / 6)^α, of any shape."""
+        return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
+
+    def results(self, g: Graph, state: State, limits: Value) -> tuple[Value, Value]:
+        """ids (A, n, T) and scores (A, n): what finished and, in places left free, what was cut at its limit."""
+        n_best = self.n_best
+        exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
+        live = g("Sub", np.arange(n_best), g("ReduceSum", exists, [1]))  # (A, n), negative: a finished one
+        finished, live = g("Less", live, 0), g("Max", live, 0)
+        live_scores = g("GatherElements", state.live_log_probs, live, axis=1)
+        if self.length_penalty:
+            live_scores = g("Div", live_scores, self.limits_penalty)
+        scores = g("Where", finished, state.finished_scores, live_scores)
+        rows = g("Where", finished, np.arange(n_best), g("Add", live, n_best))
+        scores, places = g("TopK", scores, [n_best], outputs=2)
+        ids = gather(g, state.ids, g("GatherElements", rows, places, axis=1))
+        return g("Where", g("Greater", g("Unsqueeze", scores, [2]), NONE), ids, PAD), scores
+
+
+class GreedySearch(BeamSearch):
+    """Steps of one beam, with the likeliest continuation alone: `ids` (A, 1, T) hold what is live or finished."""
+
+    def start(self, g: Graph, num_active: Value) -> State:
+        state = super().start(g, num_active)
+        return state._replace(ids=g.zeros(g.joined(num_active, [1, 0]), np.int64))
+
+    def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
+        """As that of `BeamSearch`; behind an end comes anything, and the beam stays where it is."""
+        log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
+        log_probs = g("Where", g("Less", token_ids, NUM_FORBIDDEN), NONE, log_probs)
+        log_probs, places = g("TopK", log_probs, [1], outputs=2)
+        token_ids = g("GatherElements", token_ids, places, axis=1)
+        log_probs = g("Add", state.live_log_probs, log_probs)
+        ended = g("Equal", token_ids, END)
+        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
+        live_log_probs = g("Where", ended, NONE, log_probs)
+        ids = g.joined(state.ids, g("Unsqueeze", token_ids, [2]), axis=2)
+        new = State(token_ids, ids, live_log_probs, g("Max", state.finished_scores, scores))
+        return new, g("Equal", live_log_probs, NONE), None
+
+    def results(self, g: Graph, state: State, limits: Value) -> tuple[Value, Value]:
+        ended = g.cast(g("Equal", state.ids, END), np.int64)
+        ids = g("Where", g("Greater", g("CumSum", ended, 2, exclusive=1), 0), PAD, state.ids)
+        cut = g("Div", state.live_log_probs, self.limits_penalty) if self.length_penalty else state.live_log_probs
+        return ids, g("Max", state.finished_scores, cut)
 
 
 def split(values: Sequence[Value], parts: Sequence[int]) -> Cache:
@@ -113,142 +274,11 @@ def split(values: Sequence[Value], parts: Sequence[int]) -> Cache:
     return Cache(*(list(values[end - part : end]) for part, end in zip(parts, ends, strict=True)))
 
 
-def start_beams(g: Graph, limits: Value, num_beams: int) -> BeamState:
-    """One live hypothesis, with nothing in it; for a blank sentence one finished, with an end in it."""
-    shape = g.joined(g.shape(limits, 0), [num_beams])
-    blank = g("Equal", limits, 0)  # (B,)
-    first = np.arange(num_beams) == 0  # (K,)
-    first_blank = g("And", g("Unsqueeze", blank, [1]), first)  # (B, K)
-    first_live = g("And", g("Not", g("Unsqueeze", blank, [1])), first)
-    return BeamState(
-        token_ids=g("Add", g.zeros(shape, np.int64), START),
-        live_ids=g.zeros(g.joined(shape, [0]), np.int64),
-        live_log_probs=g("Where", first_live, 0.0, NONE),
-        finished_ids=g("Unsqueeze", g("Where", first_blank, END, PAD), [2]),
-        finished_scores=g("Where", first_blank, 0.0, NONE),
-        done=blank,
-    )
+def first(g: Graph, values: Value) -> Value:
+    """values (A, k) → (A, 1)."""
+    return g("Slice", values, [0], [1], [1])
 
 
-class BeamSearch:
-    """The search over the sentences that are active.
-
-    Args:
-        graph: what the loop of steps is appended to.
-        limits: (A,) int64, the most tokens to emit.
-        vocabulary_size: V.
-        num_beams: K.
-        length_penalty: α.
-    """
-
-    def __init__(self, graph: Graph, limits: Value, vocabulary_size: int, num_beams: int, length_penalty: float):
-        self.graph = graph
-        self.limits = limits
-        self.num_beams = num_beams
-        self.num_candidates = 2 * num_beams if num_beams > 1 else 1
-        # Of one beam: as many as there are candidates, and those that stand before them but are forbidden.
-        self.num_continuations = min(self.num_candidates + NUM_FORBIDDEN, vocabulary_size)
-        self.length_penalty = length_penalty
-        numbers = graph("Range", 0, graph("Squeeze", graph.shape(limits, 0)), 1)
-        self.sentences = graph("Unsqueeze", numbers, [1])  # (A, 1)
-        self.limits_penalty = graph("Unsqueeze", self.penalty(graph, limits), [1])  # (A, 1)
-
-    def run(self, step: Step, state: BeamState, cache: Cache) -> tuple[BeamState, Cache]:
-        """Steps, one at least, until half of the sentences are done."""
-        first, num_active = self.graph.shape(state.live_ids, 2), self.graph.shape(self.limits, 0)
-        num_fields, parts = len(BeamState._fields), [len(cache.beams), len(cache.shared), 0]
-
-        def advance(g: Graph, count: Value, *values: Value) -> list[Value]:
-            old, moving = BeamState(*values[:num_fields]), split(values[num_fields:], parts)
-            index = g("Add", g("Squeeze", first), count)
-            token_ids = g("Reshape", old.token_ids, [-1])
-            logits, new = step(g, token_ids, index, moving._replace(sentences=cache.sentences))
-            candidates, length = self.extend(g, old, logits), g("Add", index, 1)
-            finished = self.keep_finished(g, old, candidates, length)
-            live, beams = self.keep_live(g, old, candidates)
-            live = self.is_done(g, live._replace(**finished), old.done, length)
-            num_live = g("ReduceSum", g.cast(g("Not", live.done), np.int64))  # (1,)
-            go_on = g("Squeeze", g("Greater", g("Mul", num_live, 2), num_active))
-            return [go_on, *live, *(self.gather(g, each, beams, self.num_beams) for each in new.beams), *new.shared]
-
-        last = self.graph.loop(advance, [*state, *cache.beams, *cache.shared])
-        moved = split(last[num_fields:], parts)
-        return BeamState(*last[:num_fields]), moved._replace(sentences=cache.sentences)
-
-    def extend(self, g: Graph, state: BeamState, logits: Value) -> Candidates:
-        """The 2K likeliest continuations; with one beam the likeliest alone.
-
-        Each beam's own likeliest are found first: the vocabulary is passed over twice, and never copied.
-        """
-        width = self.num_beams * self.num_continuations
-        log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
-        log_probs = g("Where", g("Less", token_ids, NUM_FORBIDDEN), NONE, log_probs)  # (A · K, continuations)
-        log_probs = g("Add", g("Reshape", log_probs, [-1, self.num_beams, self.num_continuations]),
-                      g("Unsqueeze", state.live_log_probs, [2]))  # fmt: skip
-        log_probs, places = g("TopK", g("Reshape", log_probs, [-1, width]), [self.num_candidates], outputs=2)
-        token_ids = g("GatherElements", g("Reshape", token_ids, [-1, width]), places, axis=1)
-        return Candidates(log_probs, g("Div", places, self.num_continuations), token_ids, g("Equal", token_ids, END))
-
-    def keep_finished(self, g: Graph, state: BeamState, candidates: Candidates, length: Value) -> dict[str, Value]:
-        """The best K of the finished hypotheses so far and, unless the sentence is done, of the candidates that end."""
-        new = g("And", candidates.ended, g("Unsqueeze", g("Not", state.done), [1]))
-        scores = g("Where", new, g("Div", candidates.log_probs, self.penalty(g, length)), NONE)
-        ids = self.gather(g, state.live_ids, candidates.beams, self.num_beams)  # (A, C, T)
-        ids = g.joined(ids, g("Unsqueeze", candidates.token_ids, [2]), axis=2)
-        ids = g.joined(state.finished_ids, ids, axis=1)  # (A, K + C, T + 1)
-        scores = g.joined(state.finished_scores, scores, axis=1)
-        scores, places = g("TopK", scores, [self.num_beams], outputs=2)
-        ids = self.gather(g, ids, places, self.num_beams + self.num_candidates)
-        return {"finished_ids": g("Pad", ids, [0, 0, 0, 0, 0, 1]), "finished_scores": scores}
-
-    def keep_live(self, g: Graph, state: BeamState, candidates: Candidates) -> tuple[BeamState, Value]:
-        """The likeliest K of the candidates that do not end, and (A, K) the beams that they continue.
-
-        A sentence that is done keeps its hypotheses, which grow by pad.
-        """
-        log_probs = g("Where", candidates.ended, NONE, candidates.log_probs)
-        log_probs, places = g("TopK", log_probs, [self.num_beams], outputs=2)
-        done = g("Unsqueeze", state.done, [1])  # (A, 1)
-        beams = g("Where", done, np.arange(self.num_beams), g("GatherElements", candidates.beams, places, axis=1))
-        token_ids = g("Where", done, PAD, g("GatherElements", candidates.token_ids, places, axis=1))
-        ids = self.gather(g, state.live_ids, beams, self.num_beams)
-        live = state._replace(
-            token_ids=token_ids,
-            live_ids=g.joined(ids, g("Unsqueeze", token_ids, [2]), axis=2),
-            live_log_probs=g("Where", done, state.live_log_probs, log_probs),
-        )
-        return live, beams
-
-    def is_done(self, g: Graph, state: BeamState, done: Value, length: Value) -> BeamState:
-        """Frozen where the limit is met, or no live hypothesis can still beat the worst finished one."""
-        last = self.num_beams - 1
-        divisor = self.limits_penalty if self.length_penalty >= 0 else self.penalty(g, g("Add", length, 1))
-        attainable = g("Div", g("Slice", state.live_log_probs, [0], [1], [1]), divisor)  # (A, 1)
-        beaten = g("LessOrEqual", attainable, g("Slice", state.finished_scores, [last], [last + 1], [1]))
-        at_limit = g("GreaterOrEqual", length, self.limits)
-        done = g("Or", done, g("Or", at_limit, g("Squeeze", beaten, [1])))
-        return state._replace(done=done)
-
-    def fill_with_live(self, state: BeamState) -> tuple[Value, Value]:
-        """What finished and, in places left free, what was cut at its limit."""
-        g = self.graph
-        exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
-        live = g("Sub", np.arange(self.num_beams), g("ReduceSum", exists, [1]))  # (A, K), negative: a finished one
-        finished, live = g("Less", live, 0), g("Max", live, 0)
-        live_scores = g("Div", g("GatherElements", state.live_log_probs, live, axis=1), self.limits_penalty)
-        scores = g("Where", finished, state.finished_scores, live_scores)
-        live_ids = self.gather(g, g("Pad", state.live_ids, [0, 0, 0, 0, 0, 1]), live, self.num_beams)
-        ids = g("Where", g("Unsqueeze", finished, [2]), state.finished_ids, live_ids)
-        scores, places = g("TopK", scores, [self.num_beams], outputs=2)
-        ids = self.gather(g, ids, places, self.num_beams)
-        ids = g("Where", g("Greater", g("Unsqueeze", scores, [2]), NONE), ids, PAD)
-        return g("Slice", ids, [0], [-1], [2]), scores  # of the T + 1 positions the last is always pad
-
-    def gather(self, g: Graph, values: Value, beams: Value, num_beams: int) -> Value:
-        """values (A, `num_beams`, W), beams (A, C) → (A, C, W): each sentence picks among its own beams."""
-        places = g("Add", beams, g("Mul", self.sentences, num_beams))
-        return g("Gather", g("Flatten", values, axis=2), places)
-
-    def penalty(self, g: Graph, lengths: Value) -> Value:
-        """((5 + |y|) / 6)^α, of any shape."""
-        return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), float(self.length_penalty))
+def gather(g: Graph, values: Value, rows: Value) -> Value:
+    """values (A, M, W), rows (A, C) → (A, C, W): each sentence picks among its own."""
+    return g("GatherND", values, g("Unsqueeze", rows, [2]), batch_dims=1)

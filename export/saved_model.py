@@ -95,15 +95,17 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
 
         @tf.function(input_signature=[lines], autograph=False)
         def n_best(self, text: Tensor) -> dict[str, Tensor]:
-            source_ids = ids_of(self.source_tokenizer, text)
-            ids, scores = translate_ids(model, source_ids, decoding)
-            ids, scores = ids[:, : decoding.n_best], scores[:, : decoding.n_best]
-            return {"translations": texts_of(self.target_tokenizer, ids), "scores": scores}
+            translations, scores = self.best(text, decoding)
+            return {"translations": translations, "scores": scores}
 
         @tf.function(input_signature=[lines], autograph=False)
         def translate(self, text: Tensor) -> dict[str, Tensor]:
-            best = self.n_best(text)
-            return {"translation": best["translations"][:, 0], "score": best["scores"][:, 0]}
+            translations, scores = self.best(text, decoding.one_best())
+            return {"translation": translations[:, 0], "score": scores[:, 0]}
+
+        def best(self, text: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+            ids, scores = translate_ids(model, ids_of(self.source_tokenizer, text), decoding)
+            return texts_of(self.target_tokenizer, ids), scores
 
     return TextTranslator()
 
@@ -123,9 +125,9 @@ def ids_of(tokenizer: Any, text: Tensor) -> Tensor:
 
 
 def texts_of(tokenizer: Any, ids: Tensor) -> Tensor:
-    """Ids (B, K, L) → strings (B, K), one line each."""
+    """Ids (B, n_best, L) → strings (B, n_best), one line each."""
     import tensorflow as tf
 
     shape = tf.shape(ids)
-    texts = tokenizer.detokenize(pieces_of(tf.reshape(ids, [-1, shape[2]])))  # (B · K,)
+    texts = tokenizer.detokenize(pieces_of(tf.reshape(ids, [-1, shape[2]])))  # (B · n_best,)
     return tf.reshape(tf.strings.strip(tf.strings.regex_replace(texts, LINE_BREAKS, " ")), shape[:2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from keras import ops
@@ -53,6 +53,10 @@ class Decoding:
         n_best = self.num_beams if self.n_best is None else self.n_best
         SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best)  # checks them
         object.__setattr__(self, "n_best", n_best)
+
+    def one_best(self) -> Decoding:
+        """The same search for the best hypothesis alone: it knows earlier that nothing can change any more."""
+        return replace(self, n_best=1)
 
 
 @dataclass(frozen=True)
@@ -159,14 +163,15 @@ def translate_ids(model: Transformer, source_ids: Tensor, decoding: Decoding) ->
         decoding: how to search.
 
     Returns:
-        ids (B, K, L) int32, the best first, each with its end id (none if cut at its limit), then pad, and scores
-        (B, K) float32. L is the largest limit of the batch: that of its longest sentence.
+        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad, and scores
+        (B, n_best) float32. L is the largest limit of the batch: that of its longest sentence.
     """
     source_ids = permitted(source_ids, model)
     limits = limits_of(source_ids, decoding.max_length)
     max_length = ops.maximum(ops.max(limits), 1)
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
-    return beam_search(model.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length)
+    num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
+    return beam_search(model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best)
 
 
 def permitted(source_ids: Tensor, model: Transformer) -> Tensor:

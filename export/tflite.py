@@ -78,7 +78,7 @@ def export_tflite(
         RequestError: no such precision, or tensorflow-text is not installed.
     """
     require_precision("tflite", precision)
-    decoding = decoding or Decoding()
+    decoding = (decoding or Decoding()).one_best()
     folder = Path(folder) / "tflite"
     folder.mkdir(parents=True, exist_ok=True)
     model = _with_int8_embeddings(run.model) if precision == "int8" else run.model

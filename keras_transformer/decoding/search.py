@@ -62,15 +62,16 @@ def beam_search(
     length_penalty: float = 0.6,
     max_length: int | Tensor | None = None,
     prefix_ids: Tensor | None = None,
+    n_best: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The K best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
+    """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
     |y| counts emitted tokens, the end included. A step looks at the 2K likeliest continuations: those that
     end are finished, the K likeliest others live on. A sentence stops when the best score that a live
-    hypothesis can still reach is no better than the worst of its K finished ones; it is then frozen while
-    others go on. A hypothesis that meets its limit without an end takes only a place that no finished one
-    fills. With one beam a step looks at the likeliest continuation alone: this is greedy search. Pad,
-    unknown and start are emitted only by a prefix.
+    hypothesis can still reach is no better than the worst of its `n_best` finished ones, which no more steps
+    could change then; it is frozen while others go on. A hypothesis that meets its limit without an end takes
+    only a place of these that no finished one fills. With one beam a step looks at the likeliest continuation alone:
+    this is greedy search. Pad, unknown and start are emitted only by a prefix.
 
     Args:
         step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache).
@@ -80,12 +81,14 @@ def beam_search(
         length_penalty: α. 0 ranks by log P alone; more is kinder to long translations.
         max_length: L, the largest limit by default. Limits above it are lowered to it.
         prefix_ids: (B, P) int32, tokens with which the translation must begin; 0 leaves a position free.
+        n_best: how many translations to return, at most K; K by default. Fewer take fewer steps.
 
     Returns:
-        ids (B, K, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and
-        scores (B, K) float32. Where fewer than K hypotheses exist, the last rows are pad alone and their
+        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and
+        scores (B, n_best) float32. Where fewer hypotheses exist, the last rows are pad alone and their
         scores -inf.
     """
+    n_best = num_beams if n_best is None else n_best
     limits, max_length = fit_limits(limits, max_length)
 
     def advance(*fields: Any) -> tuple:
@@ -96,11 +99,12 @@ def beam_search(
         new = keep_finished(state, candidates, num_beams, length_penalty)
         new = keep_live(new, candidates, num_beams, cache)
         new = freeze(state, new)._replace(index=state.index + 1)
-        return tuple(new._replace(done=is_done(new, limits, length_penalty)))
+        return tuple(new._replace(done=is_done(new, limits, length_penalty, n_best)))
 
     first = start_beams(cache, limits, num_beams, max_length)
     state = BeamState(*ops.while_loop(goes_on(BeamState), advance, tuple(first)))
-    return fill_with_live(state, limits, num_beams, length_penalty)
+    best = {"finished_ids": state.finished_ids[:, :n_best], "finished_scores": state.finished_scores[:, :n_best]}
+    return fill_with_live(state._replace(**best), limits, n_best, length_penalty)
 
 
 def sample(
@@ -260,26 +264,26 @@ def freeze(old: BeamState, new: BeamState) -> BeamState:
     )
 
 
-def is_done(state: BeamState, limits: Tensor, length_penalty: float) -> Tensor:
-    """(B,) True where the limit is met, or no live hypothesis can still beat the worst finished one.
+def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int) -> Tensor:
+    """(B,) True where the limit is met, or no live hypothesis can still beat the worst of the best finished ones.
 
     A log-probability only falls, so the best that can come of it is the same one over the largest divisor:
     that of the limit, or, where α < 0 favours short translations, that of an end at the very next token.
     """
     best_length = limits if length_penalty >= 0 else state.index + 1
     attainable = state.live_log_probs[:, 0] / penalty(best_length, length_penalty)
-    return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, -1])
+    return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, n_best - 1])
 
 
-def fill_with_live(state: BeamState, limits: Tensor, num_beams: int, length_penalty: float) -> tuple[Tensor, Tensor]:
-    """ids (B, K, L) and scores (B, K): what finished and, in places left free, what was cut at its limit."""
+def fill_with_live(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
+    """ids (B, n_best, L) and scores (B, n_best): what finished and, in places left free, what was cut at its limit."""
     num_finished = count(state.finished_scores > NONE)[:, None]  # (B, 1)
-    live = ops.arange(num_beams) - num_finished  # (B, K) negative where a finished one stands
+    live = ops.arange(n_best) - num_finished  # (B, K) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
     live_scores = gather_beams(state.live_log_probs, live) / penalty(limits, length_penalty)[:, None]
     scores = ops.where(finished, state.finished_scores, live_scores)
     ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
-    scores, places = ops.top_k(scores, num_beams)
+    scores, places = ops.top_k(scores, n_best)
     return ops.where(scores[..., None] > NONE, gather_beams(ids, places), PAD), scores
 
 

@@ -321,7 +321,7 @@ class Translator:
         found = [
             (job, [int(id) for id in row if id != PAD], float(score))
             for job, rows, row_scores in zip(jobs, ids, scores, strict=True)
-            for row, score in zip(rows[: options.n_best], row_scores, strict=False)
+            for row, score in zip(rows, row_scores, strict=True)
             if score > -math.inf
         ]
         texts = self.target_tokenizer.decode([row for _, row, _ in found])
@@ -334,16 +334,16 @@ class Translator:
         return list(answers.values())
 
     def _search(self, jobs: list[Job], options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """ids (B, K, L) and scores (B, K) of the best."""
-        num_beams, length_penalty = options.num_beams, options.length_penalty
+        """ids (B, `n_best`, L) and scores (B, `n_best`) of the best."""
+        num_beams, length_penalty, n_best = how = options.num_beams, options.length_penalty, options.n_best
 
         def run(source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
             max_length = ops.shape(prefix_ids)[1]
             cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_beams, max_length)
             step = self.model.step
-            return beam_search(step, cache, limits, num_beams, length_penalty, max_length, prefix_ids)
+            return beam_search(step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best)
 
-        ids, scores = self._run(("search", num_beams, length_penalty), run, *arrays_of(jobs, options))
+        ids, scores = self._run(("search", *how), run, *arrays_of(jobs, options))
         return ids, scores
 
     def _draw(self, jobs: list[Job], options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:

@@ -239,30 +239,46 @@ def test_a_sentence_stops_when_no_live_hypothesis_can_become_better():
 
     if os.environ.get("KERAS_BACKEND") == "jax":
         pytest.skip("JAX traces the body once")
-    for num_beams in (1, 2):
+    for num_beams, n_best in [(1, 1), (2, 2), (2, 1), (4, 1)]:
         steps.clear()
         cache, limits = make_cache([1], num_beams), ops.convert_to_tensor([40])
-        beam_search(counting, cache, limits, num_beams, length_penalty=0.0)
-        assert len(steps) == num_beams
+        beam_search(counting, cache, limits, num_beams, length_penalty=0.0, n_best=n_best)
+        assert len(steps) == n_best
 
 
-@pytest.mark.parametrize("num_beams", [1, 2, 4])
-def test_stopping_early_loses_nothing(num_beams):
+@pytest.mark.parametrize(("num_beams", "n_best"), [(1, 1), (2, 2), (4, 4), (4, 1), (4, 3)])
+def test_stopping_early_loses_nothing(num_beams, n_best):
     """A search that goes on to its limit finds the same list: what the rule leaves out could not enter it."""
     from keras_transformer.decoding import search as module
 
-    def is_at_its_limit(state, limits, length_penalty):
+    def is_at_its_limit(state, limits, length_penalty, n_best):
         return state.index >= limits
 
     for seed in range(10):
         table = make_table(seed)
         table[:, END] += 1.5
-        ids, scores = search(table, [10], num_beams)
+        ids, scores = search(table, [10], num_beams, n_best=n_best)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "is_done", is_at_its_limit)
-            expected, expected_scores = search(table, [10], num_beams)
+            expected, expected_scores = search(table, [10], num_beams, n_best=n_best)
         np.testing.assert_array_equal(ids, expected)
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+
+def test_the_best_alone_is_the_best_that_finished():
+    """Of a list, one that was cut at its limit may stand first; the best alone is cut only where none finished."""
+    cut = 0
+    for seed in range(20):
+        table = make_table(seed)
+        table[:, END] -= 1.5
+        ids, scores = search(table, [4], 3)
+        best, best_score = search(table, [4], 3, n_best=1)
+        finished = [place for place, row in enumerate(ids[0]) if END in row]
+        place = finished[0] if finished else 0
+        cut += place > 0
+        np.testing.assert_array_equal(best[0], ids[0, place : place + 1])
+        np.testing.assert_allclose(best_score[0], scores[0, place : place + 1], atol=1e-6)
+    assert cut
 
 
 def test_a_forced_prefix_holds_and_its_probability_counts():

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from export import onnx_search
 from export.onnx import (
     INT8_OPERATORS,
     SOURCE,
@@ -27,7 +28,7 @@ from export.onnx import (
 )
 from export.onnx_graph import Graph, Model, all_nodes, check, write_model
 from export.onnx_model import OnnxTransformer
-from export.onnx_search import Cache, beam_search
+from export.onnx_search import Cache
 from export.signatures import Decoding, TrainedRun, translate_ids
 from keras_transformer.decoding import search
 from keras_transformer.decoding.translator import Translator
@@ -116,45 +117,52 @@ def source_ids(tokenizer):
 # The search
 
 
-def table_search(folder, table, limits, num_beams, length_penalty):
+def table_search(folder, table, limits, decoding):
     """ids and scores of the graph's search over a table of logits, as in tests/decoding/test_search.py."""
     g = Graph()
     sentences = g.value(np.arange(100, 100 + len(limits))[:, None])
 
     def step(g, token_ids, index, cache):
-        tokens = g("Mul", g("Reshape", token_ids, [-1, num_beams, 1]), 17)
+        tokens = g("Mul", g("Unsqueeze", token_ids, [2]), 17)
         states = g("Mod", g("Add", g("Add", g("Mul", cache.beams[0], 31), tokens), 5), STATES)
         places = g("Mod", g("Add", states, g("Unsqueeze", cache.sentences[0], [2])), STATES)
         return g("Gather", table, g("Reshape", places, [-1])), Cache([states], [], [])
 
-    cache = Cache([g.zeros(g.value(np.array([len(limits), num_beams, 1])), np.int64)], [], [np.zeros((0, 1), "int64")])
-    how = table.shape[1], num_beams, length_penalty
-    found = beam_search(g, sentences, lambda g, sentences: [g("Identity", sentences)], step, cache, "limits", *how)
-    infos = [("ids", np.int64, ["batch", num_beams, "target"]), ("scores", np.float32, ["batch", num_beams])]
+    def first_cache(g, num_active, num_beams):
+        return Cache([g.zeros(g.joined(num_active, [num_beams, 1]), np.int64)], [], [np.zeros((0, 1), "int64")])
+
+    def encode(g, sentences):
+        return [g("Identity", sentences)]
+
+    found = onnx_search.search(g, sentences, encode, step, first_cache, "limits", table.shape[1], decoding)
+    infos = [("ids", np.int64, ["batch", "n_best", "target"]), ("scores", np.float32, ["batch", "n_best"])]
     for value, (name, *_) in zip(found, infos, strict=True):
         g.named(value, name)
     return of(Model(g, [("limits", np.int64, ["batch"])], infos), folder).run(None, {"limits": np.array(limits)})
 
 
-def python_search(table, limits, num_beams, length_penalty):
+def python_search(table, limits, decoding):
     def step(token_ids, cache, index):
         states = (cache["beams"][0] * 31 + token_ids * 17 + 5) % STATES
         sentences = ops.arange(100, 100 + len(limits))[:, None]
         return ops.take(table, (states + sentences) % STATES, axis=0), {"beams": [states], "sentences": []}
 
+    num_beams, length_penalty = decoding.num_beams, decoding.length_penalty
     cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
-    found = search.beam_search(step, cache, ops.convert_to_tensor(limits), num_beams, length_penalty)
+    limits = ops.convert_to_tensor(limits)
+    found = search.beam_search(step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best)
     return [ops.convert_to_numpy(each) for each in found]
 
 
-@pytest.mark.parametrize("length_penalty", [0.6, 2.0, -1.0])
-@pytest.mark.parametrize("num_beams", [1, 2, 5])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -1.0])
+@pytest.mark.parametrize(("num_beams", "n_best"), [(1, 1), (2, 1), (5, 1), (5, 3), (5, 5)])
 @pytest.mark.parametrize("vocabulary", [5, 7, 40])
-def test_the_search_is_that_of_the_package(tmp_path, num_beams, length_penalty, vocabulary):
+def test_the_search_is_that_of_the_package(tmp_path, num_beams, n_best, length_penalty, vocabulary):
     limits = [9, 1, 0, 7, *range(2, 18), 4, 0]
     table = np.random.default_rng(vocabulary).normal(0, 2, (STATES, vocabulary)).astype("float32")
-    ids, scores = table_search(tmp_path, table, limits, num_beams, length_penalty)
-    expected_ids, expected_scores = python_search(table, limits, num_beams, length_penalty)
+    decoding = Decoding(num_beams, length_penalty, n_best=n_best)
+    ids, scores = table_search(tmp_path, table, limits, decoding)
+    expected_ids, expected_scores = python_search(table, limits, decoding)
     np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 

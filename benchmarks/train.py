@@ -1,0 +1,86 @@
+"""Training against PyTorch's `nn.Transformer` and KerasHub's blocks: the same weights, dropout, loss and batch.
+
+    python -m benchmarks.train
+    python -m benchmarks.train --help
+
+All must say the same loss of the batch first, or the exit status is 1. Then all train in turns. One line of a Markdown
+table for each way to train: target tokens a second of our `model.fit`, how many times longer the others took (the
+median of the rounds, with their quartiles), and the same for the matrix products of a step alone, which no one can do
+without. Needs the extra `bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from itertools import product
+
+from benchmarks.contest import contenders, ratio, rounds
+from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_products, start_torch
+
+# The tiny ones are those of the Multi30k recipe, in batches of 4,096 tokens.
+SHAPES = {
+    "base": ({"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
+             32, 32, 3),
+    "tiny": ({"vocabulary_size": 6000, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 256},
+             128, 32, 6),
+    "small": ({"vocabulary_size": 90, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24},
+              5, 7, 2),
+}  # fmt: skip
+OTHERS = {
+    "torch": (start_torch, False),
+    "torch_compiled": (start_torch, True),
+    "keras_hub": (start_keras_hub,),
+    "products": (start_products,),
+}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses, relative
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table; 1 if someone computes another loss."""
+    options = parse(arguments)
+    columns = ["shape", "precision", "threads", "target tokens/s", "MiB"]
+    columns += [f"{name}: times longer" for name in options.against]
+    print("|", " | ".join(columns), "|")
+    print("|", " | ".join("---" for _ in columns), "|", flush=True)
+    cells = product(options.shape, options.precision, options.threads)
+    agreements = [contest(*cell, options) for cell in cells]
+    return 0 if all(agreements) else 1
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["tiny", "base"])
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=7)
+    return parser.parse_args(arguments)
+
+
+def contest(shape: str, precision: str, num_threads: int, options: argparse.Namespace) -> bool:
+    """Prints a line of the table; whether all said the same loss."""
+    sizes, batch_size, length, num_steps = SHAPES[shape]
+    cell = Cell(sizes, batch_size, length, precision, num_threads, num_steps)
+    starts = {"ours": (start_ours, cell)}
+    starts |= {name: (OTHERS[name][0], cell, *OTHERS[name][1:]) for name in options.against}
+    with contenders(starts) as started:
+        for contender in started.values():
+            contender.work()  # to trace, compile and warm up
+        seconds = rounds(started, options.rounds)
+        losses = {name: contender.answer for name, contender in started.items() if name != "products"}
+        memory = started["ours"].peak_mib()
+    tokens = batch_size * length * num_steps
+    columns = [shape, precision, num_threads, f"{tokens / statistics.median(seconds['ours']):,.0f}", f"{memory:.0f}"]
+    columns += [str(ratio(seconds[name], seconds["ours"])) for name in options.against]
+    print("|", " | ".join(map(str, columns)), "|", flush=True)
+    wrong = {name: loss for name, loss in losses.items() if abs(loss / losses["ours"] - 1) > TOLERANCE[precision]}
+    if wrong:
+        print(f"error: expected the loss {losses['ours']}; received {wrong}", file=sys.stderr)
+    return not wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
