@@ -270,7 +270,7 @@ def test_the_best_alone_is_the_best_that_finished():
     cut = 0
     for seed in range(20):
         table = make_table(seed)
-        table[:, END] -= 1.5
+        table[:, END] -= 3
         ids, scores = search(table, [4], 3)
         best, best_score = search(table, [4], 3, n_best=1)
         finished = [place for place, row in enumerate(ids[0]) if END in row]
