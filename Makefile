@@ -2,9 +2,11 @@
 
 # The Pythons to try, in this order: tensorflow-text has wheels for 3.11, 3.12 and 3.13 alone.
 PYTHON ?= python3 python3.13 python3.12 python3.11
-# What `make test PARITY=1` compares with. They stay out of the lock: their builds differ from machine to machine.
+# What `make test PARITY=1` and `make bench` compare with. They stay out of the lock: PyTorch's and JAX's builds differ
+# from machine to machine.
 TORCH ?= torch==2.13.0
 JAX ?= jax
+PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
@@ -18,7 +20,7 @@ help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch and JAX too'
 	@echo 'make lint           ruff and mypy'
-	@echo 'make bench          the benchmarks, at a small size'
+	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
 
 demo: $(ENVIRONMENT)
@@ -35,8 +37,11 @@ lint: $(ENVIRONMENT)
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
-bench: $(ENVIRONMENT)
-	.venv/bin/python benchmarks/data.py --pairs 20000
+bench: $(PARITY_ENVIRONMENT)
+	.venv/bin/python -m benchmarks.data --pairs 20000
+	.venv/bin/python -m benchmarks.decode --threads 1 --batches 1 --rounds 3
+	.venv/bin/python -m benchmarks.train --shape tiny --threads 1 --rounds 3
+	.venv/bin/python -m benchmarks.growth --rounds 3 --out growth.png
 
 # The virtual environment is made again at every set-up (it takes seconds): one that broke half-way is mended.
 $(ENVIRONMENT): requirements.lock pyproject.toml
@@ -60,7 +65,7 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > .venv/constraints.txt
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(PIP) install -c .venv/constraints.txt '$(TORCH)' '$(JAX)'
+	$(PIP) install -c .venv/constraints.txt '$(TORCH)' '$(JAX)' $(PEERS)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r .venv/constraints.txt
 	@touch $@
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 # After its turn a contender's threads may spin for as long as this (Intel's OpenMP: 0.2 s), waiting for more work.
 PAUSE = 0.25
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # no greetings from TensorFlow
 
 # Imports what it needs, loads, and returns the work: a function without arguments.
 Start = Callable[..., Callable[[], Any]]
@@ -88,7 +87,8 @@ class Contender:
 
 def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[str, str]) -> None:
     """What a contender's process does, until the pipe closes."""
-    os.environ |= QUIET | environment
+    be_quiet()
+    os.environ |= environment
     try:
         started = time.perf_counter()
         work = start(*arguments)
@@ -106,6 +106,11 @@ def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[
         pass
     except Exception as error:  # of any library: it is the other side's to show
         pipe.send(error)
+
+
+def be_quiet() -> None:
+    """No greetings from TensorFlow in this process."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 
 def peak_mib() -> float:
@@ -147,5 +152,5 @@ def ratio(other: Sequence[float], ours: Sequence[float]) -> Ratio:
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function in a process of its own, so that neither its imports nor its memory stay here."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=os.environ.update, initargs=(QUIET,)) as pool:
+    with ProcessPoolExecutor(1, context, initializer=be_quiet) as pool:
         return pool.submit(function, *arguments).result()

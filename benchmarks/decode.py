@@ -72,6 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--length-penalty", type=float, default=0.0, help="α; outputs are compared at 0 alone")
     parser.add_argument("--batches", type=int, default=4, help="batches in a turn, ten times as many of one sentence")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime and the peers")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--scratch", help="where the models are written meanwhile (default: the system's place)")
     return parser.parse_args(arguments)
@@ -89,6 +90,7 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
             num_sentences=batch_size * options.batches * (10 if options.run and batch_size == 1 else 1),
             num_steps=0 if options.run else NUM_STEPS,
             length_penalty=options.length_penalty,
+            device=options.device,
         )
         for precision, num_threads, num_beams, batch_size in ways
     ]

@@ -32,6 +32,7 @@ class Cell(NamedTuple):
         num_sentences: to translate in one turn.
         num_steps: all translations have so many tokens; 0: they end where the model ends them.
         length_penalty: 0 where outputs are compared: CTranslate2 and Marian divide by another power of the length.
+        device: cpu or cuda, of ONNX Runtime, CTranslate2 and PyTorch.
     """
 
     precision: str
@@ -41,6 +42,7 @@ class Cell(NamedTuple):
     num_sentences: int
     num_steps: int
     length_penalty: float = 0.0
+    device: str = "cpu"
 
 
 def prepare(
@@ -260,7 +262,10 @@ def start_onnx(folder: Path, cell: Cell) -> Translate:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cell.num_threads
     path = beams_folder(folder, cell) / f"translate-{cell.precision}.onnx"
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+    session = onnxruntime.InferenceSession(path, options, providers=providers[cell.device])
+    if session.get_providers() != providers[cell.device]:
+        raise RuntimeError(f"expected {providers[cell.device]}; ONNX Runtime took {session.get_providers()}")
     batches = [padded(batch) for batch in batches_of(folder, cell, "ids")]
     return lambda: [ids for batch in batches for ids in emitted(session.run(["target_ids"], {"source_ids": batch})[0])]
 
@@ -295,6 +300,7 @@ def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
 
     translator = ctranslate2.Translator(
         str(folder / "ctranslate2"),
+        device=cell.device,
         compute_type=cell.precision,
         intra_threads=cell.num_threads,
         inter_threads=1,
@@ -318,8 +324,8 @@ def start_marian(folder: Path, cell: Cell) -> Translate:
     import torch
 
     torch.set_num_threads(cell.num_threads)
-    model = marian(dict(np.load(folder / "weights.npz")))
-    batches = [torch.from_numpy(padded(batch)).long() for batch in batches_of(folder, cell, "ids")]
+    model = marian(dict(np.load(folder / "weights.npz"))).to(cell.device)
+    batches = [torch.from_numpy(padded(batch)).long().to(cell.device) for batch in batches_of(folder, cell, "ids")]
     how: dict[str, Any] = {"num_beams": cell.num_beams, "do_sample": False, "max_new_tokens": 256}
     if cell.num_beams > 1:
         how |= {"length_penalty": cell.length_penalty, "early_stopping": False}
@@ -329,7 +335,7 @@ def start_marian(folder: Path, cell: Cell) -> Translate:
     def run() -> Ids:
         with torch.inference_mode():
             results = (model.generate(input_ids=batch, attention_mask=(batch != 0).long(), **how) for batch in batches)
-            return [ids for rows in results for ids in emitted(rows.numpy())]
+            return [ids for rows in results for ids in emitted(rows.cpu().numpy())]
 
     return run
 

@@ -22,9 +22,9 @@ from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_product
 # The tiny ones are those of the Multi30k recipe, in batches of 4,096 tokens.
 SHAPES = {
     "base": ({"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
-             32, 32, 3),
+             32, 32, 1),
     "tiny": ({"vocabulary_size": 6000, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 256},
-             128, 32, 6),
+             128, 32, 2),
     "small": ({"vocabulary_size": 90, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24},
               5, 7, 2),
 }  # fmt: skip

@@ -1,0 +1,56 @@
+"""Processes that take turns, and what is made of their times."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchmarks import contest
+from tests.benchmarks.contestants import start_broken, start_sleeper
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(contest, "PAUSE", 0.0)
+
+
+def test_contenders_work_in_processes_of_their_own():
+    starts = {name: (start_sleeper, seconds) for name, seconds in (("slow", 0.06), ("quick", 0.02))}
+    with contest.contenders(starts, {"QUIET": "yes"}) as started:
+        answers = [contender.answer for contender in started.values()]
+        seconds = contest.rounds(started, 3)
+        assert all(5 < contender.peak_mib() < 10_000 for contender in started.values())
+    assert len({os.getpid(), *(process for process, _ in answers)}) == 3
+    assert [quiet for _, quiet in answers] == ["yes", "yes"]
+    assert os.environ.get("QUIET") is None
+    assert {name: len(turns) for name, turns in seconds.items()} == {"slow": 3, "quick": 3}
+    assert 1.5 < contest.ratio(seconds["slow"], seconds["quick"]).median < 4
+
+
+def test_what_goes_wrong_in_a_contender_is_raised_here():
+    with pytest.raises(ValueError, match="expected a model; received none"), contest.contenders({"a": (start_broken,)}):
+        pass
+
+
+def test_each_round_begins_with_another():
+    class Recorder:
+        def __init__(self, name):
+            self.name = name
+
+        def work(self):
+            order.append(self.name)
+            return 1.0
+
+    order = []
+    contest.rounds({name: Recorder(name) for name in "abc"}, 3)
+    assert "".join(order) == "abcbcacab"
+
+
+def test_a_ratio_is_taken_within_each_round():
+    """A machine that is slow for one round is slow for both."""
+    ours = [1.0, 10.0, 2.0, 1.0, 4.0]
+    assert contest.ratio([2 * seconds for seconds in ours], ours) == (2.0, 2.0, 2.0)
+    low, middle, high = 1.0, 3.0, 5.0
+    assert contest.ratio([low, middle, high], [1.0] * 3) == (3.0, 2.0, 4.0)
+    assert str(contest.Ratio(1.234, 1.1, 1.5)) == "1.23 (1.10–1.50)"
