@@ -4,7 +4,8 @@
     python -m benchmarks.decode --run runs/multi30k-en-de-tiny
     python -m benchmarks.decode --help
 
-Outputs are compared first: ONNX and the peers must give the same tokens in float32, or the exit status is 1. Then all
+Outputs are compared first: in float32 the peers must give the same tokens as our ONNX artefact, nine times in ten where
+a trained model is searched with beams, or the exit status is 1. Then all
 translate the same batches in turns. One line of a Markdown table for each way to decode: sentences a second of our ONNX
 artefact, and how many times longer the others took (the median of the rounds, with their quartiles). Needs the
 extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch.
@@ -43,8 +44,9 @@ OTHERS = {
 }
 PEERS = ("ctranslate2", "marian")  # what is not ours
 FLOAT32_ONLY = ("marian", "saved_model")
-# Of sums that differ in their last bits a few make another choice.
-MIN_IDENTICAL = 0.97
+# With beams both peers finish a hypothesis only where its end is among the K likeliest continuations, we where it is
+# among the 2K, as tensor2tensor does: of a trained model's translations some of ours are other ones, and likelier.
+MIN_IDENTICAL = 0.9
 NUM_STEPS = 20  # of random weights, which never end a translation
 
 

@@ -325,25 +325,28 @@ def onnx_contents(path: Path) -> Contents:
     onnx.checker.check_model(str(path))
     model = onnx.load(path, load_external_data=False)
     functions = {(function.domain, function.name) for function in model.functions}
-    nodes = [node for graph in (model.graph, *model.functions) for node in onnx_nodes(graph.node)]
+    graphs = [model.graph, *(graph for function in model.functions for graph in inner_graphs(function.node))]
+    graphs += inner_graphs(model.graph.node)
+    nodes = [node for graph in (*graphs, *model.functions) for node in graph.node]
     operators = Counter(f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
     custom = [
         f"{node.domain}::{node.op_type}"
         for node in nodes
         if node.domain and (node.domain, node.op_type) not in functions
     ]
-    data = {item.value for array in model.graph.initializer for item in array.external_data if item.key == "location"}
+    arrays = [array for graph in graphs for array in graph.initializer]
+    data = {item.value for array in arrays for item in array.external_data if item.key == "location"}
     opset = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     return contents([path, *(path.parent / name for name in data)], operators, custom, opset)
 
 
-def onnx_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """The nodes and those of the graphs inside them: bodies of loops, branches of conditions."""
+def inner_graphs(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The graphs inside nodes, and inside theirs: bodies of loops, branches of conditions."""
     for node in nodes:
-        yield node
         for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from onnx_nodes(graph.node)
+            for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                yield graph
+                yield from inner_graphs(graph.node)
 
 
 def tflite_contents(path: Path) -> Contents:

@@ -75,7 +75,9 @@ def search(
         vocabulary_size: V.
         decoding: K, α and n.
     """
-    how = GreedySearch(vocabulary_size, decoding) if decoding.num_beams == 1 else BeamSearch(vocabulary_size, decoding)
+    num_beams, n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
+    # At the first step all beams would be the same: one is enough, unless it has too few continuations.
+    num_first_beams = 1 if vocabulary_size >= 2 * num_beams else num_beams
     num_fields = len(State._fields)
 
     def advance(g: Graph, _: Value, *values: Value) -> list[Value]:
@@ -83,8 +85,9 @@ def search(
         state, cache = State(*rest[:num_fields]), split(rest[num_fields:], parts)
         pairs = zip(cache.sentences, encode(g, new), strict=True)
         cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
+        how = (GreedySearch if num_beams == 1 else BeamSearch)(g, limits, vocabulary_size, decoding)
         state, cache = run_round(g, step, how, state, cache, limits)
-        new_ids, new_scores = how.results(g, state, limits)  # of all that were active: the last word is the right one
+        new_ids, new_scores = how.results(g, state)  # of all that were active: the last word is the right one
         growth = g.joined([0] * 5, g("Sub", g.shape(new_ids, 2), g.shape(ids, 2)))
         places = g("Unsqueeze", active, [1])
         ids = g("ScatterND", g("Pad", ids, growth), places, new_ids)
@@ -95,24 +98,41 @@ def search(
         kept = [g("Gather", value, left) for value in (active, limits, *state, *chain(*cache))]
         return [g("Greater", g("Size", left), 0), g("Slice", new, [0], [0]), ids, scores, *kept]
 
-    ids, scores = how.blank(g, g("Unsqueeze", g("Equal", limits, 0), [1]))
+    ids, scores = blank_results(g, limits, n_best)
     active = g("Squeeze", g("NonZero", limits), [0])
     started = [g("Gather", source_ids, active), ids, scores, active, g("Gather", limits, active)]
-    state = how.start(g, g("Shape", active))
-    cache = first_cache(g, g("Shape", active), how.num_first_beams)
+    num_rows = n_best + num_first_beams if num_beams > 1 else 1
+    state = first_state(g, g("Shape", active), num_rows, num_first_beams, n_best)
+    cache = first_cache(g, g("Shape", active), num_first_beams)
     parts = [len(part) for part in cache]
     goes_on = g("Greater", g("Size", active), 0)
     _, ids, scores, *_ = g.loop(advance, [*started, *state, *chain(*cache)], goes_on=goes_on)
     return ids, scores
 
 
+def blank_results(g: Graph, limits: Value, n_best: int) -> tuple[Value, Value]:
+    """ids (B, n, 1) and scores (B, n): where the limit is 0 one hypothesis with an end alone, elsewhere none yet."""
+    first_blank = g("And", g("Unsqueeze", g("Equal", limits, 0), [1]), np.arange(n_best) == 0)
+    return g("Unsqueeze", g("Where", first_blank, END, PAD), [2]), g("Where", first_blank, 0.0, NONE)
+
+
+def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_best: int) -> State:
+    """One live hypothesis, with nothing in it; `num_rows` of `ids`."""
+    beams = np.arange(num_beams)
+    return State(
+        token_ids=g("Expand", np.full_like(beams, START), g.joined(num_active, [1])),
+        ids=g.zeros(g.joined(num_active, [num_rows, 0]), np.int64),
+        live_log_probs=g("Expand", np.where(beams == 0, 0, NONE).astype("float32"), g.joined(num_active, [1])),
+        finished_scores=g("Expand", np.full(n_best, NONE), g.joined(num_active, [1])),
+    )
+
+
 def run_round(
-    graph: Graph, step: Step, how: GreedySearch | BeamSearch, state: State, cache: Cache, limits: Value
+    graph: Graph, step: Step, how: BeamSearch, state: State, cache: Cache, limits: Value
 ) -> tuple[State, Cache]:
     """Steps, one at least, until enough sentences are done; `limits` (A,) of those that are active."""
     first_index = graph("Squeeze", graph.shape(state.ids, 2))
     num_active, nearest_limit = graph("Size", limits), graph("ReduceMin", limits, keepdims=0)
-    how.prepare(graph, limits)
     num_fields, parts = len(State._fields), [len(cache.beams), len(cache.shared), 0]
 
     def advance(g: Graph, count: Value, *values: Value) -> list[Value]:
@@ -132,42 +152,25 @@ def run_round(
 
 
 class BeamSearch:
-    """Steps of K ≥ 2 beams; called with one beam at the first step, because all would be the same.
+    """The steps of a round with K ≥ 2 beams.
 
     Args:
+        graph: of the round, in which the loop of steps stands.
+        limits: (A,) int64, the most tokens to emit.
         vocabulary_size: V.
         decoding: K, α and n.
     """
 
-    def __init__(self, vocabulary_size: int, decoding: Decoding):
+    def __init__(self, graph: Graph, limits: Value, vocabulary_size: int, decoding: Decoding):
         self.num_beams, self.n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
         self.length_penalty = float(decoding.length_penalty)
         self.num_candidates = 2 * self.num_beams if self.num_beams > 1 else 1
         # Of one beam: as many as there are candidates, and those that stand before them but are forbidden.
         self.num_continuations = min(self.num_candidates + NUM_FORBIDDEN, vocabulary_size)
-        self.num_first_beams = 1 if vocabulary_size >= self.num_candidates else self.num_beams
-
-    def blank(self, g: Graph, blank: Value) -> tuple[Value, Value]:
-        """ids (B, n, 1) and scores (B, n) of sentences that are blank (B, 1): one hypothesis, with an end alone."""
-        first_blank = g("And", blank, np.arange(self.n_best) == 0)
-        return g("Unsqueeze", g("Where", first_blank, END, PAD), [2]), g("Where", first_blank, 0.0, NONE)
-
-    def start(self, g: Graph, num_active: Value) -> State:
-        """One live hypothesis, with nothing in it."""
-        beams = np.arange(self.num_first_beams)
-        return State(
-            token_ids=g("Expand", np.full_like(beams, START), g.joined(num_active, [1])),
-            ids=g.zeros(g.joined(num_active, [self.n_best + self.num_first_beams, 0]), np.int64),
-            live_log_probs=g("Expand", np.where(beams == 0, 0, NONE).astype("float32"), g.joined(num_active, [1])),
-            finished_scores=g("Expand", np.full(self.n_best, NONE), g.joined(num_active, [1])),
-        )
-
-    def prepare(self, g: Graph, limits: Value) -> None:
-        """What stays the same in a round, of limits (A,)."""
-        self.flat = g.joined(g("Shape", limits), [-1])  # the shape (A, anything)
-        self.limits_penalty = g("Unsqueeze", self.penalty(g, limits), [1]) if self.length_penalty else None  # (A, 1)
-        numbers = np.arange(self.n_best)
-        self.finished_rows = g("Expand", numbers, g.joined(g("Shape", limits), [self.n_best]))  # (A, n) in `ids`
+        self.flat = graph.joined(graph("Shape", limits), [-1])  # the shape (A, anything)
+        numbers = graph.joined(graph("Shape", limits), [self.n_best])
+        self.finished_rows = graph("Expand", np.arange(self.n_best), numbers)  # (A, n) in `ids`
+        self.limits_penalty = graph("Unsqueeze", self.penalty(graph, limits), [1])  # (A, 1)
 
     def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
         """The state with one more token, (A, 1) which sentences are done, and (A, K) which beams are continued.
@@ -224,15 +227,13 @@ class BeamSearch:
         """((5 + |y|) / 6)^α, of any shape."""
         return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
 
-    def results(self, g: Graph, state: State, limits: Value) -> tuple[Value, Value]:
+    def results(self, g: Graph, state: State) -> tuple[Value, Value]:
         """ids (A, n, T) and scores (A, n): what finished and, in places left free, what was cut at its limit."""
         n_best = self.n_best
         exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
         live = g("Sub", np.arange(n_best), g("ReduceSum", exists, [1]))  # (A, n), negative: a finished one
         finished, live = g("Less", live, 0), g("Max", live, 0)
-        live_scores = g("GatherElements", state.live_log_probs, live, axis=1)
-        if self.length_penalty:
-            live_scores = g("Div", live_scores, self.limits_penalty)
+        live_scores = g("Div", g("GatherElements", state.live_log_probs, live, axis=1), self.limits_penalty)
         scores = g("Where", finished, state.finished_scores, live_scores)
         rows = g("Where", finished, np.arange(n_best), g("Add", live, n_best))
         scores, places = g("TopK", scores, [n_best], outputs=2)
@@ -242,10 +243,6 @@ class BeamSearch:
 
 class GreedySearch(BeamSearch):
     """Steps of one beam, with the likeliest continuation alone: `ids` (A, 1, T) hold what is live or finished."""
-
-    def start(self, g: Graph, num_active: Value) -> State:
-        state = super().start(g, num_active)
-        return state._replace(ids=g.zeros(g.joined(num_active, [1, 0]), np.int64))
 
     def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
         """As that of `BeamSearch`; behind an end comes anything, and the beam stays where it is."""
@@ -261,11 +258,11 @@ class GreedySearch(BeamSearch):
         new = State(token_ids, ids, live_log_probs, g("Max", state.finished_scores, scores))
         return new, g("Equal", live_log_probs, NONE), None
 
-    def results(self, g: Graph, state: State, limits: Value) -> tuple[Value, Value]:
+    def results(self, g: Graph, state: State) -> tuple[Value, Value]:
+        """As that of `BeamSearch`: what finished, or was cut at its limit."""
         ended = g.cast(g("Equal", state.ids, END), np.int64)
         ids = g("Where", g("Greater", g("CumSum", ended, 2, exclusive=1), 0), PAD, state.ids)
-        cut = g("Div", state.live_log_probs, self.limits_penalty) if self.length_penalty else state.live_log_probs
-        return ids, g("Max", state.finished_scores, cut)
+        return ids, g("Max", state.finished_scores, g("Div", state.live_log_probs, self.limits_penalty))
 
 
 def split(values: Sequence[Value], parts: Sequence[int]) -> Cache:

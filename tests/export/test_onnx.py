@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras import ops
 
 from export import onnx_search
+from export.certificate import onnx_contents
 from export.onnx import (
     INT8_OPERATORS,
     SOURCE,
@@ -361,6 +362,7 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     assert [path.name for path in paths] == ["apart.onnx", "apart.onnx.data"]
     assert paths[0].stat().st_size < whole.stat().st_size / 2
     check(paths[0])
+    assert onnx_contents(paths[0]).bytes == sum(path.stat().st_size for path in paths) > 1.9 * paths[0].stat().st_size
     expected, found = (session(path).run(None, {"source_ids": source_ids}) for path in (whole, paths[0]))
     np.testing.assert_array_equal(expected[0], found[0])
     np.testing.assert_array_equal(expected[1], found[1])
