@@ -18,7 +18,7 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
-	@echo 'make test           the test suite; PARITY=1 compares with PyTorch and JAX too'
+	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub and Marian too'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
