@@ -115,7 +115,7 @@ def random_run(sizes: dict[str, int]) -> Any:
 
     keras.utils.set_random_seed(1)
     words = salad_words(sizes["vocabulary_size"])
-    lines = [" ".join(row) for row in np.random.default_rng(0).choice(words, (20_000, 8))]
+    lines = [" ".join(row) for row in np.random.default_rng(0).choice(words, (4 * len(words), 8))]
     tokenizer = Tokenizer.train(lines, sizes["vocabulary_size"])
     model = Transformer(**sizes)
     table = np.array(model.target_embedding.embeddings)
@@ -125,8 +125,9 @@ def random_run(sizes: dict[str, int]) -> Any:
 
 
 def salad_words(count: int) -> np.ndarray:
-    """Random words of four letters."""
-    letters = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (count, 4))
+    """Words of four letters, at random, each another one."""
+    numbers = np.random.default_rng(0).permutation(26**4)[:count]
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))[numbers[:, None] // 26 ** np.arange(4) % 26]
     return np.array(["".join(word) for word in letters])
 
 
