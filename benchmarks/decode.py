@@ -5,10 +5,10 @@
     python -m benchmarks.decode --help
 
 Outputs are compared first: in float32 the peers must give the same tokens as our ONNX artefact, nine times in ten where
-a trained model is searched with beams, or the exit status is 1. Then all
-translate the same batches in turns. One line of a Markdown table for each way to decode: sentences a second of our ONNX
-artefact, and how many times longer the others took (the median of the rounds, with their quartiles). Needs the
-extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch.
+a trained model is searched with beams, or the exit status is 1. Then all translate the same batches in turns. One line
+of a Markdown table for each way to decode: sentences a second of our ONNX artefact, and how many times longer the
+others took (the median of the rounds, with their quartiles). Needs the extra `bench`, or a part of it: `--against
+ctranslate2` does without PyTorch.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def rows(
 ) -> Iterator[list[str]]:
     """The lines of one quantity; where steps are varied, a step costs what the steps since the last point cost."""
     for place, (value, (seconds, mib)) in enumerate(zip(values, points, strict=True)):
-        steps, earlier = (value, 0.0) if name == "steps" else (base.steps, 0.0)
+        steps, earlier = value if name == "steps" else base.steps, 0.0
         if name == "steps" and place:
             steps, earlier = value - values[place - 1], points[place - 1][0]
         step = f"{(seconds - earlier) / steps * 1e3:.2f}"

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.contest import in_process
+
 Train = Callable[[], Any]
 
 LABEL_SMOOTHING = 0.1
@@ -240,13 +242,6 @@ def our_weights(cell: Cell) -> dict[str, np.ndarray]:
     from benchmarks.decoders import arrays_of
 
     return arrays_of(our_model(cell._replace(precision="float32")))
-
-
-def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As that of `benchmarks.contest`, from within a contender: TensorFlow's threads stay out of it."""
-    from benchmarks import contest
-
-    return contest.in_process(function, *arguments)
 
 
 def start_products(cell: Cell) -> Train:

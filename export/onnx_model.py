@@ -38,6 +38,9 @@ class Past(NamedTuple):
     values: list[Value]
 
 
+Plus = Value | np.ndarray | None  # what is added to a product: a bias (out,), other rows (R, out), or nothing
+
+
 class Arithmetic:
     """Matrix products and embeddings in float32, or in float16.
 
@@ -48,14 +51,7 @@ class Arithmetic:
     def __init__(self, dtype: Any = np.float32):
         self.dtype = np.dtype(dtype)
 
-    def product(
-        self,
-        g: Graph,
-        x: Value,
-        kernel: np.ndarray,
-        plus: Value | np.ndarray | None = None,
-        is_positive: bool = False,
-    ) -> Value:
+    def product(self, g: Graph, x: Value, kernel: np.ndarray, plus: Plus = None, is_positive: bool = False) -> Value:
         """(R, in) → (R, out), in the same type.
 
         Args:
@@ -94,14 +90,7 @@ class Int8Arithmetic(Arithmetic):
     for all). ONNX Runtime's kernels for x86 need the VNNI instructions to add up without overflow.
     """
 
-    def product(
-        self,
-        g: Graph,
-        x: Value,
-        kernel: np.ndarray,
-        plus: Value | np.ndarray | None = None,
-        is_positive: bool = False,
-    ) -> Value:
+    def product(self, g: Graph, x: Value, kernel: np.ndarray, plus: Plus = None, is_positive: bool = False) -> Value:
         x = self._product(g, x, *quantize(kernel, axis=0), is_positive)
         return x if plus is None else g("Add", x, plus)
 

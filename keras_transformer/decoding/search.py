@@ -278,7 +278,7 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
 def fill_with_live(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
     """ids (B, n_best, L) and scores (B, n_best): what finished and, in places left free, what was cut at its limit."""
     num_finished = count(state.finished_scores > NONE)[:, None]  # (B, 1)
-    live = ops.arange(n_best) - num_finished  # (B, K) negative where a finished one stands
+    live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
     live_scores = gather_beams(state.live_log_probs, live) / penalty(limits, length_penalty)[:, None]
     scores = ops.where(finished, state.finished_scores, live_scores)
