@@ -1,8 +1,9 @@
 """Training side by side: our `model.fit`, PyTorch's `nn.Transformer`, KerasHub's blocks, and the matrix products alone.
 
-All start from the same weights, and have dropout in the same places, the same loss and the same optimiser; the batch
-is one without padding, so that no one's masks matter. Each function below is for a process of its own; it returns what
-trains for some steps. The first call trains nothing, and returns the loss of the batch without dropout.
+All start from the same weights, and have dropout in the same places, the same loss and the same optimiser, each as its
+library has them; the batch is one without padding, so that no one's masks matter. Each function below is for a process
+of its own; it returns what trains for some steps. The first call trains nothing, and returns the loss of the batch
+without dropout.
 """
 
 from __future__ import annotations
@@ -78,19 +79,19 @@ def tensorflow_of(cell: Cell) -> Any:
 def start_ours(cell: Cell) -> Train:
     """`Transformer.fit`."""
     tensorflow_of(cell)
-    return fit(our_model(cell), cell)
-
-
-def fit(model: Any, cell: Cell) -> Train:
-    """Compiles a Keras model and has it fit the batch again and again."""
-    import keras
-    import tensorflow as tf
-
     from keras_transformer.training.losses import SmoothedCrossEntropy
+    from keras_transformer.training.replicas import Adam
+
+    return fit(our_model(cell), cell, Adam(**ADAM), SmoothedCrossEntropy(LABEL_SMOOTHING))
+
+
+def fit(model: Any, cell: Cell, optimizer: Any, loss: Any) -> Train:
+    """Compiles a Keras model and has it fit the batch again and again."""
+    import tensorflow as tf
 
     source_ids, target_ids, labels = batch_of(cell)
     inputs = {"source_ids": source_ids, "target_ids": target_ids}
-    model.compile(optimizer=keras.optimizers.Adam(**ADAM), loss=SmoothedCrossEntropy(LABEL_SMOOTHING))
+    model.compile(optimizer=optimizer, loss=loss)
     batches = tf.data.Dataset.from_tensors((inputs, labels)).repeat().prefetch(1)
     return after_the_loss(
         lambda: float(model.evaluate(inputs, labels, batch_size=len(labels), verbose=0)),
@@ -99,7 +100,11 @@ def fit(model: Any, cell: Cell) -> Train:
 
 
 def start_keras_hub(cell: Cell) -> Train:
-    """KerasHub's `TransformerEncoder` and `TransformerDecoder`, under TensorFlow's graph as ours."""
+    """KerasHub's `TransformerEncoder` and `TransformerDecoder`, under TensorFlow's graph as ours.
+
+    Loss and optimiser are Keras's, as the others have those of their own library: the loss with label smoothing takes
+    one-hot labels.
+    """
     tensorflow_of(cell)
     import keras
     import keras_hub
@@ -146,7 +151,12 @@ def start_keras_hub(cell: Cell) -> Train:
                 dense.kernel.assign(weights[f"{name}/{number}/kernel_{part}"])
                 dense.bias.assign(weights[f"{name}/{number}/bias_{part}"])
             assign_norm(block._feedforward_layer_norm, weights, f"{name}/{number}/feed_forward")
-    return fit(model, cell)
+
+    def loss(labels: Any, logits: Any) -> Any:
+        one_hot = keras.ops.one_hot(labels, vocabulary_size)
+        return keras.losses.categorical_crossentropy(one_hot, logits, from_logits=True, label_smoothing=LABEL_SMOOTHING)
+
+    return fit(model, cell, keras.optimizers.Adam(**ADAM), loss)
 
 
 def assign_norm(norm: Any, weights: dict[str, np.ndarray], name: str) -> None:

@@ -24,19 +24,22 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
 
     @ops.custom_gradient
     def loss(logits: Tensor) -> tuple[Tensor, Any]:
-        # Σ q log p falls apart into the true class's −log p and ε (its logit − the mean logit): no (..., V) target is
-        # made.
-        cross_entropy = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        # No (..., V) target is made, and of what is as large as the logits only the probabilities, which the gradient
+        # is written over.
+        probabilities = ops.softmax(logits)
+        # The largest probability is at least 1 / V, so its logarithm is safe: log Σ exp z = z_i − log p_i for any i.
+        log_sum_exp = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
         true_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1), -1)
-        smoothed = cross_entropy + label_smoothing * (true_logits - ops.mean(logits, axis=-1))
+        mean_logits = ops.mean(logits, axis=-1)
+        smoothed = log_sum_exp - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
 
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
             # (p − q) · upstream, the true class's entry put in its place: half of autodiff's passes over (..., V).
             upstream = arguments[0] if upstream is None else upstream
             each_other = label_smoothing / logits.shape[-1]
-            others = (ops.softmax(logits) - each_other) * ops.expand_dims(upstream, -1)
-            true_class = (ops.exp(-cross_entropy) - each_other - (1.0 - label_smoothing)) * upstream
-            return _put_at_labels(others, labels, true_class)
+            others = (probabilities - each_other) * ops.expand_dims(upstream, -1)
+            true_class = ops.exp(true_logits - log_sum_exp) - each_other - (1.0 - label_smoothing)
+            return _put_at_labels(others, labels, true_class * upstream)
 
         return smoothed, gradient
 

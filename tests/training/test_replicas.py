@@ -92,6 +92,13 @@ CASES = {
         assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)
         assert_same(trained(1, adam), trained(2, adam, micro_batches=2), 1e-4)
     """,
+    "Adam in one kernel is that of Keras, weight decay too": """
+        kept = dict(beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=0.1)
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
+        theirs = trained(1, lambda: keras.optimizers.Adam(schedule, **kept))
+        for replicas_ in 1, 2:
+            assert_same(trained(replicas_, lambda: replicas.Adam(schedule, **kept)), theirs, 1e-5)
+    """,
     "the whole batch's gradient is clipped": """
         once = trained(1, lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.05))
         assert_same(trained(1, clipped), trained(2, clipped), 1e-4)
