@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="a picture of the curves")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="what to vary (default: all)")
     parser.add_argument("--small", action="store_true", help="a tiny model, two curves")
@@ -75,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(setting: Setting, options: argparse.Namespace) -> tuple[float, float]:
     """Seconds, and MiB at the peak."""
-    cell = Cell("float32", setting.beams, setting.batch, options.threads, setting.batch, setting.steps)
+    batch = setting.batch
+    cell = Cell("float32", setting.beams, batch, options.threads, batch, setting.steps, device=options.device)
     sizes = {**(SMALL_SIZES if options.small else SIZES), "vocabulary_size": setting.vocabulary}
     with tempfile.TemporaryDirectory() as name:
         in_process(prepare, Path(name), None, sizes, [cell], (), setting.source)

@@ -1,12 +1,14 @@
 """Training against PyTorch's `nn.Transformer` and KerasHub's blocks: the same weights, dropout, loss and batch.
 
     python -m benchmarks.train
+    KERAS_BACKEND=jax python -m benchmarks.train --device cuda --against torch torch_compiled
     python -m benchmarks.train --help
 
 All must say the same loss of the batch first, or the exit status is 1. Then all train in turns. One line of a Markdown
-table for each way to train: target tokens a second of our `model.fit`, how many times longer the others took (the
-median of the rounds, with their quartiles), and the same for the matrix products of a step alone, which no one can do
-without. Needs the extra `bench`.
+table for each way to train: target tokens a second of our `model.fit` and the TFLOP/s of its matrix products, how many
+times longer the others took (the median of the rounds, with their quartiles), and the same for the matrix products of a
+step alone, which no one can do without (TensorFlow's). Ours and KerasHub's run on Keras's backend, TensorFlow or JAX,
+whose threads nothing limits. Needs the extra `bench`.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ import sys
 from itertools import product
 
 from benchmarks.contest import contenders, ratio, rounds
-from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_products, start_torch
+from benchmarks.trainers import Cell, operations_of, start_keras_hub, start_ours, start_products, start_torch
 
-# The tiny ones are those of the Multi30k recipe, in batches of 4,096 tokens.
+# Sizes, rows of a batch, their length, steps in a turn. The tiny ones are those of the Multi30k recipe, in batches of
+# 4,096 tokens; the paper's batches have 25,000, too many for a processor.
 SHAPES = {
     "base": ({"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
              32, 32, 1),
     "tiny": ({"vocabulary_size": 6000, "num_layers": 4, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 256},
              128, 32, 2),
+    "paper": ({"vocabulary_size": 37000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512,
+               "intermediate_dim": 2048}, 400, 64, 10),
     "small": ({"vocabulary_size": 90, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24},
               5, 7, 2),
 }  # fmt: skip
@@ -40,7 +45,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses, relative
 def main(arguments: list[str] | None = None) -> int:
     """Prints the table; 1 if someone computes another loss."""
     options = parse(arguments)
-    columns = ["shape", "precision", "threads", "target tokens/s", "MiB"]
+    columns = ["shape", "precision", "threads", "target tokens/s", "TFLOP/s", "MiB"]
     columns += [f"{name}: times longer" for name in options.against]
     print("|", " | ".join(columns), "|")
     print("|", " | ".join("---" for _ in columns), "|", flush=True)
@@ -56,6 +61,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args(arguments)
 
@@ -63,7 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def contest(shape: str, precision: str, num_threads: int, options: argparse.Namespace) -> bool:
     """Prints a line of the table; whether all said the same loss."""
     sizes, batch_size, length, num_steps = SHAPES[shape]
-    cell = Cell(sizes, batch_size, length, precision, num_threads, num_steps)
+    cell = Cell(sizes, batch_size, length, precision, num_threads, num_steps, options.device)
     starts = {"ours": (start_ours, cell)}
     starts |= {name: (OTHERS[name][0], cell, *OTHERS[name][1:]) for name in options.against}
     with contenders(starts) as started:
@@ -72,8 +78,9 @@ def contest(shape: str, precision: str, num_threads: int, options: argparse.Name
         seconds = rounds(started, options.rounds)
         losses = {name: contender.answer for name, contender in started.items() if name != "products"}
         memory = started["ours"].peak_mib()
-    tokens = batch_size * length * num_steps
-    columns = [shape, precision, num_threads, f"{tokens / statistics.median(seconds['ours']):,.0f}", f"{memory:.0f}"]
+    step = statistics.median(seconds["ours"]) / num_steps
+    speed = [f"{batch_size * length / step:,.0f}", f"{operations_of(cell) / step / 1e12:.3g}"]
+    columns = [shape, precision, num_threads, *speed, f"{memory:.0f}"]
     columns += [str(ratio(seconds[name], seconds["ours"])) for name in options.against]
     print("|", " | ".join(map(str, columns)), "|", flush=True)
     wrong = {name: loss for name, loss in losses.items() if abs(loss / losses["ours"] - 1) > TOLERANCE[precision]}

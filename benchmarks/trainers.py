@@ -32,8 +32,9 @@ class Cell(NamedTuple):
         sizes: arguments of `Transformer`.
         batch_size, length: of the batch, B sentences of T tokens on both sides.
         precision: float32 or bfloat16 (mixed: weights, softmax, norms and loss in float32).
-        num_threads: of the processor.
+        num_threads: of the processor, for TensorFlow and PyTorch.
         num_steps: in one turn.
+        device: cpu or cuda.
     """
 
     sizes: dict[str, int]
@@ -42,6 +43,7 @@ class Cell(NamedTuple):
     precision: str
     num_threads: int
     num_steps: int
+    device: str = "cpu"
 
 
 def batch_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -67,18 +69,28 @@ def our_model(cell: Cell) -> Any:
     return Transformer(**cell.sizes, dropout=DROPOUT, dtype=dtype)
 
 
-def tensorflow_of(cell: Cell) -> Any:
-    """TensorFlow with so many threads."""
+def settle_keras(cell: Cell) -> None:
+    """Puts Keras's backend, TensorFlow or JAX, on the cell's device."""
+    import keras
+
+    if keras.config.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_platforms", cell.device)
+        return
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(cell.num_threads)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    return tf
+    tf.config.threading.set_inter_op_parallelism_threads(cell.num_threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    if cell.device == "cuda" and not gpus:
+        raise RuntimeError("expected a GPU; TensorFlow found none")
+    tf.config.set_visible_devices(gpus[:1] if cell.device == "cuda" else [], "GPU")
 
 
 def start_ours(cell: Cell) -> Train:
     """`Transformer.fit`."""
-    tensorflow_of(cell)
+    settle_keras(cell)
     from keras_transformer.training.losses import SmoothedCrossEntropy
     from keras_transformer.training.replicas import Adam
 
@@ -87,25 +99,22 @@ def start_ours(cell: Cell) -> Train:
 
 def fit(model: Any, cell: Cell, optimizer: Any, loss: Any) -> Train:
     """Compiles a Keras model and has it fit the batch again and again."""
-    import tensorflow as tf
-
     source_ids, target_ids, labels = batch_of(cell)
     inputs = {"source_ids": source_ids, "target_ids": target_ids}
     model.compile(optimizer=optimizer, loss=loss)
-    batches = tf.data.Dataset.from_tensors((inputs, labels)).repeat().prefetch(1)
     return after_the_loss(
         lambda: float(model.evaluate(inputs, labels, batch_size=len(labels), verbose=0)),
-        lambda: model.fit(batches, steps_per_epoch=cell.num_steps, verbose=0, shuffle=False),
+        lambda: model.fit(((inputs, labels) for _ in repeat(None)), steps_per_epoch=cell.num_steps, verbose=0),
     )
 
 
 def start_keras_hub(cell: Cell) -> Train:
-    """KerasHub's `TransformerEncoder` and `TransformerDecoder`, under TensorFlow's graph as ours.
+    """KerasHub's `TransformerEncoder` and `TransformerDecoder`, on the same backend as ours.
 
     Loss and optimiser are Keras's, as the others have those of their own library: the loss with label smoothing takes
     one-hot labels.
     """
-    tensorflow_of(cell)
+    settle_keras(cell)
     import keras
     import keras_hub
     from keras import layers
@@ -172,17 +181,17 @@ def start_torch(cell: Cell, compiled: bool) -> Train:
 
     torch.set_num_threads(cell.num_threads)
     weights = {name: torch.from_numpy(array.copy()) for name, array in in_process(our_weights, cell).items()}
-    transformer = torch_transformer(cell, weights)
-    table = torch.nn.Parameter(weights["embeddings"])
-    positions = weights["positions"][: cell.length]
-    mask = torch.nn.Transformer.generate_square_subsequent_mask(cell.length)
+    transformer = torch_transformer(cell, weights).to(cell.device)
+    table = torch.nn.Parameter(weights["embeddings"].to(cell.device))
+    positions = weights["positions"][: cell.length].to(cell.device)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(cell.length, device=cell.device)
     scale = math.sqrt(table.shape[1])
 
     def loss_of(source_ids: Any, target_ids: Any, labels: Any) -> Any:
         def embed(ids: Any) -> Any:
             return dropout(torch.nn.functional.embedding(ids, table) * scale + positions, DROPOUT, transformer.training)
 
-        with torch.autocast("cpu", torch.bfloat16, enabled=cell.precision == "bfloat16"):
+        with torch.autocast(cell.device, torch.bfloat16, enabled=cell.precision == "bfloat16"):
             states = transformer(embed(source_ids), embed(target_ids), tgt_mask=mask, tgt_is_causal=True)
             logits = (states @ table.T).float().flatten(0, 1)
         return cross_entropy(logits, labels.flatten(), label_smoothing=LABEL_SMOOTHING)
@@ -190,7 +199,7 @@ def start_torch(cell: Cell, compiled: bool) -> Train:
     parameters = [table, *transformer.parameters()]
     betas = ADAM["beta_1"], ADAM["beta_2"]
     optimizer = torch.optim.Adam(parameters, ADAM["learning_rate"], betas, ADAM["epsilon"], fused=True)
-    batch = [torch.from_numpy(array).long() for array in batch_of(cell)]
+    batch = [torch.from_numpy(array).long().to(cell.device) for array in batch_of(cell)]
 
     def loss() -> float:
         transformer.eval()
@@ -199,16 +208,19 @@ def start_torch(cell: Cell, compiled: bool) -> Train:
         transformer.train()
         return value
 
-    def step() -> None:
+    def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
-        loss_of(*batch).backward()
+        loss = loss_of(*batch)
+        loss.backward()
         optimizer.step()
+        return loss
 
     one_step = torch.compile(step) if compiled else step
 
     def train() -> None:
         for _ in repeat(None, cell.num_steps):
-            one_step()
+            loss = one_step()
+        float(loss.detach())  # a GPU works behind our back: wait for it
 
     return after_the_loss(loss, train)
 
@@ -256,7 +268,9 @@ def our_weights(cell: Cell) -> dict[str, np.ndarray]:
 
 def start_products(cell: Cell) -> Train:
     """The matrix products of a step alone, forward and backward, by TensorFlow: what no one can do without."""
-    tf = tensorflow_of(cell)
+    settle_keras(cell)
+    import tensorflow as tf
+
     dtype = tf.bfloat16 if cell.precision == "bfloat16" else tf.float32
     operands = [[tf.random.normal(shape, dtype=dtype) for shape in shapes] for shapes in products_of(cell)]
 
@@ -271,9 +285,14 @@ def start_products(cell: Cell) -> Train:
 
     def train() -> None:
         for _ in repeat(None, cell.num_steps):
-            step()
+            float(step())
 
     return after_the_loss(lambda: math.nan, train)
+
+
+def operations_of(cell: Cell) -> int:
+    """Multiplications and additions in the matrix products of a step, forward and backward."""
+    return 3 * sum(2 * math.prod(a) * b[-1] for a, b in products_of(cell))
 
 
 def products_of(cell: Cell) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

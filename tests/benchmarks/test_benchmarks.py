@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ONCE = ["--threads", "1", "--rounds", "1"]
 
 
-def table_of(module, *arguments):
+def table_of(module, *arguments, backend="tensorflow"):
     """The rows of the table that a benchmark prints, without its head."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *ONCE, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=400,
+        cwd=ROOT, capture_output=True, text=True, timeout=400, env={**os.environ, "KERAS_BACKEND": backend},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
@@ -71,4 +72,11 @@ def test_marian_gives_the_same_translations():
 @pytest.mark.parity
 def test_all_trainers_compute_the_same_loss():
     rows = table_of("train", "--shape", "small", "--against", "torch", "keras_hub")
+    assert [row[1] for row in rows] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parity
+def test_jax_computes_the_same_loss():
+    """Where TensorFlow is not at hand; PyTorch's side asks for our weights on JAX, too."""
+    rows = table_of("train", "--shape", "small", "--against", "torch", backend="jax")
     assert [row[1] for row in rows] == ["float32", "bfloat16"]
