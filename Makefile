@@ -41,6 +41,7 @@ bench: $(PARITY_ENVIRONMENT)
 	.venv/bin/python -m benchmarks.data --pairs 20000
 	.venv/bin/python -m benchmarks.decode --threads 1 --batches 1 --rounds 3
 	.venv/bin/python -m benchmarks.train --shape tiny --threads 1 --rounds 3
+	.venv/bin/python -m benchmarks.loss --threads 1 --rounds 3
 	.venv/bin/python -m benchmarks.growth --rounds 3 --out growth.png
 
 # The virtual environment is made again at every set-up (it takes seconds): one that broke half-way is mended.

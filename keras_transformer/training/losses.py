@@ -24,21 +24,23 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
 
     @ops.custom_gradient
     def loss(logits: Tensor) -> tuple[Tensor, Any]:
-        # No (..., V) target is made, and of what is as large as the logits only the probabilities, which the gradient
+        # No (..., V) target is made, and of what is as large as the logits only their exponentials, which the gradient
         # is written over.
-        probabilities = ops.softmax(logits)
-        # The largest probability is at least 1 / V, so its logarithm is safe: log Σ exp z = z_i − log p_i for any i.
-        log_sum_exp = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
+        largest = ops.max(logits, axis=-1)
+        exponentials = ops.exp(logits - ops.expand_dims(largest, -1))
+        total = ops.sum(exponentials, axis=-1)
+        log_total = ops.log(total) + largest
         true_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1), -1)
         mean_logits = ops.mean(logits, axis=-1)
-        smoothed = log_sum_exp - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
+        smoothed = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
 
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
             # (p − q) · upstream, the true class's entry put in its place: half of autodiff's passes over (..., V).
             upstream = arguments[0] if upstream is None else upstream
             each_other = label_smoothing / logits.shape[-1]
-            others = (probabilities - each_other) * ops.expand_dims(upstream, -1)
-            true_class = ops.exp(true_logits - log_sum_exp) - each_other - (1.0 - label_smoothing)
+            probabilities = exponentials * ops.expand_dims(upstream / total, -1)
+            others = probabilities - ops.expand_dims(upstream * each_other, -1)
+            true_class = ops.exp(true_logits - log_total) - each_other - (1.0 - label_smoothing)
             return _put_at_labels(others, labels, true_class * upstream)
 
         return smoothed, gradient

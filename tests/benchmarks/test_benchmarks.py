@@ -62,6 +62,16 @@ def test_training_is_timed_beside_its_matrix_products():
     assert row[:3] == ["small", "float32", "1"]
 
 
+def test_our_loss_is_that_of_keras():
+    rows = table_of("loss", "--small", "--against", "keras", "products")
+    assert [row[0] for row in rows] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parity
+def test_our_loss_is_that_of_pytorch():
+    assert len(table_of("loss", "--small", "--against", "torch")) == 2
+
+
 @pytest.mark.parity
 def test_marian_gives_the_same_translations():
     small = ["--sizes", "small", "--batches", "1", "--batch", "3", "--against", "marian", "--precision", "float32"]

@@ -1,0 +1,167 @@
+"""The loss alone: time and memory of output projection and label-smoothed cross-entropy, forward and backward.
+
+    python -m benchmarks.loss
+
+Ours, Keras's (on one-hot labels), PyTorch's, and the matrix products alone, from the same states, table and labels. All
+must say the same loss and gradients first, or the exit status is 1. One line of a Markdown table for each
+precision and number of threads: milliseconds of ours, how many times longer the others took (the median of the rounds,
+with their quartiles), and the memory of each: its peak over what stood before it, in units of one float32 array of
+logits. Needs PyTorch (the extra `bench`), or `--against keras products`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contest import contenders, peak_mib, ratio, rounds
+from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, settle_keras
+
+SIZES = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
+SMALL = {"vocabulary_size": 50, "hidden_dim": 8}, 3, 5
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses and gradients, relative
+WARM_UP = 2  # sentences that are enough to load and compile everything
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table; 1 if someone computes another loss."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--small", action="store_true", help="a handful of tokens")
+    options = parser.parse_args(arguments)
+    columns = ["precision", "threads", "ms", "memory"]
+    columns += [column for name in options.against for column in (f"{name}: times longer", "memory")]
+    print("|", " | ".join(columns), "|")
+    print("|", " | ".join("---" for _ in columns), "|", flush=True)
+    agreements = [contest(*how, options) for how in product(options.precision, options.threads)]
+    return 0 if all(agreements) else 1
+
+
+def contest(precision: str, num_threads: int, options: argparse.Namespace) -> bool:
+    """Prints a line of the table; whether all said the same."""
+    cell = Cell(*(SMALL if options.small else SIZES), precision, num_threads, 1)
+    starts = {"ours": (start_ours, cell), **{name: (OTHERS[name], cell) for name in options.against}}
+    with contenders(starts) as started:
+        seconds = rounds(started, options.rounds)
+        answers = {name: contender.answer for name, contender in started.items()}
+    columns = [precision, num_threads, f"{statistics.median(seconds['ours']) * 1e3:.0f}", f"{answers['ours'][1]:.1f}"]
+    for name in options.against:
+        columns += [str(ratio(seconds[name], seconds["ours"])), f"{answers[name][1]:.1f}"]
+    print("|", " | ".join(map(str, columns)), "|", flush=True)
+    said = {name: answer[0] for name, answer in answers.items() if name != "products"}
+    wrong = {name: each for name, each in said.items() if not np.allclose(each, said["ours"], TOLERANCE[precision], 0)}
+    if wrong:
+        print(f"error: expected loss and gradients {said['ours']}; received {wrong}", file=sys.stderr)
+    return not wrong
+
+
+def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """States (B, T, D), the table (V, D) and labels (B, T), at random."""
+    draw = np.random.default_rng(1)
+    vocabulary_size, hidden_dim = cell.sizes["vocabulary_size"], cell.sizes["hidden_dim"]
+    states = draw.normal(size=(cell.batch_size, cell.length, hidden_dim)).astype("float32")
+    table = draw.normal(size=(vocabulary_size, hidden_dim), scale=hidden_dim**-0.5).astype("float32")
+    return states, table, draw.integers(4, vocabulary_size, states.shape[:2]).astype("int32")
+
+
+# Each function below is for a process of its own. The first call of what it returns says the loss and the mean sizes of
+# the gradients of states and table, and the memory.
+
+
+def start_ours(cell: Cell) -> Train:
+    """`SmoothedCrossEntropy`."""
+    from keras_transformer.training.losses import SmoothedCrossEntropy
+
+    return on_tensorflow(cell, SmoothedCrossEntropy(LABEL_SMOOTHING))
+
+
+def start_keras(cell: Cell) -> Train:
+    """Keras's cross-entropy, on one-hot labels."""
+    import keras
+
+    def loss(labels: Any, logits: Any) -> Any:
+        labels = keras.ops.one_hot(labels, logits.shape[-1])
+        losses = keras.losses.categorical_crossentropy(
+            labels, logits, from_logits=True, label_smoothing=LABEL_SMOOTHING
+        )
+        return keras.ops.mean(losses)
+
+    return on_tensorflow(cell, loss)
+
+
+def start_products(cell: Cell) -> Train:
+    """The matrix products alone."""
+    import keras
+
+    return on_tensorflow(cell, lambda labels, logits: keras.ops.sum(logits), dtype=cell.precision)
+
+
+def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str = "float32") -> Train:
+    """A loss (labels, logits) → () in a graph of TensorFlow's; logits come to it in `dtype`."""
+    settle_keras(cell)
+    import tensorflow as tf
+
+    states, table, labels = arrays_of(cell)
+    table = tf.Variable(table)
+
+    @tf.function(autograph=False)
+    def step(states: Any, labels: Any) -> tuple[Any, Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(states)
+            rows = tf.reshape(tf.cast(states, cell.precision), (-1, states.shape[-1]))
+            logits = tf.matmul(rows, tf.cast(table, cell.precision), transpose_b=True)
+            value = loss(labels, tf.cast(tf.reshape(logits, (*labels.shape, -1)), dtype))
+        of_states, of_table = tape.gradient(value, [states, table])
+        return value, tf.reduce_mean(tf.abs(of_states)), tf.reduce_mean(tf.abs(of_table))
+
+    return measured(
+        cell, lambda *batch: [float(each) for each in step(*batch)], tf.constant(states), tf.constant(labels)
+    )
+
+
+def start_torch(cell: Cell) -> Train:
+    """PyTorch's `cross_entropy`."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    torch.set_num_threads(cell.num_threads)
+    states, table, labels = map(torch.from_numpy, arrays_of(cell))
+    table.requires_grad_()
+
+    def step(states: Any, labels: Any) -> list[float]:
+        states, table.grad = states.clone().requires_grad_(), None
+        with torch.autocast("cpu", torch.bfloat16, enabled=cell.precision == "bfloat16"):
+            logits = (states @ table.T).float().flatten(0, 1)
+        value = cross_entropy(logits, labels.flatten(), label_smoothing=LABEL_SMOOTHING)
+        value.backward()
+        return [float(value.detach()), float(states.grad.abs().mean()), float(table.grad.abs().mean())]
+
+    return measured(cell, step, states, labels.long())
+
+
+def measured(cell: Cell, step: Callable[[Any, Any], list[float]], states: Any, labels: Any) -> Train:
+    """What works; its first call says what the step does, and the peak of memory over what a smaller step left."""
+    step(states[:WARM_UP], labels[:WARM_UP])
+    before = peak_mib()
+    unit = cell.batch_size * cell.length * cell.sizes["vocabulary_size"] * 4 / 2**20
+
+    def work() -> tuple[list[float], float]:
+        return step(states, labels), (peak_mib() - before) / unit
+
+    return work
+
+
+OTHERS = {"keras": start_keras, "torch": start_torch, "products": start_products}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
