@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_transformer.errors import JobError, RequestError
+
 # After its turn a contender's threads may spin for as long as this (Intel's OpenMP: 0.2 s), waiting for more work.
 PAUSE = 0.25
 
@@ -79,7 +81,9 @@ class Contender:
         try:
             outcome = self._pipe.recv()
         except EOFError:
-            raise RuntimeError("a contender's process died; what it printed stands above") from None
+            raise JobError("a contender's process died; what it printed stands above") from None
+        if isinstance(outcome, ImportError):
+            raise RequestError(f"{outcome}: install the peers (`make bench` does), or leave some out by `--against`")
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

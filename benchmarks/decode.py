@@ -31,6 +31,7 @@ from benchmarks.decoders import (
     start_saved_model,
     start_tflite,
 )
+from keras_transformer.errors import JobError, exit_status
 
 SIZES = {
     "base": {"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
@@ -50,8 +51,12 @@ MIN_IDENTICAL = 0.9
 NUM_STEPS = 20  # of random weights, which never end a translation
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prints the table; 1 if a peer's translations differ from ours."""
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table.
+
+    Raises:
+        JobError: a peer's translations differ from ours.
+    """
     options = parse(arguments)
     cells = cells_of(options)
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
@@ -59,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
         in_process(prepare, folder, options.run, SIZES[options.sizes], cells, options.against)
         print_header(options.against)
         agreements = [contest(folder, cell, options) for cell in cells]
-    return 0 if all(agreements) else 1
+    if not all(agreements):
+        raise JobError("a peer gave other translations than our ONNX artefact: see the columns `same`")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -142,4 +148,4 @@ def print_header(others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

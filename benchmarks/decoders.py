@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer.errors import RequestError
+
 START, END = 2, 3  # the first ids: <pad>, <unk>, <s>, </s>
 LAYER_NORM_EPSILON = 1e-6
 
@@ -65,7 +67,7 @@ def prepare(
         source_length: pieces of a sentence, where weights are random.
 
     Raises:
-        ValueError: a peer cannot hold the model: it is pre-norm, or has two vocabularies.
+        RequestError: a peer cannot hold the model: it is pre-norm, or has two vocabularies.
     """
     from export.onnx import translate_model
     from export.onnx_graph import write_model
@@ -148,7 +150,7 @@ def write_sentences(folder: Path, run: Any, lines: list[str]) -> None:
     """Texts and ids of the sentences, and the pieces of the vocabulary."""
     tokenizer = run.translator.source_tokenizer
     if tokenizer.model != run.translator.target_tokenizer.model:
-        raise ValueError("expected a joint vocabulary, in which all peers are compared; received: two vocabularies")
+        raise RequestError("expected a joint vocabulary, in which all peers are compared; received: two vocabularies")
     ids = [[*pieces, END] for pieces in tokenizer.encode(lines)]
     vocabulary = tokenizer.pieces(range(tokenizer.vocabulary_size))
     content = {"texts": lines, "ids": ids, "vocabulary": vocabulary}
@@ -178,7 +180,7 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
                 for part in ("gamma", "beta"):
                     arrays[f"{stack}/{number}/{name}/{part}"] = getattr(getattr(block, f"{name}_residual").norm, part)
     if model.normalize_first or model.source_vocabulary_size:
-        raise ValueError("expected a post-norm model with one embedding, which all peers can hold")
+        raise RequestError("expected a post-norm model with one embedding, which all peers can hold")
     return {name: np.asarray(ops.convert_to_numpy(array)) for name, array in arrays.items()}
 
 
@@ -266,7 +268,10 @@ def start_onnx(folder: Path, cell: Cell) -> Translate:
     providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
     session = onnxruntime.InferenceSession(path, options, providers=providers[cell.device])
     if session.get_providers() != providers[cell.device]:
-        raise RuntimeError(f"expected {providers[cell.device]}; ONNX Runtime took {session.get_providers()}")
+        raise RequestError(
+            f"`--device {cell.device}` needs {providers[cell.device][0]}; ONNX Runtime has {session.get_providers()}: "
+            "install onnxruntime-gpu in place of onnxruntime"
+        )
     batches = [padded(batch) for batch in batches_of(folder, cell, "ids")]
     return lambda: [ids for batch in batches for ids in emitted(session.run(["target_ids"], {"source_ids": batch})[0])]
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from benchmarks.contest import contenders, in_process, rounds
 from benchmarks.decoders import Cell, prepare, start_onnx
+from keras_transformer.errors import exit_status
 
 SIZES = {"num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048}
 SMALL_SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16}
@@ -48,7 +49,7 @@ CURVES: dict[str, tuple[list[int], str]] = {
 SMALL_CURVES = {"batch": ([1, 2], "1"), "steps": ([2, 4], "1")}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     """Prints the table and draws the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="a picture of the curves")
@@ -71,7 +72,6 @@ def main(arguments: list[str] | None = None) -> int:
             print("|", " | ".join(row), "|", flush=True)
     if options.out:
         draw(drawn, options.out)
-    return 0
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> tuple[float, float]:
@@ -121,4 +121,4 @@ def draw(curves: dict[str, tuple[list[int], list[tuple[float, float]]]], path: s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

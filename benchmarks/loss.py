@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.contest import contenders, peak_mib, ratio, rounds
 from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, settle_keras
+from keras_transformer.errors import JobError, exit_status, say
 
 SIZES = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
 SMALL = {"vocabulary_size": 50, "hidden_dim": 8}, 3, 5
@@ -29,8 +30,12 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses and gradients, rela
 WARM_UP = 2  # sentences that are enough to load and compile everything
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prints the table; 1 if someone computes another loss."""
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table.
+
+    Raises:
+        JobError: someone computes another loss.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
@@ -43,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("|", " | ".join(columns), "|")
     print("|", " | ".join("---" for _ in columns), "|", flush=True)
     agreements = [contest(*how, options) for how in product(options.precision, options.threads)]
-    return 0 if all(agreements) else 1
+    if not all(agreements):
+        raise JobError("not all computed the same loss and gradients: see above")
 
 
 def contest(precision: str, num_threads: int, options: argparse.Namespace) -> bool:
@@ -60,7 +66,7 @@ def contest(precision: str, num_threads: int, options: argparse.Namespace) -> bo
     said = {name: answer[0] for name, answer in answers.items() if name != "products"}
     wrong = {name: each for name, each in said.items() if not np.allclose(each, said["ours"], TOLERANCE[precision], 0)}
     if wrong:
-        print(f"error: expected loss and gradients {said['ours']}; received {wrong}", file=sys.stderr)
+        say(f"expected loss and gradients {said['ours']}; received {wrong}")
     return not wrong
 
 
@@ -164,4 +170,4 @@ OTHERS = {"keras": start_keras, "torch": start_torch, "products": start_products
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

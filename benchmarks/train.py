@@ -20,6 +20,7 @@ from itertools import product
 
 from benchmarks.contest import contenders, ratio, rounds
 from benchmarks.trainers import Cell, operations_of, start_keras_hub, start_ours, start_products, start_torch
+from keras_transformer.errors import JobError, exit_status, say
 
 # Sizes, rows of a batch, their length, steps in a turn. The tiny ones are those of the Multi30k recipe, in batches of
 # 4,096 tokens; the paper's batches have 25,000, too many for a processor.
@@ -42,8 +43,12 @@ OTHERS = {
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses, relative
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prints the table; 1 if someone computes another loss."""
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table.
+
+    Raises:
+        JobError: someone computes another loss.
+    """
     options = parse(arguments)
     columns = ["shape", "precision", "threads", "target tokens/s", "TFLOP/s", "MiB"]
     columns += [f"{name}: times longer" for name in options.against]
@@ -51,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("|", " | ".join("---" for _ in columns), "|", flush=True)
     cells = product(options.shape, options.precision, options.threads)
     agreements = [contest(*cell, options) for cell in cells]
-    return 0 if all(agreements) else 1
+    if not all(agreements):
+        raise JobError("not all computed the same loss: see above")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -85,9 +91,9 @@ def contest(shape: str, precision: str, num_threads: int, options: argparse.Name
     print("|", " | ".join(map(str, columns)), "|", flush=True)
     wrong = {name: loss for name, loss in losses.items() if abs(loss / losses["ours"] - 1) > TOLERANCE[precision]}
     if wrong:
-        print(f"error: expected the loss {losses['ours']}; received {wrong}", file=sys.stderr)
+        say(f"expected the loss {losses['ours']}; received {wrong}")
     return not wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.contest import in_process
+from keras_transformer.errors import RequestError
 
 Train = Callable[[], Any]
 
@@ -84,7 +85,7 @@ def settle_keras(cell: Cell) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(cell.num_threads)
     gpus = tf.config.list_physical_devices("GPU")
     if cell.device == "cuda" and not gpus:
-        raise RuntimeError("expected a GPU; TensorFlow found none")
+        raise RequestError("`--device cuda` needs a GPU; TensorFlow found none")
     tf.config.set_visible_devices(gpus[:1] if cell.device == "cuda" else [], "GPU")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import decode
+from keras_transformer.errors import JobError
 from tests.benchmarks.contestants import start_liar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,10 +46,27 @@ def test_int8_is_compared_with_those_who_have_it():
 def test_a_peer_with_other_translations_is_an_error(monkeypatch, capsys):
     monkeypatch.setitem(decode.OTHERS, "ctranslate2", start_liar)
     arguments = ["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision", "float32", *ONCE]
-    assert decode.main([*arguments, "--against", "ctranslate2"]) == 1
+    with pytest.raises(JobError, match="other translations"):
+        decode.main([*arguments, "--against", "ctranslate2"])
     assert "| 0% |" in capsys.readouterr().out
     # At another length penalty they may choose otherwise.
-    assert decode.main([*arguments, "--against", "ctranslate2", "--length-penalty", "0.6"]) == 0
+    decode.main([*arguments, "--against", "ctranslate2", "--length-penalty", "0.6"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["decode", "--run", "nowhere"], "expected a run folder"),
+        (["train", "--shape", "small", "--against", "products", "--device", "cuda"], "needs a GPU"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(arguments, message):
+    module, *rest = arguments
+    command = [sys.executable, "-m", f"benchmarks.{module}", *ONCE, *rest]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=hidden)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_growth_is_measured_and_drawn(tmp_path):
