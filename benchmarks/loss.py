@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contest import contenders, peak_mib, ratio, rounds
-from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, settle_keras
+from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss, settle_keras
 from keras_transformer.errors import JobError, exit_status, say
 
 SIZES = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
@@ -94,14 +94,7 @@ def start_keras(cell: Cell) -> Train:
     """Keras's cross-entropy, on one-hot labels."""
     import keras
 
-    def loss(labels: Any, logits: Any) -> Any:
-        labels = keras.ops.one_hot(labels, logits.shape[-1])
-        losses = keras.losses.categorical_crossentropy(
-            labels, logits, from_logits=True, label_smoothing=LABEL_SMOOTHING
-        )
-        return keras.ops.mean(losses)
-
-    return on_tensorflow(cell, loss)
+    return on_tensorflow(cell, lambda labels, logits: keras.ops.mean(keras_loss(labels, logits)))
 
 
 def start_products(cell: Cell) -> Train:

@@ -172,12 +172,15 @@ def start_keras_hub(cell: Cell) -> Train:
                 dense.kernel.assign(weights[f"{name}/{number}/kernel_{part}"])
                 dense.bias.assign(weights[f"{name}/{number}/bias_{part}"])
             assign_norm(block._feedforward_layer_norm, weights, f"{name}/{number}/feed_forward")
+    return fit(model, cell, keras.optimizers.Adam(**ADAM), keras_loss)
 
-    def loss(labels: Any, logits: Any) -> Any:
-        one_hot = keras.ops.one_hot(labels, vocabulary_size)
-        return keras.losses.categorical_crossentropy(one_hot, logits, from_logits=True, label_smoothing=LABEL_SMOOTHING)
 
-    return fit(model, cell, keras.optimizers.Adam(**ADAM), loss)
+def keras_loss(labels: Any, logits: Any) -> Any:
+    """Keras's label-smoothed cross-entropy, which takes one-hot labels: (..., V) → (...)."""
+    import keras
+
+    one_hot = keras.ops.one_hot(labels, logits.shape[-1])
+    return keras.losses.categorical_crossentropy(one_hot, logits, from_logits=True, label_smoothing=LABEL_SMOOTHING)
 
 
 def assign_norm(norm: Any, weights: dict[str, np.ndarray], name: str) -> None:
