@@ -87,7 +87,7 @@ def start_ours(cell: Cell) -> Train:
     """`SmoothedCrossEntropy`."""
     from keras_transformer.training.losses import SmoothedCrossEntropy
 
-    return on_tensorflow(cell, SmoothedCrossEntropy(LABEL_SMOOTHING))
+    return on_tensorflow(cell, SmoothedCrossEntropy(LABEL_SMOOTHING), dtype=cell.precision)
 
 
 def start_keras(cell: Cell) -> Train:

@@ -2,59 +2,109 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_transformer.training.replicas import computed_after
+
 Tensor = Any
+
+CHUNKS = 16  # of the rows of logits in half precision: then the float32 arrays of a chunk are small
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
     """−Σ q log p with q = 1 − ε + ε/V for the true class and ε/V for each other (Szegedy et al. 2015, section 7).
 
+    Computed in float32, whatever the logits come in. No (..., V) target is made, and with the gradient two arrays as
+    large as the logits stand at once.
+
     Args:
         labels: (...) token ids.
-        logits: (..., V), float32.
+        logits: (..., V), of any precision; their gradient has the same.
         label_smoothing: ε.
 
     Returns:
         (...), float32, in nats.
     """
+    shape = ops.shape(logits)
+    labels = ops.reshape(labels, (-1,))
 
     @ops.custom_gradient
     def loss(logits: Tensor) -> tuple[Tensor, Any]:
-        # No (..., V) target is made, and of what is as large as the logits only their exponentials, which the gradient
-        # is written over.
-        largest = ops.max(logits, axis=-1)
-        exponentials = ops.exp(logits - ops.expand_dims(largest, -1))
-        total = ops.sum(exponentials, axis=-1)
-        log_total = ops.log(total) + largest
-        true_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1), -1)
-        mean_logits = ops.mean(logits, axis=-1)
-        smoothed = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
+        in_float32 = keras.backend.standardize_dtype(logits.dtype) == "float32"
+        # Not in chunks: to find entries here and there costs no memory, but many nodes of a graph.
+        true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
+        true_logits = ops.cast(ops.squeeze(true_logits, -1), "float32")
+        losses, gradient_of = (_whole if in_float32 else _in_chunks)(labels, logits, true_logits, label_smoothing)
 
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
-            # (p − q) · upstream, the true class's entry put in its place: half of autodiff's passes over (..., V).
-            upstream = arguments[0] if upstream is None else upstream
-            each_other = label_smoothing / logits.shape[-1]
-            probabilities = exponentials * ops.expand_dims(upstream / total, -1)
-            others = probabilities - ops.expand_dims(upstream * each_other, -1)
-            true_class = ops.exp(true_logits - log_total) - each_other - (1.0 - label_smoothing)
-            return _put_at_labels(others, labels, true_class * upstream)
+            # Not before the loss: while it reads the logits, their memory cannot be used again.
+            with computed_after([losses]):
+                return gradient_of(arguments[0] if upstream is None else upstream)
 
-        return smoothed, gradient
+        return losses, gradient
 
-    return loss(logits)
+    return ops.reshape(loss(ops.reshape(logits, (-1, shape[-1]))), shape[:-1])
 
 
-def _put_at_labels(values: Tensor, labels: Tensor, updates: Tensor) -> Tensor:
-    """`values` (..., V) with `updates` (...) at the positions `labels` (...) of the last axis."""
-    shape = ops.shape(values)
-    rows = ops.reshape(values, (-1, shape[-1]))
-    flat = ops.reshape(labels, (-1,))
-    places = ops.stack([ops.arange(ops.shape(flat)[0], dtype=flat.dtype), flat], axis=-1)
-    return ops.reshape(ops.scatter_update(rows, places, ops.reshape(updates, (-1,))), shape)
+LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]  # (N,), and from its gradient (N,) that of logits (N, V)
+
+
+def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """Of labels (N,) and logits (N, V) in float32; the gradient is written over the probabilities."""
+    probabilities = ops.softmax(logits)
+    largest = ops.max(logits, axis=-1, initial=-math.inf)  # without a first value Keras refuses an empty chunk
+    log_total = largest - ops.log(ops.max(probabilities, axis=-1, initial=0.0))
+    mean_logits = ops.mean(logits, axis=-1)
+    losses = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
+
+    def gradient(upstream: Tensor) -> Tensor:
+        # (p − q) · upstream, the true class's entry put in its place: half of autodiff's passes over (N, V).
+        each_other = label_smoothing / logits.shape[-1]
+        others = (probabilities - each_other) * ops.expand_dims(upstream, -1)
+        true_class = ops.exp(true_logits - log_total) - each_other - (1.0 - label_smoothing)
+        places = ops.stack([ops.arange(ops.shape(labels)[0], dtype=labels.dtype), labels], axis=-1)
+        return ops.scatter_update(others, places, true_class * upstream)
+
+    return losses, gradient
+
+
+def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """Of logits in half precision: one array of float32 would be as large as they and their gradient together.
+
+    So probabilities are not kept, but found once more for the gradient.
+    """
+
+    def in_float32(labels: Tensor, logits: Tensor, true_logits: Tensor) -> LossAndGradient:
+        return _whole(labels, ops.cast(logits, "float32"), true_logits, label_smoothing)
+
+    def losses_of(*chunk: Tensor) -> Tensor:
+        return in_float32(*chunk)[0]
+
+    def gradient_of(upstream: Tensor, *chunk: Tensor) -> Tensor:
+        return ops.cast(in_float32(*chunk)[1](upstream), logits.dtype)
+
+    arrays = labels, logits, true_logits
+    return _by_chunks(losses_of, *arrays), lambda upstream: _by_chunks(gradient_of, upstream, *arrays)
+
+
+def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
+    """`compute` (n, ...), ... → (n, ...) of chunks of the rows, one after the other. XLA needs none: it fuses."""
+    if keras.config.backend() != "tensorflow":
+        return compute(*arrays)
+    num_rows = ops.shape(arrays[0])[0]
+    bounds = [num_rows * chunk // CHUNKS for chunk in range(CHUNKS + 1)]
+    done: list[Tensor] = []
+    # The last chunk is empty. It keeps the arrays until the others are done; then what joins them can have the memory.
+    for begin, end in pairwise([*bounds, num_rows]):
+        with computed_after(done[-1:]):
+            done.append(compute(*(array[begin:end] for array in arrays)))
+    return ops.concatenate(done)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -84,13 +134,14 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.label_smoothing = label_smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        # In place of Keras's own, which would make float32 of the logits.
         if sample_weight is None:
             real = ops.cast(ops.not_equal(y_true, 0), "float32")
             sample_weight = real / ops.maximum(ops.sum(real), 1.0)
-        return super().__call__(y_true, y_pred, sample_weight)
+        return ops.sum(self.call(y_true, y_pred) * ops.cast(sample_weight, "float32"))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return smoothed_cross_entropy(ops.cast(y_true, "int32"), y_pred, self.label_smoothing)
+        return smoothed_cross_entropy(ops.cast(y_true, "int32"), ops.convert_to_tensor(y_pred), self.label_smoothing)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "label_smoothing": self.label_smoothing}

@@ -1,4 +1,4 @@
-"""Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, XLA.
+"""Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, order, XLA.
 
 A leaf: it imports nothing of the project but its errors, so that `Transformer` can be made of it, and a plain
 `Transformer(...)`, `compile`, `fit` in a notebook trains right under any strategy.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -221,6 +223,15 @@ class Adam(keras.optimizers.Adam):
         whole = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
         # Keras sums over replicas next: each hands in an equal part of what is to come out.
         return [gradient / context.num_replicas_in_sync for gradient in super()._clip_gradients(whole)]
+
+
+def computed_after(tensors: Sequence[Tensor]) -> AbstractContextManager:
+    """Within it TensorFlow computes nothing before `tensors`; JAX and PyTorch see to the order of things themselves."""
+    if keras.config.backend() != "tensorflow":
+        return nullcontext()
+    import tensorflow as tf
+
+    return tf.control_dependencies(tensors)
 
 
 def parse_devices(text: str) -> tuple[str, list[int]]:

@@ -77,12 +77,40 @@ def test_with_weights_it_is_their_sum():
     assert sum(parts) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
 
 
-def test_low_precision_logits_are_summed_in_float32():
-    low = ops.cast(LOGITS, "bfloat16")
-    loss = SmoothedCrossEntropy(0.1)(LABELS, low)
-    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
-    expected = SmoothedCrossEntropy(0.1)(LABELS, ops.cast(low, "float32"))
-    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("length", [5, 37])  # fewer rows than chunks; more, and no multiple
+def test_low_precision_logits_are_worked_on_in_float32(dtype, length):
+    labels = np.random.default_rng(4).integers(0, VOCABULARY, (2, length)).astype("int32")
+    logits = 3 * random(2, length, VOCABULARY)
+    rounded = ops.convert_to_numpy(ops.cast(ops.cast(logits, dtype), "float32"))
+    loss = SmoothedCrossEntropy(0.1)
+
+    def of_low_precision(logits):
+        return loss(labels, ops.cast(logits, dtype))
+
+    assert keras.backend.standardize_dtype(of_low_precision(logits).dtype) == "float32"
+    assert float(of_low_precision(logits)) == pytest.approx(float(loss(labels, rounded)), abs=1e-6)
+    expected = gradient(lambda logits: loss(labels, logits), rounded)
+    # Only the finished gradient is rounded: in float16, whose smallest numbers are far apart, to one of these.
+    np.testing.assert_allclose(gradient(of_low_precision, logits), expected, rtol=2**-8, atol=2**-24)
+
+
+def test_low_precision_logits_are_never_float32_all_at_once():
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def of_logits(labels, logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss = SmoothedCrossEntropy(0.1)(labels, logits)
+        return tape.gradient(loss, logits)
+
+    shape = 2, 64, VOCABULARY
+    graph = of_logits.get_concrete_function(tf.TensorSpec(shape[:-1], "int32"), tf.TensorSpec(shape, "bfloat16")).graph
+    large = [
+        each for op in graph.get_operations() for each in op.outputs if each.shape.num_elements() == np.prod(shape)
+    ]
+    assert large and {each.dtype for each in large} == {tf.bfloat16}
 
 
 def test_config_round_trip():
