@@ -71,16 +71,30 @@ def our_model(cell: Cell) -> Any:
 
 
 def settle_keras(cell: Cell) -> None:
-    """Puts Keras's backend, TensorFlow or JAX, on the cell's device."""
+    """Puts Keras's backend, TensorFlow or JAX, on the cell's device; float32 is float32 there, as it is in PyTorch."""
     import keras
 
-    if keras.config.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_platforms", cell.device)
+    backend = keras.config.backend()
+    if backend not in ("tensorflow", "jax"):
+        raise RequestError(f"`KERAS_BACKEND` must be tensorflow or jax. Received: {backend!r}")
+    if backend == "tensorflow":
+        settle_tensorflow(cell)
         return
+    import jax
+
+    jax.config.update("jax_platforms", cell.device)
+    jax.config.update("jax_default_matmul_precision", "float32")
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise RequestError(f"`--device {cell.device}` needs JAX with CUDA and a GPU: {error}") from None
+
+
+def settle_tensorflow(cell: Cell) -> None:
+    """Puts TensorFlow on the cell's device and threads."""
     import tensorflow as tf
 
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.threading.set_intra_op_parallelism_threads(cell.num_threads)
     tf.config.threading.set_inter_op_parallelism_threads(cell.num_threads)
     gpus = tf.config.list_physical_devices("GPU")
@@ -117,7 +131,9 @@ def endless(batch: tuple) -> Any:
         return (batch for _ in repeat(None))
     import tensorflow as tf
 
-    return tf.data.Dataset.from_tensors(batch).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # at the end of a turn its tuner may sleep on for as long as the turn took
+    return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
 
 
 def start_keras_hub(cell: Cell) -> Train:
@@ -225,17 +241,17 @@ def start_torch(cell: Cell, compiled: bool) -> Train:
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(*batch)
-        loss.backward()
+        value = loss_of(*batch)
+        value.backward()
         optimizer.step()
-        return loss
+        return value
 
     one_step = torch.compile(step) if compiled else step
 
     def train() -> None:
         for _ in repeat(None, cell.num_steps):
-            loss = one_step()
-        float(loss.detach())  # a GPU works behind our back: wait for it
+            value = one_step()
+        float(value.detach())  # a GPU works behind our back: wait for it
 
     return after_the_loss(loss, train)
 
@@ -283,7 +299,7 @@ def our_weights(cell: Cell) -> dict[str, np.ndarray]:
 
 def start_products(cell: Cell) -> Train:
     """The matrix products of a step alone, forward and backward, by TensorFlow: what no one can do without."""
-    settle_keras(cell)
+    settle_tensorflow(cell)
     import tensorflow as tf
 
     dtype = tf.bfloat16 if cell.precision == "bfloat16" else tf.float32

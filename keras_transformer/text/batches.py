@@ -280,5 +280,7 @@ def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.D
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # There is nothing to tune, and tf.data's tuner sleeps for up to a minute at a time: an epoch's end may wait for it.
+    options.autotune.enabled = False
     fed = tf.data.Dataset.from_generator(batches, output_signature=signature)
     return fed.with_options(options).prefetch(prefetch)
