@@ -14,14 +14,17 @@ from keras_transformer.training.replicas import computed_after
 
 Tensor = Any
 
+# (N,), and what makes of its gradient (N,) that of the logits (N, V).
+LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]
+
 CHUNKS = 16  # of the rows of logits in half precision: then the float32 arrays of a chunk are small
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
     """−Σ q log p with q = 1 − ε + ε/V for the true class and ε/V for each other (Szegedy et al. 2015, section 7).
 
-    Computed in float32, whatever the logits come in. No (..., V) target is made, and with the gradient two arrays as
-    large as the logits stand at once.
+    Computed in float32, whatever the logits come in. No (..., V) target is made. On TensorFlow two arrays as large as
+    the logits, and of their precision, stand at once with the gradient: the logits or probabilities, and the gradient.
 
     Args:
         labels: (...) token ids.
@@ -50,9 +53,6 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
         return losses, gradient
 
     return ops.reshape(loss(ops.reshape(logits, (-1, shape[-1]))), shape[:-1])
-
-
-LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]  # (N,), and from its gradient (N,) that of logits (N, V)
 
 
 def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
@@ -94,13 +94,17 @@ def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smooth
 
 
 def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
-    """`compute` (n, ...), ... → (n, ...) of chunks of the rows, one after the other. XLA needs none: it fuses."""
+    """`compute` (n, ...), ... → (n, ...) of chunks of the rows, one after the other.
+
+    On TensorFlow alone: JAX has XLA, which fuses, and would have to move rows that are shared out among devices.
+    """
     if keras.config.backend() != "tensorflow":
         return compute(*arrays)
     num_rows = ops.shape(arrays[0])[0]
     bounds = [num_rows * chunk // CHUNKS for chunk in range(CHUNKS + 1)]
     done: list[Tensor] = []
-    # The last chunk is empty. It keeps the arrays until the others are done; then what joins them can have the memory.
+    # A last chunk, which is empty, reads the arrays when all others are done. So TensorFlow frees them no sooner, and
+    # puts in their place, which is large enough, what joins the chunks.
     for begin, end in pairwise([*bounds, num_rows]):
         with computed_after(done[-1:]):
             done.append(compute(*(array[begin:end] for array in arrays)))
@@ -135,13 +139,28 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         # In place of Keras's own, which would make float32 of the logits.
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         if sample_weight is None:
             real = ops.cast(ops.not_equal(y_true, 0), "float32")
             sample_weight = real / ops.maximum(ops.sum(real), 1.0)
-        return ops.sum(self.call(y_true, y_pred) * ops.cast(sample_weight, "float32"))
+        sample_weight = ops.convert_to_tensor(sample_weight, "float32")
+        _check_shapes(y_pred, y_true=y_true, sample_weight=sample_weight)
+        return ops.sum(self.call(y_true, y_pred) * sample_weight)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return smoothed_cross_entropy(ops.cast(y_true, "int32"), ops.convert_to_tensor(y_pred), self.label_smoothing)
+        return smoothed_cross_entropy(ops.cast(y_true, "int32"), y_pred, self.label_smoothing)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+def _check_shapes(logits: Tensor, **others: Tensor) -> None:
+    """Raises ValueError unless the others have one entry for each row of logits, as far as shapes are known."""
+    expected = tuple(logits.shape[:-1])
+    for name, tensor in others.items():
+        shape = tuple(tensor.shape)
+        known = [pair for pair in zip(shape, expected, strict=False) if None not in pair]
+        if len(shape) != len(expected) or any(own != other for own, other in known):
+            raise ValueError(
+                f"`{name}` must have an entry for each token that has logits: the shape {expected}. Received: {shape}"
+            )

@@ -113,6 +113,17 @@ def test_low_precision_logits_are_never_float32_all_at_once():
     assert large and {each.dtype for each in large} == {tf.bfloat16}
 
 
+@pytest.mark.parametrize("name", ["y_true", "sample_weight"])
+@pytest.mark.parametrize("shape", [(5, 2), (2, 5, 1), (10,)])
+def test_other_shapes_than_the_tokens_have_are_refused(name, shape):
+    arrays = {"y_true": LABELS, "sample_weight": REAL.astype("float32")}
+    arrays[name] = arrays[name].reshape(shape)
+    with pytest.raises(
+        ValueError, match=rf"^`{name}` must have an entry for each token that has logits: the shape \(2, 5\)"
+    ):
+        SmoothedCrossEntropy()(y_pred=LOGITS, **arrays)
+
+
 def test_config_round_trip():
     loss = SmoothedCrossEntropy(0.2, name="other")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
