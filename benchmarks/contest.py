@@ -6,13 +6,15 @@ a ratio is taken within a round, and what is told is the median of the rounds wi
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,11 @@ from keras_transformer.errors import JobError, RequestError
 
 # After its turn a contender's threads may spin for as long as this (Intel's OpenMP: 0.2 s), waiting for more work.
 PAUSE = 0.25
+
+DIED = "a process of the benchmark died, for want of memory perhaps; what it printed stands above"
+NOT_INSTALLED = (
+    "{}: install the extra `bench` (`make bench` does); peers can be left out by `--against`, where there is one"
+)
 
 # Imports what it needs, loads, and returns the work: a function without arguments.
 Start = Callable[..., Callable[[], Any]]
@@ -74,16 +81,19 @@ class Contender:
         self._process.join()
 
     def _ask(self, what: str) -> Any:
-        self._pipe.send(what)
+        try:
+            self._pipe.send(what)
+        except OSError:
+            raise JobError(DIED) from None
         return self._receive()
 
     def _receive(self) -> Any:
         try:
             outcome = self._pipe.recv()
-        except EOFError:
-            raise JobError("a contender's process died; what it printed stands above") from None
+        except (EOFError, OSError):
+            raise JobError(DIED) from None
         if isinstance(outcome, ImportError):
-            raise RequestError(f"{outcome}: install the peers (`make bench` does), or leave some out by `--against`")
+            raise RequestError(NOT_INSTALLED.format(outcome))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -91,7 +101,7 @@ class Contender:
 
 def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[str, str]) -> None:
     """What a contender's process does, until the pipe closes."""
-    be_quiet()
+    be_modest()
     os.environ |= environment
     try:
         started = time.perf_counter()
@@ -112,9 +122,11 @@ def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[
         pipe.send(error)
 
 
-def be_quiet() -> None:
-    """No greetings from TensorFlow in this process."""
+def be_modest() -> None:
+    """No greetings from TensorFlow in this process, and no more of a GPU than it needs: others are on it."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 
 def peak_mib() -> float:
@@ -156,5 +168,28 @@ def ratio(other: Sequence[float], ours: Sequence[float]) -> Ratio:
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function in a process of its own, so that neither its imports nor its memory stay here."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=be_quiet) as pool:
-        return pool.submit(function, *arguments).result()
+    with ProcessPoolExecutor(1, context, initializer=be_modest) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise JobError(DIED) from None
+        except ImportError as error:
+            raise RequestError(NOT_INSTALLED.format(error)) from None
+
+
+def at_least_one(text: str) -> int:
+    """A number from a command line."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1; received {text!r}")
+    return int(text)
+
+
+def print_head(columns: Sequence[str]) -> None:
+    """The head of a Markdown table."""
+    print_row(columns)
+    print_row(["---"] * len(columns))
+
+
+def print_row(columns: Iterable[Any]) -> None:
+    """A line of a Markdown table."""
+    print("|", " | ".join(map(str, columns)), "|", flush=True)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.contest import at_least_one, in_process
+from keras_transformer.errors import exit_status
 from keras_transformer.text.batches import BatchPlan, Place, TokenizedCorpus, dataset, generator
 from keras_transformer.text.sampling import SubwordSampler
 from keras_transformer.text.tokenizer import PAD, Tokenizer, lines_of
@@ -87,7 +88,7 @@ def deliver(folder: Path, token_budget: int, feed: Callable[..., Iterator[Any]])
     next(batches)  # `tf.data` and TensorFlow take their time to start.
     delivering = time.perf_counter()
     slots = source_tokens = target_tokens = 0
-    for inputs, labels, _ in islice(batches, min(num_batches, DELIVERED_BATCHES) - 1):
+    for inputs, labels, _ in islice(batches, min(max(num_batches - 1, 1), DELIVERED_BATCHES)):
         slots += inputs["source_ids"].size + labels.size
         source_tokens += int(np.count_nonzero(inputs["source_ids"] != PAD))
         target_tokens += int(np.count_nonzero(labels != PAD))
@@ -135,8 +136,7 @@ def measured(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]
 
 def measured_apart(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """`measured` in a fresh process, so that no stage's memory counts for another."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        return executor.submit(measured, stage, *args).result()
+    return in_process(measured, stage, *args)
 
 
 def benchmark(folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = measured_apart) -> dict[str, Any]:
@@ -155,11 +155,13 @@ def benchmark(folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = mea
 def main() -> None:
     """Runs the benchmark in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4_500_000, help="size of the corpus (default: %(default)s)")
+    parser.add_argument(
+        "--pairs", type=at_least_one, default=4_500_000, help="size of the corpus (default: %(default)s)"
+    )
     pairs = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(benchmark(Path(folder), pairs), indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

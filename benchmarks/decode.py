@@ -4,11 +4,10 @@
     python -m benchmarks.decode --run runs/multi30k-en-de-tiny
     python -m benchmarks.decode --help
 
-Outputs are compared first: in float32 the peers must give the same tokens as our ONNX artefact, nine times in ten where
-a trained model is searched with beams, or the exit status is 1. Then all translate the same batches in turns. One line
-of a Markdown table for each way to decode: sentences a second of our ONNX artefact, and how many times longer the
-others took (the median of the rounds, with their quartiles). Needs the extra `bench`, or a part of it: `--against
-ctranslate2` does without PyTorch.
+Outputs are compared first: in float32 all must give the same tokens as our ONNX artefact for nine sentences in ten, or
+the exit status is 1. Then all translate the same batches in turns. One line of a Markdown table for each way to decode:
+sentences a second of our ONNX artefact, and how many times longer the others took (the median of the rounds, with their
+quartiles). Needs the extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import Contender, contenders, in_process, ratio, rounds
+from benchmarks.contest import (
+    Contender,
+    at_least_one,
+    contenders,
+    in_process,
+    print_head,
+    print_row,
+    ratio,
+    rounds,
+)
 from benchmarks.decoders import (
     Cell,
     prepare,
@@ -31,7 +39,7 @@ from benchmarks.decoders import (
     start_saved_model,
     start_tflite,
 )
-from keras_transformer.errors import JobError, exit_status
+from keras_transformer.errors import JobError, RequestError, exit_status
 
 SIZES = {
     "base": {"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
@@ -43,10 +51,10 @@ OTHERS = {
     "saved_model": start_saved_model,
     "tflite": start_tflite,
 }
-PEERS = ("ctranslate2", "marian")  # what is not ours
 FLOAT32_ONLY = ("marian", "saved_model")
-# With beams both peers finish a hypothesis only where its end is among the K likeliest continuations, we where it is
-# among the 2K, as tensor2tensor does: of a trained model's translations some of ours are other ones, and likelier.
+# Where two tokens are almost as likely, rounding decides. And with beams both peers finish a hypothesis only where its
+# end is among the K likeliest continuations, we where it is among the 2K, as tensor2tensor does: of a trained model's
+# translations some of ours are other ones, and likelier.
 MIN_IDENTICAL = 0.9
 NUM_STEPS = 20  # of random weights, which never end a translation
 
@@ -55,17 +63,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Prints the table.
 
     Raises:
-        JobError: a peer's translations differ from ours.
+        RequestError: there is no such run, or a peer cannot hold its model.
+        JobError: another's translations differ from ours.
     """
     options = parse(arguments)
     cells = cells_of(options)
+    if options.scratch and not Path(options.scratch).is_dir():
+        raise RequestError(f"`--scratch` must be a folder that exists. Received: {options.scratch!r}")
     with tempfile.TemporaryDirectory(dir=options.scratch) as name:
         folder = Path(name)
         in_process(prepare, folder, options.run, SIZES[options.sizes], cells, options.against)
-        print_header(options.against)
-        agreements = [contest(folder, cell, options) for cell in cells]
-    if not all(agreements):
-        raise JobError("a peer gave other translations than our ONNX artefact: see the columns `same`")
+        print_head(head(options.against))
+        for cell in cells:
+            print_row(contest(folder, cell, options))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -75,13 +85,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", choices=SIZES, default="base", help="of random weights (default: base)")
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
-    parser.add_argument("--beams", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 32])
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--beams", nargs="+", type=at_least_one, default=[1, 4])
+    parser.add_argument("--batch", nargs="+", type=at_least_one, default=[1, 32])
+    parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
     parser.add_argument("--length-penalty", type=float, default=0.0, help="α; outputs are compared at 0 alone")
-    parser.add_argument("--batches", type=int, default=4, help="batches in a turn, ten times as many of one sentence")
+    parser.add_argument("--batches", type=at_least_one, default=4,
+                        help="batches in a turn; of one sentence of a run, ten times as many")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime and the peers")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=at_least_one, default=9)
     parser.add_argument("--scratch", help="where the models are written meanwhile (default: the system's place)")
     return parser.parse_args(arguments)
 
@@ -104,24 +115,29 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> bool:
-    """Prints a line of the table; whether the peers gave our translations."""
+def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> list[Any]:
+    """A line of the table.
+
+    Raises:
+        JobError: another's translations differ from ours.
+    """
     names = [name for name in options.against if cell.precision == "float32" or name not in FLOAT32_ONLY]
     starts = {"onnx": (start_onnx, folder, cell), **{name: (OTHERS[name], folder, cell) for name in names}}
     with contenders(starts) as started:
-        seconds = rounds(started, options.rounds)
         ours = started["onnx"]
         identical = {name: share(ours.answer, started[name].answer, folder) for name in names}
+        if cell.precision == "float32" and cell.length_penalty == 0 and min(identical.values()) < MIN_IDENTICAL:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in identical.items())
+            raise JobError(f"expected the translations of our ONNX artefact; the same were, of {cell}: {shares}")
+        seconds = rounds(started, options.rounds)
         columns = [cell.precision, cell.num_threads, cell.num_beams, cell.batch_size]
-        columns += [f"{cell.num_sentences / statistics.median(seconds['onnx']):.1f}", footprint(ours)]
+        columns += [f"{len(ours.answer) / statistics.median(seconds['onnx']):.1f}", footprint(ours)]
         for name in options.against:
             if name in names:
                 columns += [ratio(seconds[name], seconds["onnx"]), f"{identical[name]:.0%}", footprint(started[name])]
             else:
                 columns += ["–"] * 3
-    print("|", " | ".join(map(str, columns)), "|", flush=True)
-    comparable = cell.precision == "float32" and cell.length_penalty == 0
-    return not comparable or all(identical[name] >= MIN_IDENTICAL for name in names if name in PEERS)
+    return columns
 
 
 def share(ours: list[list[int]], theirs: list[Any], folder: Path) -> float:
@@ -138,13 +154,12 @@ def footprint(contender: Contender) -> str:
     return f"{contender.peak_mib():.0f} / {contender.load_seconds:.2f} / {contender.first_seconds:.2f}"
 
 
-def print_header(others: list[str]) -> None:
-    """The head of the table."""
+def head(others: list[str]) -> list[str]:
+    """Of the table."""
     columns = ["precision", "threads", "beams", "batch", "sentences/s", "MiB / s to load / s of the first turn"]
     for name in others:
         columns += [f"{name}: times longer", "same", "MiB / s / s"]
-    print("|", " | ".join(columns), "|")
-    print("|", " | ".join("---" for _ in columns), "|", flush=True)
+    return columns
 
 
 if __name__ == "__main__":

@@ -179,8 +179,12 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
             for name in (*(f"{name}_attention" for name in attentions), "feed_forward"):
                 for part in ("gamma", "beta"):
                     arrays[f"{stack}/{number}/{name}/{part}"] = getattr(getattr(block, f"{name}_residual").norm, part)
-    if model.normalize_first or model.source_vocabulary_size:
-        raise RequestError("expected a post-norm model with one embedding, which all peers can hold")
+    if model.normalize_first or model.source_vocabulary_size or model.key_dim * model.num_heads != model.hidden_dim:
+        names = "normalize_first", "source_vocabulary_size", "key_dim", "hidden_dim", "num_heads"
+        raise RequestError(
+            "expected a model that all peers can hold: post-norm, one embedding, key_dim = hidden_dim / num_heads; "
+            f"received { ({name: getattr(model, name) for name in names}) }"
+        )
     return {name: np.asarray(ops.convert_to_numpy(array)) for name, array in arrays.items()}
 
 
@@ -294,6 +298,7 @@ def start_saved_model(folder: Path, cell: Cell) -> Callable[[], list[str]]:
 
     tf.config.threading.set_intra_op_parallelism_threads(cell.num_threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.set_visible_devices([], "GPU")
     loaded = tf.saved_model.load(str(beams_folder(folder, cell) / "saved_model"))
     translate = loaded.signatures["serving_default"]
     batches = [tf.constant(batch) for batch in batches_of(folder, cell, "texts")]

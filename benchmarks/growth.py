@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.contest import contenders, in_process, rounds
+from benchmarks.contest import at_least_one, contenders, in_process, print_head, print_row, rounds
 from benchmarks.decoders import Cell, prepare, start_onnx
-from keras_transformer.errors import exit_status
+from keras_transformer.errors import RequestError, exit_status
 
 SIZES = {"num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048}
 SMALL_SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16}
@@ -50,26 +50,32 @@ SMALL_CURVES = {"batch": ([1, 2], "1"), "steps": ([2, 4], "1")}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table and draws the curves."""
+    """Prints the table and draws the curves.
+
+    Raises:
+        RequestError: the picture cannot be written there, or there is no such curve.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="a picture of the curves")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", help="a picture of the curves, .png")
+    parser.add_argument("--threads", type=at_least_one, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="what to vary (default: all)")
     parser.add_argument("--small", action="store_true", help="a tiny model, two curves")
     options = parser.parse_args(arguments)
+    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
+        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
     curves, base = (SMALL_CURVES, Setting(2, 4, 4, 2, 200)) if options.small else (CURVES, Setting())
-    print("| varied | value | seconds | ms a step | MiB at the peak | slope | theory |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    curves = {name: curve for name, curve in curves.items() if name in options.curves}
+    if not curves:
+        raise RequestError(f"`--small` has the curves {', '.join(SMALL_CURVES)}. Received: {', '.join(options.curves)}")
+    print_head(["varied", "value", "seconds", "ms a step", "MiB at the peak", "slope", "theory"])
     drawn = {}
     for name, (values, theory) in curves.items():
-        if name not in options.curves:
-            continue
         points = [measure(base._replace(**{name: value}), options) for value in values]
         drawn[name] = values, points
         for row in rows(name, values, points, base, theory):
-            print("|", " | ".join(row), "|", flush=True)
+            print_row(row)
     if options.out:
         draw(drawn, options.out)
 

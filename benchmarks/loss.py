@@ -2,11 +2,11 @@
 
     python -m benchmarks.loss
 
-Ours, Keras's (on one-hot labels), PyTorch's, and the matrix products alone, from the same states, table and labels. All
-must say the same loss and gradients first, or the exit status is 1. One line of a Markdown table for each
-precision and number of threads: milliseconds of ours, how many times longer the others took (the median of the rounds,
-with their quartiles), and the memory of each: its peak over what stood before it, in units of one float32 array of
-logits. Needs PyTorch (the extra `bench`), or `--against keras products`.
+Ours and Keras's (on one-hot labels), both on TensorFlow, PyTorch's, and the matrix products alone, from the same
+states, table and labels. All must say the same loss and gradients first, or the exit status is 1. One line of a
+Markdown table for each precision and number of threads: milliseconds of ours, how many times longer the others took
+(the median of the rounds, with their quartiles), and the memory of each: its peak over what stood before it, in units
+of one float32 array of logits. Needs PyTorch (the extra `bench`), or `--against keras products`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import contenders, peak_mib, ratio, rounds
+from benchmarks.contest import at_least_one, contenders, peak_mib, print_head, print_row, ratio, rounds
 from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss, settle_keras
-from keras_transformer.errors import JobError, exit_status, say
+from keras_transformer.errors import JobError, exit_status
 
-SIZES = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
+# Sizes, rows of a batch, their length.
+USUAL = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
 SMALL = {"vocabulary_size": 50, "hidden_dim": 8}, 3, 5
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses and gradients, relative
 WARM_UP = 2  # sentences that are enough to load and compile everything
@@ -39,35 +40,35 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
+    parser.add_argument("--rounds", type=at_least_one, default=9)
     parser.add_argument("--small", action="store_true", help="a handful of tokens")
     options = parser.parse_args(arguments)
     columns = ["precision", "threads", "ms", "memory"]
     columns += [column for name in options.against for column in (f"{name}: times longer", "memory")]
-    print("|", " | ".join(columns), "|")
-    print("|", " | ".join("---" for _ in columns), "|", flush=True)
-    agreements = [contest(*how, options) for how in product(options.precision, options.threads)]
-    if not all(agreements):
-        raise JobError("not all computed the same loss and gradients: see above")
+    print_head(columns)
+    for how in product(options.precision, options.threads):
+        print_row(contest(*how, options))
 
 
-def contest(precision: str, num_threads: int, options: argparse.Namespace) -> bool:
-    """Prints a line of the table; whether all said the same."""
-    cell = Cell(*(SMALL if options.small else SIZES), precision, num_threads, 1)
+def contest(precision: str, num_threads: int, options: argparse.Namespace) -> list[Any]:
+    """A line of the table.
+
+    Raises:
+        JobError: someone computes another loss.
+    """
+    cell = Cell(*(SMALL if options.small else USUAL), precision, num_threads, 1)
     starts = {"ours": (start_ours, cell), **{name: (OTHERS[name], cell) for name in options.against}}
-    with contenders(starts) as started:
-        seconds = rounds(started, options.rounds)
+    with contenders(starts, {"KERAS_BACKEND": "tensorflow"}) as started:
         answers = {name: contender.answer for name, contender in started.items()}
+        said = {name: answer[0] for name, answer in answers.items() if name != "products"}
+        if not all(np.allclose(each, said["ours"], TOLERANCE[precision], 0) for each in said.values()):
+            raise JobError(f"expected the same loss and gradients of all; received {said}")
+        seconds = rounds(started, options.rounds)
     columns = [precision, num_threads, f"{statistics.median(seconds['ours']) * 1e3:.0f}", f"{answers['ours'][1]:.1f}"]
     for name in options.against:
-        columns += [str(ratio(seconds[name], seconds["ours"])), f"{answers[name][1]:.1f}"]
-    print("|", " | ".join(map(str, columns)), "|", flush=True)
-    said = {name: answer[0] for name, answer in answers.items() if name != "products"}
-    wrong = {name: each for name, each in said.items() if not np.allclose(each, said["ours"], TOLERANCE[precision], 0)}
-    if wrong:
-        say(f"expected loss and gradients {said['ours']}; received {wrong}")
-    return not wrong
+        columns += [ratio(seconds[name], seconds["ours"]), f"{answers[name][1]:.1f}"]
+    return columns
 
 
 def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """BLEU of a Multi30k run on test_2016_flickr, counted in the two ways in which it is reported.
 
-    python benchmarks/multi30k.py runs/multi30k-en-de-tiny --data-dir multi30k
+    python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
 
 * cased and detokenised, by sacreBLEU's default (13a), beam 4: one figure with one signature;
 * as the published figures of this test set were: both sides Moses-tokenised and lower-cased, `-tok none`, beam 5.
@@ -12,25 +12,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 
 import sacrebleu
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 import keras_transformer
+from benchmarks.contest import at_least_one
+from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.corpora import multi30k_file, read_lines
 
 
 def main() -> None:
-    """Translates the test set twice and prints what sacreBLEU says of it."""
+    """Translates the test set twice and prints what sacreBLEU says of it.
+
+    Raises:
+        RequestError: there is no such run, it is none of Multi30k, or sacremoses is missing.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--data-dir", help="folder with test_2016_flickr.*; fetched without it")
-    parser.add_argument("--lines", type=int, help="only so many lines")
+    parser.add_argument("--lines", type=at_least_one, help="only so many lines")
     arguments = parser.parse_args()
-    corpus = read_config(arguments.run)["corpus"]
+    corpus = read_config(arguments.run).get("corpus", {})
+    if not str(corpus.get("name")).startswith("multi30k:"):
+        raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
     languages = corpus["source_language"], corpus["target_language"]
+    tokenize = moses(languages[1])
     files = [multi30k_file("test_2016_flickr", language, arguments.data_dir) for language in languages]
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
     translator = keras_transformer.load(arguments.run)
@@ -39,7 +48,6 @@ def main() -> None:
         return translator.translate(sources, num_beams=num_beams)
 
     cased, cased_signature = bleu(translate(4), references, tokenize="13a")
-    tokenize = moses(languages[1])
     published, published_signature = bleu(tokenize(translate(5)), tokenize(references), tokenize="none")
     figures = {
         "bleu": cased,
@@ -60,6 +68,10 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) 
 
 def moses(language: str) -> Callable[[Sequence[str]], list[str]]:
     """Normalises, tokenises and lower-cases as the data set's own tokenised text was."""
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ImportError as error:
+        raise RequestError(f"{error}: pip install sacremoses") from None
     normalizer, tokenizer = MosesPunctNormalizer(language), MosesTokenizer(language)
 
     def prepare(lines: Sequence[str]) -> list[str]:
@@ -70,4 +82,4 @@ def moses(language: str) -> Callable[[Sequence[str]], list[str]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

@@ -17,10 +17,11 @@ import argparse
 import statistics
 import sys
 from itertools import product
+from typing import Any
 
-from benchmarks.contest import contenders, ratio, rounds
+from benchmarks.contest import at_least_one, contenders, print_head, print_row, ratio, rounds
 from benchmarks.trainers import Cell, operations_of, start_keras_hub, start_ours, start_products, start_torch
-from keras_transformer.errors import JobError, exit_status, say
+from keras_transformer.errors import JobError, exit_status
 
 # Sizes, rows of a batch, their length, steps in a turn. The tiny ones are those of the Multi30k recipe, in batches of
 # 4,096 tokens; the paper's batches have 25,000, too many for a processor.
@@ -52,12 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     columns = ["shape", "precision", "threads", "target tokens/s", "TFLOP/s", "MiB"]
     columns += [f"{name}: times longer" for name in options.against]
-    print("|", " | ".join(columns), "|")
-    print("|", " | ".join("---" for _ in columns), "|", flush=True)
-    cells = product(options.shape, options.precision, options.threads)
-    agreements = [contest(*cell, options) for cell in cells]
-    if not all(agreements):
-        raise JobError("not all computed the same loss: see above")
+    print_head(columns)
+    for cell in product(options.shape, options.precision, options.threads):
+        print_row(contest(*cell, options))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -66,33 +64,34 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["tiny", "base"])
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=at_least_one, default=7)
     return parser.parse_args(arguments)
 
 
-def contest(shape: str, precision: str, num_threads: int, options: argparse.Namespace) -> bool:
-    """Prints a line of the table; whether all said the same loss."""
+def contest(shape: str, precision: str, num_threads: int, options: argparse.Namespace) -> list[Any]:
+    """A line of the table.
+
+    Raises:
+        JobError: someone computes another loss.
+    """
     sizes, batch_size, length, num_steps = SHAPES[shape]
     cell = Cell(sizes, batch_size, length, precision, num_threads, num_steps, options.device)
     starts = {"ours": (start_ours, cell)}
     starts |= {name: (OTHERS[name][0], cell, *OTHERS[name][1:]) for name in options.against}
     with contenders(starts) as started:
+        losses = {name: contender.answer for name, contender in started.items() if name != "products"}
+        if not all(abs(loss / losses["ours"] - 1) <= TOLERANCE[precision] for loss in losses.values()):
+            raise JobError(f"expected the same loss of all; received {losses}")
         for contender in started.values():
             contender.work()  # to trace, compile and warm up
         seconds = rounds(started, options.rounds)
-        losses = {name: contender.answer for name, contender in started.items() if name != "products"}
         memory = started["ours"].peak_mib()
     step = statistics.median(seconds["ours"]) / num_steps
     speed = [f"{batch_size * length / step:,.0f}", f"{operations_of(cell) / step / 1e12:.3g}"]
     columns = [shape, precision, num_threads, *speed, f"{memory:.0f}"]
-    columns += [str(ratio(seconds[name], seconds["ours"])) for name in options.against]
-    print("|", " | ".join(map(str, columns)), "|", flush=True)
-    wrong = {name: loss for name, loss in losses.items() if abs(loss / losses["ours"] - 1) > TOLERANCE[precision]}
-    if wrong:
-        say(f"expected the loss {losses['ours']}; received {wrong}")
-    return not wrong
+    return columns + [ratio(seconds[name], seconds["ours"]) for name in options.against]
 
 
 if __name__ == "__main__":

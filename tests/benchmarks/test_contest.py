@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 
 import pytest
 
 from benchmarks import contest
+from keras_transformer.errors import JobError, RequestError
 from tests.benchmarks.contestants import start_broken, start_sleeper
 
 
@@ -31,6 +34,27 @@ def test_contenders_work_in_processes_of_their_own():
 def test_what_goes_wrong_in_a_contender_is_raised_here():
     with pytest.raises(ValueError, match="expected a model; received none"), contest.contenders({"a": (start_broken,)}):
         pass
+
+
+def test_a_contender_that_dies_is_a_failed_job():
+    with contest.contenders({"a": (start_sleeper, 0.0)}) as started:
+        started["a"]._process.kill()
+        started["a"]._process.join()
+        with pytest.raises(JobError, match="died"):
+            contest.rounds(started, 1)
+
+
+def test_a_process_that_dies_is_a_failed_job_and_a_missing_package_a_wrong_request():
+    with pytest.raises(JobError, match="died"):
+        contest.in_process(os._exit, 1)
+    with pytest.raises(RequestError, match="no_such_peer.*: install"):
+        contest.in_process(importlib.import_module, "no_such_peer")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "one", ""])
+def test_less_than_one_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"at least 1; received '{text}'"):
+        contest.at_least_one(text)
 
 
 def test_each_round_begins_with_another():
