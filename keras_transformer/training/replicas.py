@@ -1,4 +1,4 @@
-"""Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, order, XLA.
+"""Where a model trains, and what `model.fit` needs overridden for it: replicas, workers, micro-batches, XLA.
 
 A leaf: it imports nothing of the project but its errors, so that `Transformer` can be made of it, and a plain
 `Transformer(...)`, `compile`, `fit` in a notebook trains right under any strategy.
