@@ -345,7 +345,7 @@ def test_the_dataset_is_the_generator(corpus) -> None:
     plan = BatchPlan(corpus, 2000, num_replicas=2)
     data = dataset(plan, Place(1, 3), replica_indices=(1, 0), num_shards=2)
     assert data.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
-    assert data.options().autotune.enabled is False  # or its end may wait for the tuner to wake: half an epoch
+    assert data.options().autotune.enabled is False  # or its end may wait until the tuner wakes
     expected = generator(plan, Place(1, 3), replica_indices=(1, 0), num_shards=2)
     for fed, values in zip(data.take(12).as_numpy_iterator(), expected, strict=False):
         assert same(Batch(*fed), Batch(*values))
