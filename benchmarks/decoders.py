@@ -67,7 +67,7 @@ def prepare(
         source_length: pieces of a sentence, where weights are random.
 
     Raises:
-        RequestError: a peer cannot hold the model: it is pre-norm, has two vocabularies, or a key size other than D / N.
+        RequestError: a peer cannot hold the model: it is pre-norm, has two vocabularies, or a key size that is not D/N.
     """
     from export.onnx import translate_model
     from export.onnx_graph import write_model
