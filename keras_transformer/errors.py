@@ -26,6 +26,20 @@ class Stopped(Exception):
         self.signal_number = signal_number
 
 
+def require_positive(**sizes: int | None) -> None:
+    """Raises ValueError unless every size that is given (None: not given) is a positive integer."""
+    for name, size in sizes.items():
+        if size is not None and not (type(size) is int and size > 0):
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
+
+
+def require_rates(**rates: float) -> None:
+    """Raises ValueError unless every rate is at least 0 and less than 1."""
+    for name, rate in rates.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"`{name}` must be at least 0 and less than 1. Received: {name}={rate!r}")
+
+
 def say(message: str) -> None:
     """Writes one line for people to standard error; standard output is for results."""
     print(message, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 
@@ -43,6 +45,7 @@ def check_layer(
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         check_config(layer_class, settings)
+        check_refusals(layer_class, settings)
         check_building(layer_class, settings, inputs, functions)
         check_shapes(layer_class(**settings), inputs, functions)
         check_mixed_precision(layer_class, settings, inputs, functions)
@@ -52,9 +55,19 @@ def check_layer(
 
 
 def check_config(layer_class: type, settings: dict[str, Any]) -> None:
+    assert settings.keys() <= inspect.signature(layer_class).parameters.keys()
     config = layer_class(**settings, name="checked").get_config()
     assert settings.items() <= config.items()
     assert layer_class.from_config(json.loads(json.dumps(config))).get_config() == config
+
+
+def check_refusals(layer_class: type, settings: dict[str, Any]) -> None:
+    """No size may be 0, no rate 1."""
+    for name, value in settings.items():
+        if not isinstance(value, bool):
+            wrong = 0 if isinstance(value, int) else 1.0
+            with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}={wrong}"):
+                layer_class(**{**settings, name: wrong})
 
 
 def check_building(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive, require_rates
+
 Tensor = Any
+Shape = Sequence[int | None]
 HIDDEN = -1e9  # Added to the logit of a hidden key: in float32 its exponential is exactly 0.
 
 
@@ -53,10 +57,16 @@ class MultiHeadAttention(keras.layers.Layer):
     Call arguments:
         query: (B, T, D).
         memory: (B, S, D), what keys and values are made of; equal to `query` for self-attention.
-        attention_mask: booleans (B, T, S) or what broadcasts to it, True = may be seen.
+        attention_mask: booleans (B, T, S) or what broadcasts to it, of three axes; True = may be seen.
+        memory_mask: booleans (B, S), True = may be seen by every query. Keras fills it in where `memory` carries a
+            mask of its own, as after `Embedding(mask_zero=True)`; the output carries the mask of `query`.
 
     Returns:
         (B, T, D).
+
+    Raises:
+        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has another number of
+            axes.
 
     Example:
 
@@ -68,9 +78,12 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def __init__(self, num_heads: int, key_dim: int, dropout: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
+        require_positive(num_heads=num_heads, key_dim=key_dim)
+        require_rates(dropout=dropout)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.dropout = dropout
+        self.supports_masking = True
         self.scores_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
@@ -81,7 +94,18 @@ class MultiHeadAttention(keras.layers.Layer):
         self.value_kernel = self._kernel("value", memory_dim, heads_dim)
         self.output_kernel = self._kernel("output", heads_dim, query_dim)
 
-    def call(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None, training: bool = False):
+    def call(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
+        _check_axes(query.shape, memory.shape, *mask_shapes)
+        if memory_mask is not None:
+            attention_mask = _both(attention_mask, ops.expand_dims(memory_mask, 1))  # (B, 1, S)
         keys, values = self.project_memory(memory)
         return self.attend(self.project_query(query), keys, values, attention_mask, training)
 
@@ -121,12 +145,39 @@ class MultiHeadAttention(keras.layers.Layer):
         x = ops.reshape(x, (*ops.shape(x)[:-1], self.num_heads, self.key_dim))  # (B, T, N, H)
         return ops.swapaxes(x, -2, -3)  # (B, N, T, H)
 
-    def compute_output_shape(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> tuple:
+    def compute_output_shape(
+        self,
+        query_shape: tuple,
+        memory_shape: tuple,
+        attention_mask_shape: tuple | None = None,
+        memory_mask_shape: tuple | None = None,
+    ) -> tuple:
+        _check_axes(query_shape, memory_shape, attention_mask_shape, memory_mask_shape)
         return query_shape
 
     def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "key_dim": self.key_dim, "dropout": self.dropout}
         return {**super().get_config(), **config}
+
+
+def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memory_mask: Shape | None) -> None:
+    """Raises ValueError for shapes of another rank, which the backend would broadcast, or refuse in its own way."""
+    for name, shape, axes in (("query", query, "(B, T, D)"), ("memory", memory, "(B, S, D)")):
+        if len(shape) != 3:
+            raise ValueError(f"`{name}` must have three axes, {axes}. Received the shape {tuple(shape)}")
+    if attention_mask is not None and len(attention_mask) != 3:
+        raise ValueError(
+            "`attention_mask` must have three axes, (B, T, S) or what broadcasts to it: give a padding mask (B, S) as "
+            "`keras_transformer.layers.masks.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
+            f"Received the shape {tuple(attention_mask)}"
+        )
+    if memory_mask is not None and len(memory_mask) != 2:
+        raise ValueError(f"`memory_mask` must have two axes, (B, S). Received the shape {tuple(memory_mask)}")
+
+
+def _both(mask: Tensor | None, other: Tensor) -> Tensor:
+    """What both masks let a query see."""
+    return other if mask is None else ops.logical_and(mask, other)
 
 
 def _for_every_head(attention_mask: Tensor | None) -> Tensor | None:

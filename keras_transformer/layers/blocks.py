@@ -7,15 +7,17 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.residual import Residual
 
 Tensor = Any
 
 
 class _Block(keras.layers.Layer):
-    """What both blocks are configured by."""
+    """What both blocks are configured by; each makes its own sub-layers."""
 
     def __init__(
         self,
@@ -28,12 +30,18 @@ class _Block(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        require_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.intermediate_dim = intermediate_dim
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.normalize_first = normalize_first
+        self.supports_masking = True
+        self._make_sublayers()
+
+    def _make_sublayers(self) -> None:
+        raise NotImplementedError
 
     def _attention(self) -> MultiHeadAttention:
         return MultiHeadAttention(self.num_heads, self.key_dim, self.attention_dropout, dtype=self.dtype_policy)
@@ -43,9 +51,6 @@ class _Block(keras.layers.Layer):
 
     def _residual(self) -> Residual:
         return Residual(self.dropout, self.normalize_first, dtype=self.dtype_policy)
-
-    def compute_output_shape(self, input_shape: tuple, *_: Any, **__: Any) -> tuple:
-        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -72,25 +77,29 @@ class EncoderBlock(_Block):
         normalize_first: pre-norm in place of the paper's post-norm.
 
     Call arguments:
-        x: (B, S, D).
-        attention_mask: booleans (B, S, S) or what broadcasts to it.
+        x: (B, S, D). Where it carries a mask of Keras's, as after `Embedding(mask_zero=True)`, no query sees what that
+            mask hides, and the output carries it too.
+        attention_mask: booleans (B, S, S) or what broadcasts to it, of three axes.
 
     Returns:
         (B, S, D).
+
+    Raises:
+        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has another number of
+            axes.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def _make_sublayers(self) -> None:
         self.self_attention = self._attention()
         self.self_attention_residual = self._residual()
         self.feed_forward = self._feed_forward()
         self.feed_forward_residual = self._residual()
 
-    def build(self, input_shape: tuple, **_: Any) -> None:
-        self.self_attention.build(input_shape)
-        self.feed_forward.build(input_shape)
+    def build(self, x_shape: tuple) -> None:
+        self.self_attention.build(x_shape)
+        self.feed_forward.build(x_shape)
         for residual in (self.self_attention_residual, self.feed_forward_residual):
-            residual.build(input_shape)
+            residual.build(x_shape)
 
     def call(self, x: Tensor, attention_mask: Tensor | None = None, training: bool = False) -> Tensor:
         x = self.self_attention_residual(
@@ -102,6 +111,9 @@ class EncoderBlock(_Block):
         """The self-attention's scores, (B, N, S, S)."""
         x = self.self_attention_residual.sublayer_input(x)
         return self.self_attention.attention_scores(x, x, attention_mask)
+
+    def compute_output_shape(self, x_shape: tuple, attention_mask_shape: tuple | None = None) -> tuple:
+        return self.self_attention.compute_output_shape(x_shape, x_shape, attention_mask_shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -115,17 +127,20 @@ class DecoderBlock(_Block):
         As for `EncoderBlock`.
 
     Call arguments:
-        x: (B, T, D).
+        x: (B, T, D). A mask of Keras's that it carries is honoured and handed on, as by `EncoderBlock`.
         memory: (B, S, D), the encoder's output.
-        attention_mask: booleans (B, T, T) or what broadcasts to it.
-        memory_mask: booleans (B, T, S) or what broadcasts to it.
+        attention_mask: booleans (B, T, T) or what broadcasts to it, of three axes.
+        memory_mask: booleans (B, T, S) or what broadcasts to it, of three axes; or a padding mask (B, S), which Keras
+            fills in where `memory` carries one.
 
     Returns:
         (B, T, D).
+
+    Raises:
+        ValueError: as for `EncoderBlock`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def _make_sublayers(self) -> None:
         self.self_attention = self._attention()
         self.self_attention_residual = self._residual()
         self.cross_attention = self._attention()
@@ -148,6 +163,8 @@ class DecoderBlock(_Block):
         memory_mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
+        if memory_mask is not None and len(memory_mask.shape) == 2:
+            memory_mask = keys_mask(memory_mask)  # (B, 1, S)
         x = self._attend_self(x, attention_mask, training)
         x = self.cross_attention_residual(
             x, sublayer=lambda x: self.cross_attention(x, memory, memory_mask, training=training), training=training
@@ -195,6 +212,18 @@ class DecoderBlock(_Block):
         own_scores = self.self_attention.attention_scores(own, own, attention_mask)
         x = self.cross_attention_residual.sublayer_input(self._attend_self(x, attention_mask, training=False))
         return own_scores, self.cross_attention.attention_scores(x, memory, memory_mask)
+
+    def compute_output_shape(
+        self,
+        x_shape: tuple,
+        memory_shape: tuple,
+        attention_mask_shape: tuple | None = None,
+        memory_mask_shape: tuple | None = None,
+    ) -> tuple:
+        if memory_mask_shape is not None and len(memory_mask_shape) == 2:
+            memory_mask_shape = (memory_mask_shape[0], 1, memory_mask_shape[1])
+        self.cross_attention.compute_output_shape(x_shape, memory_shape, memory_mask_shape)
+        return self.self_attention.compute_output_shape(x_shape, x_shape, attention_mask_shape)
 
     def _attend_self(self, x: Tensor, attention_mask: Tensor | None, training: bool) -> Tensor:
         return self.self_attention_residual(

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive
+
 Tensor = Any
 
 
@@ -24,10 +26,14 @@ class TokenEmbedding(keras.layers.Layer):
 
     Returns:
         (..., D).
+
+    Raises:
+        ValueError: a size is not positive.
     """
 
     def __init__(self, vocabulary_size: int, hidden_dim: int, **kwargs: Any):
         super().__init__(**kwargs)
+        require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
 

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive
+
 Tensor = Any
 
 
@@ -22,11 +24,16 @@ class FeedForward(keras.layers.Layer):
 
     Returns:
         (..., D).
+
+    Raises:
+        ValueError: `intermediate_dim` is not positive.
     """
 
     def __init__(self, intermediate_dim: int, **kwargs: Any):
         super().__init__(**kwargs)
+        require_positive(intermediate_dim=intermediate_dim)
         self.intermediate_dim = intermediate_dim
+        self.supports_masking = True
 
     def build(self, input_shape: tuple) -> None:
         hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim

@@ -8,7 +8,18 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive
+
 Tensor = Any
+
+
+def positions_of(x: Tensor) -> Tensor:
+    """The positions 0, 1, 2, … of ids (B, T) or of states (B, T, ...): (B, T), int32.
+
+    In a functional model of variable length too, where `ops.arange(ops.shape(x)[1])` has no length yet.
+    """
+    x = x[(slice(None), slice(None), *[0] * (len(x.shape) - 2))]  # (B, T)
+    return ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1
 
 
 def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
@@ -36,11 +47,19 @@ class SinusoidalPositions(keras.layers.Layer):
         hidden_dim: D, even.
 
     Raises:
-        ValueError: `hidden_dim` is odd.
+        ValueError: `hidden_dim` is odd, or not positive.
+
+    Example:
+
+    >>> ids = keras.Input((None,), dtype="int32")
+    >>> x = TokenEmbedding(8_000, 512)(ids) + SinusoidalPositions(512)(positions_of(ids))
+    >>> x.shape
+    (None, None, 512)
     """
 
     def __init__(self, hidden_dim: int, **kwargs: Any):
         super().__init__(**kwargs)
+        require_positive(hidden_dim=hidden_dim)
         if hidden_dim % 2:
             raise ValueError(
                 "`hidden_dim` must be even: each frequency takes a sine and a cosine. "
@@ -68,10 +87,14 @@ class LearnedPositions(keras.layers.Layer):
     Args:
         max_length: how many positions there are.
         hidden_dim: D.
+
+    Raises:
+        ValueError: a size is not positive.
     """
 
     def __init__(self, max_length: int, hidden_dim: int, **kwargs: Any):
         super().__init__(**kwargs)
+        require_positive(max_length=max_length, hidden_dim=hidden_dim)
         self.max_length = max_length
         self.hidden_dim = hidden_dim
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_transformer.errors import require_rates
+
 Tensor = Any
 EPSILON = 1e-6  # Keras's own default is 1e-3.
 
@@ -27,10 +29,15 @@ class Residual(keras.layers.Layer):
 
     Returns:
         (B, T, D).
+
+    Raises:
+        ValueError: `dropout` is not at least 0 and less than 1.
     """
 
     def __init__(self, dropout: float = 0.0, normalize_first: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
+        require_rates(dropout=dropout)
+        self.supports_masking = True
         self.dropout_rate = dropout
         self.normalize_first = normalize_first
         self.norm = keras.layers.LayerNormalization(epsilon=EPSILON, dtype=self.dtype_policy)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
@@ -275,13 +276,17 @@ def check_sizes(
     attention_dropout: float,
 ) -> None:
     """Raises ValueError, saying what was expected and what came, for sizes of which no model can be made."""
-    sizes = {k: v for k, v in locals().items() if "dropout" not in k}
-    for name, size in sizes.items():
-        if size is not None and not (type(size) is int and size > 0):
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
-    for name, rate in {"dropout": dropout, "attention_dropout": attention_dropout}.items():
-        if not 0 <= rate < 1:
-            raise ValueError(f"`{name}` must be at least 0 and less than 1. Received: {name}={rate!r}")
+    require_positive(
+        vocabulary_size=vocabulary_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim,
+        intermediate_dim=intermediate_dim,
+        key_dim=key_dim,
+        source_vocabulary_size=source_vocabulary_size,
+        max_source_length=max_source_length,
+    )
+    require_rates(dropout=dropout, attention_dropout=attention_dropout)
     if key_dim is None and hidden_dim % num_heads:
         raise ValueError(
             "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -87,6 +89,34 @@ def test_what_is_hidden_changes_nothing():
     np.testing.assert_array_equal(output, ops.convert_to_numpy(layer(query, memory, mask)))
     shorter = layer(query, memory[:, :4])
     np.testing.assert_allclose(output, ops.convert_to_numpy(shorter), atol=1e-6)
+
+
+def test_a_mask_that_the_memory_carries_hides_its_keys():
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    memory[:, 4:] = 9.0  # what `Masking` below hides
+    inputs = [keras.Input(x.shape[1:]) for x in (query, memory)]
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    masked = keras.layers.Masking(mask_value=9.0)(inputs[1])
+    output, both = keras.Model(inputs, [layer(inputs[0], masked), layer(inputs[0], masked, MASK)])([query, memory])
+    mask = np.broadcast_to(np.arange(KEYS) < 4, MASK.shape)
+    np.testing.assert_array_equal(output, layer(query, memory, mask))
+    np.testing.assert_array_equal(both, layer(query, memory, mask & MASK))
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["eager", "symbolic"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("query", (7, 11)), ("memory", (2, 2, 7, 11)), ("attention_mask", (7, 7)), ("memory_mask", (7,))],
+)
+def test_another_number_of_axes_is_refused(name, shape, symbolic):
+    x = random(7, 7, HIDDEN_DIM)  # as many sentences as keys: of another rank, the mask would broadcast
+    inputs = {"query": x, "memory": x, name: np.ones(shape, bool if "mask" in name else "float32")}
+    if symbolic:
+        inputs = {name: keras.KerasTensor(x.shape, str(x.dtype)) for name, x in inputs.items()}
+    with pytest.raises(
+        ValueError, match=rf"`{name}` must have (three|two) axes.*Received the shape {re.escape(str(shape))}"
+    ):
+        MultiHeadAttention(NUM_HEADS, KEY_DIM)(**inputs)
 
 
 def test_kernels_start_within_glorot_bounds():

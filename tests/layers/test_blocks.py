@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -64,6 +65,36 @@ def test_steps_equal_the_whole(normalize_first):
             np.testing.assert_allclose(
                 ops.convert_to_numpy(output[:, beam]), ops.convert_to_numpy(whole[:, -1]), atol=1e-5
             )
+
+
+@POST_AND_PRE_NORM
+def test_masks_that_inputs_carry_are_honoured_and_handed_on(normalize_first):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(9, HIDDEN_DIM, mask_zero=True)(ids)
+    memory = EncoderBlock(**SETTINGS, normalize_first=normalize_first)(x)
+    output = DecoderBlock(**SETTINGS, normalize_first=normalize_first)(x, memory)
+    model = keras.Model(ids, [memory, output])
+    padded = model(np.array([[4, 5, 6, 0, 0], [3, 2, 1, 4, 5]]))
+    for whole, alone in zip(padded, model(np.array([[4, 5, 6]])), strict=True):
+        np.testing.assert_allclose(whole[:1, :3], alone, atol=1e-6)
+    loss = keras.losses.MeanSquaredError(reduction="none")(np.zeros_like(padded[1]), padded[1])
+    assert (ops.convert_to_numpy(loss) == 0).tolist() == [[False] * 3 + [True] * 2, [False] * 5]
+
+
+def test_a_padding_mask_of_the_memory_is_one_of_its_keys():
+    block = decoder_block(False)
+    expected = block(X, MEMORY, CAUSAL, MEMORY_MASK)
+    np.testing.assert_array_equal(block(X, MEMORY, CAUSAL, SOURCE_MASK), expected)
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["eager", "symbolic"])
+def test_a_padding_mask_for_an_attention_mask_is_refused(symbolic):
+    x, mask = random(3, 3, HIDDEN_DIM), np.ones((3, 3), bool)
+    if symbolic:
+        x, mask = keras.KerasTensor((None, 3, HIDDEN_DIM)), keras.KerasTensor((None, 3), "bool")
+    for call in (lambda: EncoderBlock(**SETTINGS)(x, mask), lambda: DecoderBlock(**SETTINGS)(x, x, mask)):
+        with pytest.raises(ValueError, match=r"`attention_mask` must have three axes.*keys_mask\(mask\)"):
+            call()
 
 
 def test_write_at_touches_one_position():

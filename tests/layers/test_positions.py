@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.positions import LearnedPositions, SinusoidalPositions, sinusoidal_positions
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.positions import (
+    LearnedPositions,
+    SinusoidalPositions,
+    positions_of,
+    sinusoidal_positions,
+)
 from tests.layer_check import check_layer
 
 POSITIONS = np.array([[0, 1, 2], [5, 3, 11]], "int32")
@@ -24,6 +31,19 @@ def test_contract_of_sinusoidal_positions(tmp_path):
 
 def test_contract_of_learned_positions(tmp_path):
     check_layer(LearnedPositions, {"max_length": 13, "hidden_dim": 7}, (POSITIONS,), tmp_path)
+
+
+@pytest.mark.parametrize("of_states", [False, True], ids=["ids", "states"])
+@pytest.mark.parametrize("layer", [SinusoidalPositions(HIDDEN_DIM), LearnedPositions(9, HIDDEN_DIM)])
+def test_positions_in_a_functional_model_of_variable_length(layer, of_states):
+    ids = keras.Input((None,), dtype="int32")
+    states = TokenEmbedding(20, HIDDEN_DIM)(ids)
+    model = keras.Model(ids, [states, states + layer(positions_of(states if of_states else ids))])
+    for batch_size, length in ((2, 5), (1, 7), (0, 3)):
+        without, with_positions = map(ops.convert_to_numpy, model(np.ones((batch_size, length), "int32")))
+        expected = ops.convert_to_numpy(layer(np.arange(length)))
+        expected = np.broadcast_to(expected, (batch_size, length, HIDDEN_DIM))
+        np.testing.assert_allclose(with_positions - without, expected, atol=1e-6)
 
 
 def test_sinusoids_by_hand():

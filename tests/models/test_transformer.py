@@ -66,6 +66,15 @@ def test_every_weight_exists_before_the_first_call_and_is_used(variant):
         assert np.isfinite(new).all() and (new != old).any(), path
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_summary_counts_every_weight_and_shows_the_blocks_shapes(variant):
+    model, lines = make_model(variant), []
+    model.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    assert f"{model.count_params():,}" in text
+    assert text.count(f"(None, None, {model.hidden_dim})") >= len(model.encoder_blocks) + len(model.decoder_blocks)
+
+
 def test_three_way_tying():
     shapes = [tuple(weight.shape) for weight in make_model().weights]
     assert shapes.count((23, 12)) == 1
