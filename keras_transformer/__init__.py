@@ -4,11 +4,18 @@
 >>> translator = keras_transformer.load("runs/numbers-en-de")
 >>> translator.translate(["twenty-one"])
 ['einundzwanzig']
+
+After `import keras_transformer`, `keras.saving.load_model` reads every model that is made of this package's layers,
+losses, metrics, optimizers and schedules.
 """
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import wrapt
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator as Translator
@@ -24,11 +31,48 @@ _HOME = {
     "Translator": "keras_transformer.decoding.translator",
     "load": "keras_transformer.decoding.translator",
 }
+# What Keras may meet in a saved model, by module.
+_SERIALIZABLE = {
+    "layers.attention": ["MultiHeadAttention"],
+    "layers.blocks": ["EncoderBlock", "DecoderBlock"],
+    "layers.embedding": ["TokenEmbedding"],
+    "layers.feed_forward": ["FeedForward"],
+    "layers.positions": ["SinusoidalPositions", "LearnedPositions"],
+    "layers.residual": ["Residual"],
+    "models.transformer": ["Transformer"],
+    "training.losses": ["SmoothedCrossEntropy"],
+    "training.metrics": ["TokenAccuracy", "Perplexity"],
+    "training.replicas": ["Adam"],
+    "training.schedules": ["InverseSquareRootDecay"],
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    if "keras" not in sys.modules:
+        from keras_transformer.errors import load_tensorflow
 
+        load_tensorflow()
     return getattr(import_module(_HOME[name]), name)
+
+
+class _Unimported:
+    """Stands for a class in Keras's registry until a saved model asks for it, or until its module is imported."""
+
+    def __init__(self, module: str, name: str):
+        self.module = module
+        self.name = name
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """What the class makes of the configuration."""
+        return getattr(import_module(self.module), self.name).from_config(config)
+
+
+@wrapt.when_imported("keras")
+def _register(keras: Any) -> None:
+    """Registers all classes with Keras: at once where Keras is there, else as soon as it is imported."""
+    known = keras.saving.get_custom_objects()
+    for module, names in _SERIALIZABLE.items():
+        for name in names:
+            known.setdefault(f"{__name__}>{name}", _Unimported(f"{__name__}.{module}", name))

@@ -51,8 +51,15 @@ def warn(message: str) -> None:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow and Keras without the lines that their C++ code writes about itself, for commands."""
+    """Imports TensorFlow and Keras without the lines that their C++ code writes about itself.
+
+    From then on GPU memory is taken as it is needed: TensorFlow would take all of it at once.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    if sys.stderr is None:  # closed from the start: nothing can be written there
+        importlib.import_module("keras")
+        return
     sys.stderr.flush()
     standard_error = os.dup(2)
     try:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat, zip_longest
-from typing import Any
+from typing import Any, overload
 
 import keras
 import numpy as np
@@ -108,6 +108,9 @@ class Score:
     log_prob: float
     num_tokens: int
 
+    def __repr__(self) -> str:
+        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
+
     @property
     def perplexity(self) -> float:
         """exp(-log P(y) / |y|)."""
@@ -145,8 +148,10 @@ class Translator:
     Example:
 
     >>> translator = keras_transformer.load("runs/numbers-en-de")
-    >>> translator.translate(["twenty-one"])
-    ['einundzwanzig']
+    >>> translator.translate("twenty-one")
+    'einundzwanzig'
+    >>> translator.translate(["twenty-one", "two"])
+    ['einundzwanzig', 'zwei']
     """
 
     def __init__(
@@ -168,25 +173,46 @@ class Translator:
             )
         self._functions: dict[tuple, Callable] = {}
 
+    def __repr__(self) -> str:
+        model, vocabulary = self.model, f"{self.target_tokenizer.vocabulary_size:,}"
+        if self.source_tokenizer is not self.target_tokenizer:
+            vocabulary = f"{self.source_tokenizer.vocabulary_size:,} → {vocabulary}"
+        layers = f"{model.num_layers} + {model.num_layers} layers of width {model.hidden_dim}"
+        return (
+            f"<Translator: {model.count_params():,} parameters, {layers}, vocabulary {vocabulary}, "
+            f"sources of up to {self.max_source_length} pieces>"
+        )
+
+    @overload
+    def translate(self, lines: str, *args: Any, **options: Any) -> str: ...
+
+    @overload
+    def translate(self, lines: Iterable[str], *args: Any, **options: Any) -> list[str]: ...
+
     def translate(
         self,
-        lines: Iterable[str],
+        lines: str | Iterable[str],
         num_beams: int = 4,
         length_penalty: float = 0.6,
         max_length: int | None = None,
         batch_size: int = 64,
-    ) -> list[str]:
+    ) -> str | list[str]:
         """The best translation of each line, by beam search; of a blank line the empty one.
 
         Args:
-            lines: sentences. What shares a batch with a line does not change its translation.
+            lines: sentences, or one string. What shares a batch with a line does not change its translation.
             num_beams, length_penalty, max_length, batch_size: see `SearchOptions`.
 
+        Returns:
+            A translation for each line; of one string its translation, a string.
+
         Raises:
-            RequestError: an option is out of its range, or `lines` is one string.
+            RequestError: an option is out of its range.
         """
         options = SearchOptions(num_beams, length_penalty, max_length, batch_size=batch_size)
-        return [hypotheses[0].text for hypotheses in self.stream(lines, options)]
+        sentences = [lines] if isinstance(lines, str) else lines
+        translations = [hypotheses[0].text for hypotheses in self.stream(sentences, options)]
+        return translations[0] if isinstance(lines, str) else translations
 
     def n_best(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any

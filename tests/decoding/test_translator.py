@@ -224,9 +224,22 @@ def test_options_out_of_range_are_refused(options, message):
         SearchOptions(**options)
 
 
+def test_one_string_has_one_translation(translator):
+    assert translator.translate(SENTENCES[1]) == translator.translate(SENTENCES)[1]
+    assert translator.translate("") == ""
+
+
+def test_what_is_printed_of_a_translator_and_of_a_score_tells_what_they_are(translator, tiny_model):
+    shown = repr(translator)
+    assert f"{tiny_model.count_params():,} parameters" in shown
+    assert f"vocabulary {tiny_model.vocabulary_size}, sources of up to 40 pieces" in shown
+    (score,) = translator.score(["one"], ["two"])
+    assert repr(score) == f"Score(log_prob={score.log_prob:.4f}, num_tokens=2, perplexity={score.perplexity:.4g})"
+
+
 def test_one_string_is_not_a_list_of_lines(translator):
     with pytest.raises(RequestError, match=r"expected a list of lines; received one string: .*\['one two'\]"):
-        translator.translate("one two")
+        translator.n_best("one two")
 
 
 @pytest.mark.parametrize("length", [0, -1, 1.5])
