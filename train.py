@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from keras_transformer.errors import exit_status, load_tensorflow
+from keras_transformer.errors import exit_status, load_tensorflow, say
 from keras_transformer.training.settings import parser
 
 
@@ -17,6 +17,7 @@ def train(given: dict) -> None:
     if job is None:
         return
     replicas.configure(job.settings.devices, job.settings.threads)
+    say(replicas.describe_devices(job.settings.devices))
     replicas.seed(job.settings.seed)
     strategy = replicas.strategy(job.settings.devices)
     with run.begun(job) as cache:

@@ -150,6 +150,8 @@ def info(arguments: argparse.Namespace) -> None:
     config = read_config(run)
     print(f"run: {run.path}")
     print(f"parameters: {count_parameters(config['model']):,}")
+    if config["settings"].get("source"):  # a run of the user's own text; older ones name the default corpus too
+        config["settings"]["dataset"] = None
     for section in ("model", "corpus", "settings", "versions", "weights"):
         if config.get(section):
             print(f"{section}:")

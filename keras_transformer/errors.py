@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class RequestError(ValueError):
@@ -71,6 +75,23 @@ def load_tensorflow() -> None:
         os.close(standard_error)
 
 
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Within it SIGTERM raises `Stopped`, so that what is half done is cleared away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number, "stopped by SIGTERM; what was there before is intact")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def exit_status(command: Callable[[], None]) -> int:
     """Runs `command` and returns its exit status, a person's mistake or a failed job told in one line each.
 
@@ -78,7 +99,8 @@ def exit_status(command: Callable[[], None]) -> int:
         0 done, 1 the job failed, 2 the request was wrong, 128 + n stopped by signal n after saving.
     """
     try:
-        command()
+        with _stoppable():
+            command()
         if sys.stdout is not None:  # it may have been closed from the start
             sys.stdout.flush()
         return 0

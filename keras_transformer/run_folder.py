@@ -110,6 +110,8 @@ def write_folder_whole(path: Path) -> Iterator[Path]:
             path.rename(old)
         aside.rename(path)
     finally:
+        if old.exists() and not path.exists():  # stopped between the two
+            old.rename(path)
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -211,6 +213,19 @@ def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
     """
     run = run if isinstance(run, RunFolder) else RunFolder(run)
     config = read_config(run)["model"]
+    with _checked_weights(run, config) as weights:
+        return _model_with_weights(config, weights)
+
+
+def check_model(run: RunFolder) -> None:
+    """Raises RequestError unless `model.keras` is there and whole. No model is made, and TensorFlow not touched."""
+    with _checked_weights(run, read_config(run)["model"]):
+        pass
+
+
+@contextlib.contextmanager
+def _checked_weights(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
+    """The file of weights in `model.keras`, checked; what is wrong with it, here or within, is a RequestError."""
     if not run.model.is_file():
         raise RequestError(
             f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
@@ -221,7 +236,7 @@ def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
         try:
             _extract_weights(run.model, weights, num_bytes)
             _check_weights(weights, num_bytes, ENTRIES_PER_LAYER * (config["num_layers"] + 1))
-            return _model_with_weights(config, weights)
+            yield weights
         except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error

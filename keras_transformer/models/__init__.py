@@ -1,7 +1,21 @@
-"""The model and its sizes; importing this registers `Transformer` with Keras, so that `keras.saving.load_model`
-knows it."""
+"""The model and its sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.models.presets import PRESETS
-from keras_transformer.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from keras_transformer.models.transformer import Transformer as Transformer
 
 __all__ = ["PRESETS", "Transformer"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used: the presets stand in `train.py --help`, which does not wait for Keras.
+    if name != "Transformer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from keras_transformer.models.transformer import Transformer
+
+    return Transformer

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import http.client
 import itertools
 import os
 import random
 import time
-import urllib.request
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -82,6 +80,7 @@ _DOWNLOAD_SECONDS, _SILENCE_SECONDS = 120, 30
 _FETCH_MEND = "fetch it by other means and pass its folder with --data-dir"
 
 WMT14_RECIPE = {"vocabulary_size": 37_000}
+RECIPES: dict[str, dict[str, Any]] = {"numbers": NUMBERS_RECIPE, "multi30k": MULTI30K_RECIPE, "wmt14": WMT14_RECIPE}
 WMT14_LANGUAGES = ("cs", "de", "fr", "hi", "ru")
 
 
@@ -369,6 +368,9 @@ def _fetch(url: str, path: Path, sha256: str) -> None:
 
 
 def _download(url: str) -> bytes:
+    import http.client
+    import urllib.request
+
     body, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
     try:
         with urllib.request.urlopen(url, timeout=_SILENCE_SECONDS) as response:

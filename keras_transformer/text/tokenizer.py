@@ -25,6 +25,17 @@ MAX_ALPHABET_SHARE = 0.25
 REDUCED_COVERAGE = 0.9995
 
 
+class VocabularyTooLarge(RequestError):
+    """The training text supports fewer pieces: at most `most`."""
+
+    def __init__(self, size: int, most: int):
+        super().__init__(
+            f"a vocabulary of {size} is larger than the training text supports: it supports at most {most}; ask for "
+            "that or less"
+        )
+        self.most = most
+
+
 class Tokenizer:
     """A SentencePiece model, unigram or BPE, over one language or, jointly, over two.
 
@@ -81,7 +92,7 @@ class Tokenizer:
         try:
             return cls(_trained_model(sample, vocabulary_size, model_type, num_threads))
         except RuntimeError as error:
-            raise RequestError(_training_message(str(error), vocabulary_size)) from None
+            raise _training_error(str(error), vocabulary_size) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -209,20 +220,17 @@ def _character_coverage(lines: Iterable[str], vocabulary_size: int) -> float:
     return 1.0 if len(alphabet) <= MAX_ALPHABET_SHARE * vocabulary_size else REDUCED_COVERAGE
 
 
-def _training_message(reason: str, vocabulary_size: int) -> str:
+def _training_error(reason: str, vocabulary_size: int) -> RequestError:
     if most := re.search(r"value <= (\d+)", reason):
-        return (
-            f"a vocabulary of {vocabulary_size} is larger than the training text supports: "
-            f"it supports at most {most[1]}; ask for that or less"
-        )
+        return VocabularyTooLarge(vocabulary_size, int(most[1]))
     if least := re.search(r"required_chars\D*\d+ vs (\d+)", reason):
-        return (
+        return RequestError(
             f"a vocabulary of {vocabulary_size} is too small for the characters of the training text: "
             f"it takes at least {least[1]}"
         )
     if "sentences_.empty()" in reason or "all_chars_count" in reason:
-        return "no text to train a vocabulary from: every line is empty; check the training files"
-    return f"SentencePiece could not train a vocabulary of {vocabulary_size}: {reason}"
+        return RequestError("no text to train a vocabulary from: every line is empty; check the training files")
+    return RequestError(f"SentencePiece could not train a vocabulary of {vocabulary_size}: {reason}")
 
 
 def lines_of(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -71,13 +71,26 @@ class Follow(keras.callbacks.Callback):
 
 
 class StopOnNaN(keras.callbacks.Callback):
-    """Ends the job at the first step whose loss is no number, before anything is written."""
+    """Ends the job soon after the loss is no number any more, and before anything is written.
 
-    def __init__(self, progress: Progress):
+    The loss in the logs is the mean of the round so far, so what was no number once is seen later too. To look at the
+    loss is to wait for the device: so not at every step.
+    """
+
+    def __init__(self, progress: Progress, every: int = 10):
         super().__init__()
         self.progress = progress
+        self.every = every
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self.progress.step % self.every == 0:
+            self.check(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self.check(logs)
+
+    def check(self, logs: dict | None) -> None:
+        """Raises JobError if the loss is no number."""
         if not math.isfinite(float((logs or {}).get("loss", 0.0))):
             raise JobError(
                 f"the loss is no longer a number at step {self.progress.step}; the last checkpoint is intact: "
@@ -100,10 +113,17 @@ class RestoreMetrics(keras.callbacks.Callback):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """SIGTERM and Ctrl-C finish the step, save a checkpoint and raise `Stopped`; a second Ctrl-C ends at once."""
+    """SIGTERM and Ctrl-C finish the step, save a checkpoint and raise `Stopped`; a second Ctrl-C ends at once.
 
-    def __init__(self, save: Callable[[], None], how_to_resume: str):
+    Args:
+        check: called with the logs before a checkpoint is saved; it may raise.
+        save: saves one.
+        how_to_resume: the command.
+    """
+
+    def __init__(self, check: Callable[[dict | None], None], save: Callable[[], None], how_to_resume: str):
         super().__init__()
+        self.check = check
         self.save = save
         self.how_to_resume = how_to_resume
         self.received: int | None = None
@@ -116,6 +136,7 @@ class Interrupt(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self.received is not None:
+            self.check(logs)
             self.save()
             self.restore_handlers()
             raise Stopped(self.received, f"stopped and saved; go on with: {self.how_to_resume}")
@@ -162,11 +183,8 @@ class Bleu(keras.callbacks.Callback):
         self.show = show
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        import sacrebleu
-
         translations = self.translate(self.sources)
-        # The effective order: where every translation is one word, as of number words, there are no four-grams.
-        bleu = sacrebleu.corpus_bleu(translations, [list(self.references)], use_effective_order=True).score
+        bleu = validation_bleu(translations, self.references)
         if logs is not None:
             logs["val_bleu"] = bleu
         progress = self.progress
@@ -179,6 +197,14 @@ class Bleu(keras.callbacks.Callback):
             triples = zip(self.sources, self.references, translations, strict=True)
             lines = [f"source      {s}\nreference   {r}\ntranslation {t}\n" for s, r, t in triples]
             self.show(progress.step, "\n".join(lines[:NUM_SAMPLES]))
+
+
+def validation_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """sacreBLEU's, of the effective order: where every translation is one word, as of number words, there are no
+    four-grams."""
+    import sacrebleu
+
+    return sacrebleu.corpus_bleu(translations, [list(references)], use_effective_order=True).score
 
 
 class Records(keras.callbacks.Callback):
@@ -298,11 +324,11 @@ class ProgressLine(keras.callbacks.Callback):
         self.steps = steps
         self._terminal = sys.stderr.isatty()
         self._shown = 0.0
-
-    def on_train_begin(self, logs: dict | None = None) -> None:
-        self._first = (self.progress.step, self.progress.tokens, self.progress.seconds)
+        # (step, tokens, seconds) from which speed is counted: after the first step, in which the graph is traced.
+        self._since: tuple[int, int, float] | None = None
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._since = self._since or (self.progress.step, self.progress.tokens, self.progress.seconds)
         now = time.monotonic()
         if now - self._shown >= (0.2 if self._terminal else LINE_SECONDS):
             self._shown = now
@@ -316,12 +342,14 @@ class ProgressLine(keras.callbacks.Callback):
         self._write(self._line(logs) + (f" · validation{validation}" if validation else ""), end="\n")
 
     def _line(self, logs: dict) -> str:
-        step, tokens, seconds = self._first
-        made, passed = self.progress.step - step, max(self.progress.seconds - seconds, 1e-9)
-        left = (self.steps - self.progress.step) * passed / max(made, 1)
-        rate = (self.progress.tokens - tokens) / passed
-        loss = float(logs.get("loss", math.nan))
-        return f"step {self.progress.step}/{self.steps} · loss {loss:.3f} · {rate:,.0f} tokens/s · {_clock(left)} left"
+        progress, loss = self.progress, float(logs.get("loss", math.nan))
+        line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
+        step, tokens, seconds = self._since or (progress.step, 0, 0.0)
+        if progress.step == step:
+            return line
+        passed = max(progress.seconds - seconds, 1e-9)
+        left = (self.steps - progress.step) * passed / (progress.step - step)
+        return f"{line} · {(progress.tokens - tokens) / passed:,.0f} tokens/s · {_clock(left)} left"
 
     def _write(self, line: str, end: str) -> None:
         if self._terminal:

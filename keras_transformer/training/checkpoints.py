@@ -173,16 +173,20 @@ def average(run: str | Path, last: int) -> list[int]:
     model = Transformer(**config["model"], dtype="float32")
     # What else is said there, of how far the run went, stays true.
     origin = {**config.get("weights", {}), "kind": "mean", "steps": steps}
-    write_model(folder, config, model, checkpoints.mean(steps, model), origin)
+    origin.pop("val_bleu", None)  # of other weights
+    set_weights(model, checkpoints.mean(steps, model))
+    write_model(folder, config, model, origin)
     return steps
 
 
-def write_model(
-    run: RunFolder, config: dict[str, Any], model: Any, weights: list[np.ndarray], origin: dict[str, Any]
-) -> None:
-    """Puts `weights` into `model`, writes `model.keras`, and says in `config.json` where they are from."""
+def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
+    """Puts weights into the model's trainable variables, in their order."""
     for variable, value in zip(model.trainable_variables, weights, strict=True):
         variable.assign(value)
+
+
+def write_model(run: RunFolder, config: dict[str, Any], model: Any, origin: dict[str, Any]) -> None:
+    """Writes `model.keras`, and says in `config.json` where its weights are from."""
     save_model(run, model)
     write_config(run, {**{k: v for k, v in config.items() if k != "format"}, "weights": origin})
 

@@ -6,34 +6,84 @@ A leaf: it imports nothing of the project but its errors, so that `Transformer` 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_transformer.errors import RequestError
 
 Tensor = Any
 
 
-class _TensorFlowFit:
+class _WeightedFit:
+    """What `fit` does otherwise than Keras does, on every backend.
+
+    With weights the loss is their weighted sum, whatever its reduction: `text.batches` weighs a label by 1 / (tokens of
+    the batch), and a mean over the batch would divide once more. A loss that takes a mean (Keras's own do, unless they
+    are told otherwise) has its weights divided by their sum first; of one that is a sum they are taken as they are.
+    """
+
+    _sum_loss: Any = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As in Keras."""
+        super().compile(*args, **kwargs)  # type: ignore[misc]
+        self._sum_loss = None if self._loss_is_a_sum else _as_sum(self.loss)  # type: ignore[attr-defined]
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Tensor:
+        """As in Keras; but with weights their weighted sum."""
+        if sample_weight is None or self._sum_loss is None:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)  # type: ignore[misc]
+        loss = self._sum_loss(y, y_pred, self._normalized(sample_weight))
+        return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)  # type: ignore[attr-defined]
+
+    def _normalized(self, weights: Tensor) -> Tensor:
+        return ops.cast(weights, "float32") / ops.maximum(ops.sum(ops.cast(weights, "float32")), 1e-30)
+
+    @property
+    def _loss_is_a_sum(self) -> bool:
+        return getattr(self.loss, "reduction", None) == "sum"  # type: ignore[attr-defined]
+
+
+def _as_sum(loss: Any) -> Any:
+    """(labels, logits, weights) → the weighted sum of a loss's values; None where there is more than one loss."""
+    if loss is None or isinstance(loss, dict | list | tuple):
+        return None
+    loss = keras.losses.get(loss)
+    if isinstance(loss, keras.losses.Loss):
+        summed = copy.copy(loss)
+        summed.reduction = "sum"
+        return summed
+    return lambda labels, logits, weights: ops.sum(loss(labels, logits) * weights)
+
+
+class _TensorFlowFit(_WeightedFit):
     """What `fit` does otherwise than Keras does on TensorFlow.
 
     * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would
       take the mean of the replicas' ids, or fail where their shapes differ.
-    * Where the loss is a sum, the weights of a batch sum to 1 over all replicas and micro-batches, so that loss and
-      gradient are those of one large batch on one replica. `text.batches` makes them so; where none come, 1 / (labels
-      that are not 0, over all replicas) is put in.
+    * The weights of a batch sum to 1 over all replicas and micro-batches, so that loss and gradient are those of one
+      large batch on one replica. `text.batches` makes them so. Where none come and the loss is a sum, 1 / (labels that
+      are not 0, over all replicas) is put in; where the loss takes a mean, weights are divided by their sum over all
+      replicas.
+    * In float16 no replica moves its weights by a step of which any replica's gradient overflowed.
     * `micro_batches` = k: a replica's rows are taken in k parts, one after the other, and their gradients summed before
       the weights move. The schedule and the optimiser see one step.
     * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another
       replica's variables.
     * Several workers: metrics travel as vectors, for their reduction knows no scalars (keras issue 20585).
-    * `metrics_every` = n: the compiled metrics look at every n-th step of training; the loss is always tracked.
+    * `metrics_every` = n: the compiled metrics look at every n-th step of training, and at the first one after a reset;
+      the loss is always tracked.
     """
 
     micro_batches: int = 1
@@ -57,6 +107,8 @@ class _TensorFlowFit:
     def train_step(self, data: tuple) -> dict[str, Tensor]:
         data = self._weighted(data, training=True)
         gradients = self._accumulated_gradients(data) if self.micro_batches > 1 else self._tracked_gradients(data)
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # type: ignore[attr-defined]
+            gradients = _overflowing_together(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))  # type: ignore[attr-defined]
         return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
 
@@ -72,9 +124,11 @@ class _TensorFlowFit:
         import tensorflow as tf
 
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        if weights is not None or not self._loss_is_a_sum:
+        if weights is None and self._loss_is_a_sum:
+            weights = tf.not_equal(labels, 0)
+        elif weights is None or self._sum_loss is None:
             return inputs, labels, weights
-        weights = tf.cast(tf.not_equal(labels, 0), tf.float32)
+        weights = tf.cast(weights, tf.float32)
         if training:
             total = tf.reduce_sum(weights)
             context = tf.distribute.get_replica_context()
@@ -83,16 +137,16 @@ class _TensorFlowFit:
             weights = tf.math.divide_no_nan(weights, total)
         return inputs, labels, weights
 
-    @property
-    def _loss_is_a_sum(self) -> bool:
-        return getattr(self.loss, "reduction", None) == "sum"  # type: ignore[attr-defined]
+    def _normalized(self, weights: Tensor) -> Tensor:
+        return weights  # they are, over all replicas: see `_weighted`
 
     def _tracked_gradients(self, data: tuple) -> list[Tensor]:
         inputs, labels, weights = data
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights)
+        is_first = ops.equal(self._loss_tracker.count, 0)  # type: ignore[attr-defined]
         self._track_loss(loss, weights)
-        self._track_metrics(inputs, labels, logits, weights)
+        self._track_metrics(inputs, labels, logits, weights, is_first)
         return gradients
 
     def _gradients(self, inputs: Any, labels: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -124,14 +178,17 @@ class _TensorFlowFit:
         """Counts a batch so that `loss` is the mean over all tokens, however they are spread over replicas."""
         import tensorflow as tf
 
-        if not self._loss_is_a_sum:  # Keras divided a mean by the number of replicas, whose shares are summed.
+        if weights is None or not (self._loss_is_a_sum or self._sum_loss):
+            # Keras divided a mean by the number of replicas, whose shares are summed.
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             self._loss_tracker.update_state(loss * replicas)  # type: ignore[attr-defined]
             return
         share = tf.reduce_sum(weights)
         self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)  # type: ignore[attr-defined]
 
-    def _track_metrics(self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None) -> None:
+    def _track_metrics(
+        self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, is_first: Tensor
+    ) -> None:
         import tensorflow as tf
 
         def track() -> Tensor:
@@ -142,7 +199,7 @@ class _TensorFlowFit:
             track()
         else:
             steps = tf.cast(self.optimizer.iterations.value, tf.int64)  # type: ignore[attr-defined]
-            tf.cond(steps % self.metrics_every == 0, track, lambda: tf.constant(False))
+            tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
     def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         import tensorflow as tf
@@ -160,11 +217,25 @@ class _TensorFlowFit:
             self._symbolic_build(data_batch=self.symbolic_batch())  # type: ignore[attr-defined]
 
 
-class _PlainFit:
+class _PlainFit(_WeightedFit):
     """Other backends train in Keras's own way, on one device."""
 
 
 ReplicatedFit: type = _TensorFlowFit if keras.config.backend() == "tensorflow" else _PlainFit
+
+
+def _overflowing_together(gradients: list[Tensor]) -> list[Tensor]:
+    """The replica's gradients, the first of which is made NaN on all replicas where any gradient of any replica is not
+    finite: Keras's `LossScaleOptimizer` looks at replica 0 alone, and then skips the step on all of them."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return gradients
+    is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+    overflows = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(is_finite, 0.0, 1.0))
+    first, *rest = gradients
+    return [first + tf.cast(tf.where(overflows > 0, float("nan"), 0.0), first.dtype), *rest]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -281,6 +352,29 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
         tf.config.threading.set_inter_op_parallelism_threads(threads)
     if deterministic:
         tf.config.experimental.enable_op_determinism()
+
+
+def describe_devices(devices: str) -> str:
+    """What a run trains on, for people; and why no GPU, where the driver has one that TensorFlow does not see."""
+    import tensorflow as tf
+
+    kind, numbers = parse_devices(devices)
+    gpus = tf.config.get_visible_devices("GPU")
+    if gpus:
+        names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+        return f"training on {len(gpus)} GPU(s): {', '.join(names)}"
+    replicas = f", in {len(numbers)} replicas" if len(numbers) > 1 else ""
+    if kind == "auto" and (found := gpus_of_the_driver()):
+        return (
+            f"training on the processor: the NVIDIA driver has {found} GPU(s), but TensorFlow sees none. Its CUDA "
+            "libraries are not installed, or do not fit: pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+        )
+    return f"training on the processor{replicas}"
+
+
+def gpus_of_the_driver(place: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """How many GPUs NVIDIA's driver has on this machine, whether their libraries are installed or not (Linux)."""
+    return len(list(place.iterdir())) if place.is_dir() else 0
 
 
 def seed(number: int) -> None:

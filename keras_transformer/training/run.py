@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -14,20 +14,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.errors import JobError, RequestError, say, warn
 from keras_transformer.run_folder import (
     MODEL_BOUNDS,
     MODEL_RATES,
     MODEL_SWITCHES,
     RunFolder,
+    check_model,
     check_writable,
+    load_model,
     read_config,
     write_config,
     write_text,
 )
 from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
-from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.settings import Settings, resolve, resumed
+from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
+from keras_transformer.training.settings import Settings, inherited_from, resolve, resumed, warm_up_of_fine_tuning
 
 MAX_VALIDATION_PAIRS = 2_000
 # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
@@ -54,6 +56,7 @@ class Run:
     config: dict[str, Any]
     is_chief: bool = True
     is_resumed: bool = False
+    lowers_vocabulary: bool = False  # where the text supports no more; nobody asked for the size
 
 
 @dataclass
@@ -84,6 +87,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
     stored = read_config(given["init_from"]) if given.get("init_from") else None
     settings, corpus = _settled(given, stored)
     _check_replicas(settings)
+    _warn_of_what_cannot_pay(settings)
     folder = RunFolder(settings.folder)
     if is_chief:
         _check_folder(folder, settings)
@@ -95,7 +99,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
         "corpus": _corpus_config(corpus),
         "versions": _versions(),
     }
-    return Run(settings, folder, corpus, config, is_chief)
+    return Run(settings, folder, corpus, config, is_chief, lowers_vocabulary=given.get("vocabulary_size") is None)
 
 
 def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
@@ -106,7 +110,7 @@ def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
         )
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given), out=str(folder.path))
-    if folder.model.is_file() and _is_finished(config, settings):
+    if _is_finished(config, settings) and _has_model(folder):
         say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
         return None
     _check_replicas(settings)
@@ -117,12 +121,24 @@ def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
             "run with --out"
         )
     config["settings"] = settings.as_dict()
-    return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
+    return Run(settings, folder, corpus, config, is_chief, is_resumed=True, lowers_vocabulary=True)
 
 
 def _folder_to_resume(given: dict[str, Any]) -> Path:
     known = {name: given[name] for name in ("dataset", "source", "preset", "out") if given.get(name) is not None}
     return Settings(**known).folder
+
+
+def _has_model(folder: RunFolder) -> bool:
+    """Whether `model.keras` is there and whole."""
+    if not folder.model.is_file():
+        return False
+    try:
+        check_model(folder)
+    except RequestError as error:
+        warn(f"{error}; writing it again")
+        return False
+    return True
 
 
 def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
@@ -132,7 +148,8 @@ def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
 
 
 def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Settings, Corpus]:
-    """Flags over the recipe of the corpus over the preset; with --init-from the sizes are those of that run."""
+    """Flags over the recipe of the corpus over the preset; with --init-from the sizes are those of that run, and its
+    settings stand over the preset."""
     corpus = _corpus(resolve(given, {}))
     if stored is None:
         return resolve(given, corpus.recipe), corpus
@@ -143,7 +160,39 @@ def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Sett
         if given.get(name) is not None and given[name] != size:
             flag = "--" + name.replace("_", "-")
             raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
-    return resolve({**given, **sizes}, corpus.recipe), corpus
+    given, inherited = {**given, **sizes}, inherited_from(stored["settings"])
+    settings = resolve(given, corpus.recipe, inherited)
+    asked = {name for name, value in given.items() if value is not None}
+    if "steps" not in asked:  # the recipe's warm-up is for the recipe's steps
+        asked |= corpus.recipe.keys()
+    if not {"warmup_steps", "learning_rate_factor"} & asked:
+        settings = replace(settings, **warm_up_of_fine_tuning(settings, inherited))
+    _say_what_is_inherited(settings, inherited)
+    return settings, corpus
+
+
+def _say_what_is_inherited(settings: Settings, inherited: dict[str, Any]) -> None:
+    defaults = Settings()
+    kept = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in inherited.items()
+        if value == getattr(settings, name) != getattr(defaults, name) and name not in SIZES
+    ]
+    say(
+        f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
+        f"learning rate of {settings.peak_learning_rate:.2g}; from that run, besides its sizes: "
+        f"{', '.join(kept) or 'nothing'}; a flag wins"
+    )
+
+
+def _warn_of_what_cannot_pay(settings: Settings) -> None:
+    if settings.warmup_steps > settings.steps:
+        warn(
+            f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
+            f"{settings.steps}; give a shorter warm-up, such as --warmup-steps {max(1, settings.steps // 10)}"
+        )
+    if settings.xla and not settings.static_shapes:
+        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
 
 
 def _say_what_the_recipe_sets(given: dict[str, Any], corpus: Corpus, settings: Settings) -> None:
@@ -159,7 +208,7 @@ def _say_what_the_recipe_sets(given: dict[str, Any], corpus: Corpus, settings: S
 def _corpus(settings: Settings) -> Corpus:
     if settings.source is not None and settings.target is not None:
         return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
-    return load_corpus(settings.dataset, settings.data_dir)
+    return load_corpus(settings.name, settings.data_dir)
 
 
 def _check_replicas(settings: Settings) -> None:
@@ -255,6 +304,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
 
     settings = run.settings
     tokenizers = _tokenizers(run)
+    _record_vocabularies(run, tokenizers)
     valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     if run.is_chief:
         for path, lines in zip(
@@ -306,12 +356,31 @@ def _tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
     return tokenizers
 
 
+def _record_vocabularies(run: Run, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Has the model's configuration say the sizes of the vocabularies, which may be smaller than the setting."""
+    source, target = (tokenizer.vocabulary_size for tokenizer in tokenizers)
+    sizes = {
+        "vocabulary_size": target,
+        "source_vocabulary_size": source if run.settings.separate_vocabularies else None,
+    }
+    if not sizes.items() <= run.config["model"].items():
+        run.config["model"] |= sizes
+        if run.is_chief:
+            write_config(run.folder, {key: value for key, value in run.config.items() if key != "format"})
+
+
 def _learned_tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
     settings = run.settings
 
-    def learn(sides: slice) -> Tokenizer:
+    def learn(sides: slice, size: int = settings.vocabulary_size) -> Tokenizer:
         lines = (line for pair in run.corpus.train() for line in pair[sides])
-        return Tokenizer.train(lines, settings.vocabulary_size, settings.vocabulary_type, settings.seed)
+        try:
+            return Tokenizer.train(lines, size, settings.vocabulary_type, settings.seed)
+        except VocabularyTooLarge as error:
+            if not run.lowers_vocabulary or error.most >= size:
+                raise
+            say(f"the training text supports no vocabulary of {size:,} pieces: taking {error.most:,}")
+            return learn(sides, error.most)
 
     if settings.separate_vocabularies:
         return learn(slice(0, 1)), learn(slice(1, 2))
@@ -339,7 +408,6 @@ def _tokenized(
 def make_model(run: Run) -> Any:
     """The model, compiled; under a strategy's scope it is made for its replicas."""
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.run_folder import load_model
     from keras_transformer.training.losses import SmoothedCrossEntropy
     from keras_transformer.training.metrics import Perplexity, TokenAccuracy
     from keras_transformer.training.replicas import Adam
@@ -406,7 +474,7 @@ def fit(run: Run, text: Text, model: Any, strategy: Any) -> None:
     if stopped_early:
         say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
     if run.is_chief:
-        write_result(run, model, progress, checkpoints)
+        write_result(run, text, model, progress, checkpoints)
 
 
 def _check_place(plan: Any, progress: Any) -> None:
@@ -474,18 +542,19 @@ def _callbacks(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any
     from keras_transformer.training.replicas import num_workers
 
     settings = run.settings
-    follow = [c.Follow(progress, text.plan), c.StopOnNaN(progress)]
+    stop_on_nan = c.StopOnNaN(progress)
+    follow = [c.Follow(progress, text.plan), stop_on_nan]
     within_round = progress.step % settings.checkpoint_every and num_workers() == 1
     counted = [np.asarray(variable) for variable in model.metrics_variables] if within_round else []
     records, save = c.Records(run.folder, progress), c.Save(checkpoints, progress)
     bleu = []
     if settings.bleu_sentences and (run.is_chief or settings.patience):
-        sources, references = zip(*text.valid_pairs[: settings.bleu_sentences], strict=True)
         show = records.show if run.is_chief else None
-        bleu = [c.Bleu(progress, _translate_with(run, text, model), sources, references, settings.patience, show)]
+        sides = _bleu_sides(run, text)
+        bleu = [c.Bleu(progress, _translate_with(run, text, model), *sides, settings.patience, show)]
     if not run.is_chief:
         return [*follow, *bleu]
-    interrupt = c.Interrupt(save.save, f"python train.py --resume --out {run.folder.path}")
+    interrupt = c.Interrupt(stop_on_nan.check, save.save, f"python train.py --resume --out {run.folder.path}")
     return [
         *follow,
         c.RestoreMetrics(counted),
@@ -497,18 +566,24 @@ def _callbacks(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any
     ]
 
 
+def _bleu_sides(run: Run, text: Text) -> tuple[Sequence[str], Sequence[str]]:
+    """The validation sentences that BLEU is counted over, and their references."""
+    sources, references = zip(*text.valid_pairs[: run.settings.bleu_sentences], strict=True)
+    return sources, references
+
+
 def _translate_with(run: Run, text: Text, model: Any) -> Any:
     """Greedy translation with the present weights (their moving average, with --ema), in float32, outside of any
     strategy."""
     from keras_transformer.decoding.translator import Translator
     from keras_transformer.models.transformer import Transformer
+    from keras_transformer.training.checkpoints import set_weights
 
     twin = Transformer(**run.config["model"], dtype="float32")
     translator = Translator(twin, text.source_tokenizer, text.target_tokenizer)
 
-    def translate(lines: Any) -> list[str]:
-        for mine, present in zip(twin.trainable_variables, present_weights(model), strict=True):
-            mine.assign(present)
+    def translate(lines: Sequence[str]) -> list[str]:
+        set_weights(twin, present_weights(model))
         return translator.translate(lines, num_beams=1)
 
     return translate
@@ -523,15 +598,17 @@ def present_weights(model: Any) -> list[Any]:
     return [np.asarray(variable) for variable in variables]
 
 
-def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
+def write_result(run: Run, text: Text, model: Any, progress: Any, checkpoints: Any) -> None:
     """Writes `model.keras`: the moving average, or the mean of the last checkpoints (with early stopping, of those up
-    to the best).
+    to the best); and says its own BLEU, counted as while training.
 
     Raises:
         JobError: it could not be written; the checkpoints are intact.
     """
+    from keras_transformer.decoding.translator import Translator
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.checkpoints import write_model
+    from keras_transformer.training.callbacks import validation_bleu
+    from keras_transformer.training.checkpoints import set_weights, write_model
 
     settings = run.settings
     twin = Transformer(**run.config["model"], dtype="float32")
@@ -542,10 +619,16 @@ def write_result(run: Run, model: Any, progress: Any, checkpoints: Any) -> None:
         weights, origin = present_weights(model), {**origin, "kind": "moving average"}
     else:
         weights, origin = checkpoints.mean(steps, twin), {**origin, "kind": "mean", "steps": steps}
+    set_weights(twin, weights)
+    if settings.bleu_sentences:
+        sources, references = _bleu_sides(run, text)
+        translator = Translator(twin, text.source_tokenizer, text.target_tokenizer)
+        origin["val_bleu"] = validation_bleu(translator.translate(sources, num_beams=1), references)
     try:
-        write_model(run.folder, run.config, twin, weights, origin)
+        write_model(run.folder, run.config, twin, origin)
     except OSError as error:
         raise JobError(
             f"cannot write {run.folder.model} ({error.strerror or error}); the checkpoints are intact"
         ) from error
-    say(f"wrote {run.folder.model}")
+    bleu = f" · validation · bleu {origin['val_bleu']:.2f}" if "val_bleu" in origin else ""
+    say(f"wrote {run.folder.model}{bleu}")

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.models.presets import PRESETS
 from keras_transformer.run_folder import MODEL_BOUNDS
+from keras_transformer.text.corpora import RECIPES
 
-PRESET_NAMES = ("tiny", "base", "big")
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it is started: never part of what it is.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
+# What a run that is fine-tuned does not hand on: its text, and the machine that it ran on.
+NOT_INHERITED = (
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "tokenizer", "init_from", "devices",
+    "threads",
+)  # fmt: skip
 
 
 def _flag(
@@ -53,7 +59,7 @@ class Settings:
     """A training run's settings, flat; `None` where nothing was asked for. The flags of train.py are made from it."""
 
     # Text
-    dataset: str = _flag("numbers:en-de", "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT")
+    dataset: str | None = _flag("numbers:en-de", "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT")
     data_dir: str | None = _flag(None, "folder that holds the named corpus, in place of fetching it")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
     target: str | None = _flag(None, "its translation, line by line")
@@ -69,7 +75,7 @@ class Settings:
     preset: str = _flag(
         DEFAULT_PRESET,
         "sizes and recipe; what a named corpus brings wins over it, flags win over both",
-        choices=PRESET_NAMES,
+        choices=tuple(PRESETS),
     )
     num_layers: int = _count(6, "blocks in the encoder, and in the decoder")
     hidden_dim: int = _count(512, "model width, the paper's d_model")
@@ -114,7 +120,12 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return "files" if self.source else self.dataset
+        return self.dataset if self.dataset and not self.source else "files"
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The highest that the schedule reaches, after the warm-up (paper, equation 3)."""
+        return self.learning_rate_factor * (self.hidden_dim * self.warmup_steps) ** -0.5
 
     def as_dict(self) -> dict[str, Any]:
         """What config.json keeps."""
@@ -123,37 +134,80 @@ class Settings:
 
 def parser() -> argparse.ArgumentParser:
     """train.py's command line: a flag for each setting; one that was not given is `None`."""
+    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in RECIPES.items())
     parser = argparse.ArgumentParser(
         prog="train.py",
         description="Trains a Transformer on parallel text; without arguments on number words, English to German.",
+        epilog=f"A named corpus brings settings of its own, which win over the preset's, as flags do. {recipes}.",
         allow_abbrev=False,
     )
     for setting in fields(Settings):
         options = dict(setting.metadata["options"])
-        default = "" if setting.default in (None, False) else f" (default: {setting.default})"
         parser.add_argument(
-            "--" + setting.name.replace("_", "-"), default=None, help=setting.metadata["help"] + default, **options
+            _name(setting.name), default=None, help=setting.metadata["help"] + _default(setting), **options
         )
     return parser
 
 
-def resolve(given: dict[str, Any], recipe: dict[str, Any]) -> Settings:
+def _default(setting: Field) -> str:
+    """What a setting is where neither a flag nor a corpus says: what each preset gives, or one value for all."""
+    by_preset = [f"{name} {preset[setting.name]}" for name, preset in PRESETS.items() if setting.name in preset]
+    if by_preset:
+        return f" (preset {', '.join(by_preset)})"
+    return "" if setting.default in (None, False) else f" (default: {setting.default})"
+
+
+def _as_flags(settings: dict[str, Any]) -> str:
+    return " ".join(f"{_name(name)} {value}" for name, value in settings.items())
+
+
+def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None) -> Settings:
     """Settings from flags, over the corpus's recipe, over the preset, over the defaults.
+
+    Args:
+        given: flags; None where one was not given.
+        recipe: what the corpus brings.
+        inherited: settings of a run that is fine-tuned, over a preset that was not asked for.
 
     Raises:
         RequestError: a value out of bounds, or two that exclude each other.
     """
-    from keras_transformer.models.presets import PRESETS
-
     given = {name: value for name, value in given.items() if value is not None}
     if "source" in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
         raise RequestError(
             f"--source is your own text, and {_name(of_named[0])} is of a named corpus: give one of them"
         )
-    preset = PRESETS[given.get("preset", DEFAULT_PRESET)]
-    settings = Settings(**{**preset, **recipe, **given})
+    own_text: dict[str, Any] = {"dataset": None} if "source" in given else {}
+    preset, inherited = PRESETS[given.get("preset", DEFAULT_PRESET)], inherited or {}
+    below = {**inherited, **preset} if "preset" in given else {**preset, **inherited}
+    settings = Settings(**{**below, **own_text, **recipe, **given})
     check(settings)
     return settings
+
+
+def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
+    """What a run hands on to one that fine-tunes it, of the settings in its config.json.
+
+    Raises:
+        RequestError: a setting is none that a flag could have given.
+    """
+    known = [setting for setting in fields(Settings) if setting.name in stored]
+    _check_types({setting.name: stored[setting.name] for setting in known})
+    return {setting.name: stored[setting.name] for setting in known if setting.name not in NOT_INHERITED}
+
+
+def warm_up_of_fine_tuning(settings: Settings, stored: dict[str, Any]) -> dict[str, Any]:
+    """A warm-up and a learning rate for the steps of a run that is fine-tuned: a tenth of them, up to the rate at which
+    the run that it begins with ended.
+
+    Args:
+        settings: of the run, but for these two.
+        stored: the settings of the run that it begins with.
+    """
+    warmup = max(1, min(settings.warmup_steps, settings.steps // 10))
+    ended = max(stored.get("steps", 1), stored.get("warmup_steps", 1), 1)
+    factor = float(f"{stored.get('learning_rate_factor', 1.0) * (warmup / ended) ** 0.5:.3g}")
+    return {"warmup_steps": warmup, "learning_rate_factor": factor}
 
 
 def check(settings: Settings) -> None:
@@ -214,14 +268,15 @@ def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
 def _check_types(stored: dict[str, Any]) -> None:
     """Raises RequestError for settings that no flag could have given: the file was edited, or is damaged."""
     for setting in fields(Settings):
-        if setting.name in ABOUT_THE_FOLDER:
+        if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
             continue
         value, options = stored[setting.name], setting.metadata["options"]
         kind = bool if "action" in options else options.get("type", str)
         of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
             "choices", [value]
         )
-        if not of_kind and (value is not None or setting.default is not None):
+        may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
+        if not of_kind and not (value is None and may_be_none):
             raise RequestError(f"the run's config.json is damaged: no {_name(setting.name)} is {value!r:.60}")
 
 
