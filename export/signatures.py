@@ -154,13 +154,16 @@ def model_of_precision(model: Transformer, precision: str) -> Transformer:
     return half
 
 
-def translate_ids(model: Transformer, source_ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+def translate_ids(
+    model: Transformer, source_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The search that SavedModel and TFLite trace: the translator's own, from ids alone.
 
     Args:
         model: the model.
         source_ids: (B, S) int32, pieces and the end id, then pad.
         decoding: how to search.
+        index_dtype: as for `beam_search`.
 
     Returns:
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad, and scores
@@ -171,7 +174,9 @@ def translate_ids(model: Transformer, source_ids: Tensor, decoding: Decoding) ->
     max_length = ops.maximum(ops.max(limits), 1)
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
-    return beam_search(model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best)
+    return beam_search(
+        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype
+    )
 
 
 def permitted(source_ids: Tensor, model: Transformer) -> Tensor:

@@ -31,6 +31,8 @@ from keras_transformer.run_folder import write_whole
 
 Tensor = Any
 
+INTEGERS = "int32"  # of the search: LiteRT reads 64 bits as 32, silently
+
 
 class Int8Embedding(TokenEmbedding):
     """A `TokenEmbedding` that reads its rows from int8, a scale a row; the converter would take one for all rows."""
@@ -109,7 +111,7 @@ def _ids_translator(model: Transformer, decoding: Decoding) -> Any:
 
     def translate(source_ids: Tensor) -> dict[str, Tensor]:
         source_ids = tf.pad(source_ids, [[0, 0], [0, 1]])  # LiteRT fails on a width of 0
-        ids, scores = translate_ids(model, source_ids, decoding)
+        ids, scores = translate_ids(model, source_ids, decoding, INTEGERS)
         return {"target_ids": ids[:, 0], "score": scores[:, 0]}
 
     return _module(model, translate, tf.TensorSpec([None, None], tf.int32, name="source_ids"))
@@ -125,7 +127,7 @@ def _text_translator(model: Transformer, translator: Translator, decoding: Decod
     )
 
     def translate(text: Tensor) -> dict[str, Tensor]:
-        ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding)
+        ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding, INTEGERS)
         texts = target.detokenize(pieces_of(ids[:, 0]))
         # LiteRT's detokenizer says that it gave one text, however many it gave; a gather counts them itself.
         return {"translation": tf.gather(texts, tf.range(tf.shape(scores)[0])), "score": scores[:, 0]}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
@@ -63,6 +64,7 @@ def beam_search(
     max_length: int | Tensor | None = None,
     prefix_ids: Tensor | None = None,
     n_best: int | None = None,
+    index_dtype: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -74,7 +76,7 @@ def beam_search(
     this is greedy search. Pad, unknown and start are emitted only by a prefix.
 
     Args:
-        step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache).
+        step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache); ids and index in `index_dtype`.
         cache: made for K beams and L positions.
         limits: (B,) int32, the most tokens to emit, the end included. 0: an empty translation of score 0.
         num_beams: K.
@@ -82,6 +84,7 @@ def beam_search(
         max_length: L, the largest limit by default. Limits above it are lowered to it.
         prefix_ids: (B, P) int32, tokens with which the translation must begin; 0 leaves a position free.
         n_best: how many translations to return, at most K; K by default. Fewer take fewer steps.
+        index_dtype: of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
 
     Returns:
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and
@@ -89,7 +92,7 @@ def beam_search(
         scores -inf.
     """
     n_best = num_beams if n_best is None else n_best
-    limits, max_length = fit_limits(limits, max_length)
+    limits, max_length, prefix_ids = fit(limits, max_length, prefix_ids, index_dtype or integers())
 
     def advance(*fields: Any) -> tuple:
         state = BeamState(*fields)
@@ -135,14 +138,14 @@ def sample(
         ids (B, K, L), as those of `beam_search`, in the order of drawing, and log P(y) (B, K) by the model
         as it is: at temperature 1, with no token left out.
     """
-    limits, max_length = fit_limits(limits, ops.shape(uniforms)[-1])
+    limits, max_length, prefix_ids = fit(limits, ops.shape(uniforms)[-1], prefix_ids, integers())
     uniforms = ops.reshape(uniforms, (-1, num_samples, max_length))  # tells a graph that K is fixed
 
     def advance(*fields: Any) -> tuple:
         state = SampleState(*fields)
         logits, cache = step(state.token_ids, state.cache, state.index)
         log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
-        here = ops.arange(max_length) == state.index  # (L,)
+        here = ops.equal(ops.arange(max_length), state.index)  # (L,)
         uniform = ops.sum(ops.where(here, uniforms, 0.0), axis=-1)  # (B, K)
         token_ids = draw(permit(log_probs, prefix_ids, state.index) / temperature, uniform, top_k, top_p)
         new = SampleState(
@@ -157,15 +160,20 @@ def sample(
 
     first = start_samples(cache, limits, num_samples, max_length)
     state = SampleState(*ops.while_loop(goes_on(SampleState), advance, tuple(first)))
-    return state.ids, state.log_probs
+    return ops.cast(state.ids, "int32"), state.log_probs
 
 
-def fit_limits(limits: Tensor, max_length: int | Tensor | None) -> tuple[Tensor, int | Tensor]:
-    """Limits that fit in L, and L, in which at least an end id has room."""
-    limits = ops.cast(limits, "int32")
+def integers() -> str:
+    """The type of a loop's integers: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
+    return "int64" if keras.config.backend() == "tensorflow" else "int32"
+
+
+def fit(limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str) -> tuple[Tensor, ...]:
+    """Limits that fit in L; L, in which at least an end id has room; prefixes. All later integers have their type."""
     if max_length is None:
         max_length = ops.maximum(ops.max(limits), 1)
-    return ops.minimum(limits, max_length), max_length
+    limits = ops.cast(ops.minimum(limits, max_length), dtype)
+    return limits, max_length, None if prefix_ids is None else ops.cast(prefix_ids, dtype)
 
 
 def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor) -> BeamState:
@@ -186,13 +194,13 @@ def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | 
 
 def start_samples(cache: Cache, limits: Tensor, num_samples: int, max_length: int | Tensor) -> SampleState:
     """Nothing drawn yet; a blank sentence is done, with an end alone."""
-    nothing = ops.zeros((ops.shape(limits)[0], num_samples), dtype="int32")  # (B, K)
+    nothing = ops.zeros((ops.shape(limits)[0], num_samples), dtype=limits.dtype)  # (B, K)
     blank = nothing + limits[:, None] == 0  # (B, K)
-    ends = ops.where(ops.arange(max_length) == 0, END, PAD)  # (L,)
+    ids = ops.where(blank[..., None] & (ops.arange(max_length) == 0), END, PAD)  # (B, K, L)
     return SampleState(
-        index=ops.zeros((), dtype="int32"),
+        index=ops.zeros((), dtype=limits.dtype),
         token_ids=nothing + START,
-        ids=ops.where(blank[..., None], ops.cast(ends, "int32"), PAD),
+        ids=ops.cast(ids, limits.dtype),
         log_probs=ops.cast(nothing, "float32"),
         done=blank,
         cache=cache,
@@ -209,9 +217,9 @@ def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor) -> Tensor:
     vocabulary = ops.arange(ops.shape(logits)[-1])  # (V,)
     permitted = (vocabulary != PAD) & (vocabulary != UNKNOWN) & (vocabulary != START)
     if prefix_ids is not None:
-        here = ops.arange(ops.shape(prefix_ids)[1]) == index  # (P,)
+        here = ops.equal(ops.arange(ops.shape(prefix_ids)[1]), index)  # (P,)
         forced = ops.sum(ops.where(here, prefix_ids, 0), axis=1)[:, None, None]  # (B, 1, 1)
-        permitted = ops.where(forced == 0, permitted, vocabulary == forced)  # (B, 1, V)
+        permitted = ops.where(forced == 0, permitted, ops.equal(vocabulary, forced))  # (B, 1, V)
     return ops.where(permitted, logits, NONE)
 
 
@@ -220,10 +228,9 @@ def extend(state: BeamState, log_probs: Tensor, num_beams: int) -> Candidates:
     vocabulary_size = ops.shape(log_probs)[-1]
     log_probs = state.live_log_probs[..., None] + log_probs  # (B, K, V)
     log_probs = ops.reshape(log_probs, (-1, num_beams * vocabulary_size))
-    log_probs, places = ops.top_k(log_probs, 2 * num_beams if num_beams > 1 else 1)
-    places = ops.cast(places, "int32")
+    log_probs, places = k_best(log_probs, 2 * num_beams if num_beams > 1 else 1, state.index.dtype)
     beams, token_ids = places // vocabulary_size, places % vocabulary_size
-    here = ops.arange(ops.shape(state.live_ids)[-1]) == state.index  # (L,)
+    here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
     ids = ops.where(here, token_ids[..., None], gather_beams(state.live_ids, beams))
     return Candidates(log_probs, beams, token_ids, ids)
 
@@ -234,14 +241,14 @@ def keep_finished(state: BeamState, candidates: Candidates, num_beams: int, leng
     scores = ops.where(candidates.token_ids == END, scores, NONE)
     scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, K + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
-    scores, places = ops.top_k(scores, num_beams)
+    scores, places = k_best(scores, num_beams, state.index.dtype)
     return state._replace(finished_ids=gather_beams(ids, places), finished_scores=scores)
 
 
 def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: Cache) -> BeamState:
     """The likeliest K of the candidates that do not end, with the cache of the beams that they continue."""
     log_probs = ops.where(candidates.token_ids == END, NONE, candidates.log_probs)
-    log_probs, places = ops.top_k(log_probs, num_beams)
+    log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
     beams = gather_beams(candidates.beams, places)  # (B, K)
     if num_beams > 1:
         cache = {**cache, "beams": [gather_beams(entry, beams) for entry in cache["beams"]]}
@@ -277,14 +284,15 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
 
 def fill_with_live(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
     """ids (B, n_best, L) and scores (B, n_best): what finished and, in places left free, what was cut at its limit."""
-    num_finished = count(state.finished_scores > NONE)[:, None]  # (B, 1)
+    num_finished = count(state.finished_scores > NONE, "int32")[:, None]  # (B, 1)
     live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
     live_scores = gather_beams(state.live_log_probs, live) / penalty(limits, length_penalty)[:, None]
     scores = ops.where(finished, state.finished_scores, live_scores)
     ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
-    scores, places = ops.top_k(scores, n_best)
-    return ops.where(scores[..., None] > NONE, gather_beams(ids, places), PAD), scores
+    scores, places = k_best(scores, n_best, state.index.dtype)
+    ids = ops.where(scores[..., None] > NONE, gather_beams(ids, places), PAD)
+    return ops.cast(ids, "int32"), scores
 
 
 def penalty(lengths: Tensor, length_penalty: float) -> Tensor:
@@ -295,23 +303,29 @@ def penalty(lengths: Tensor, length_penalty: float) -> Tensor:
 def draw(logits: Tensor, uniforms: Tensor, top_k: int, top_p: float) -> Tensor:
     """Tokens (B, K): where the probabilities, heaped up the likeliest first, pass the uniform number."""
     vocabulary_size = ops.shape(logits)[-1]
-    logits, token_ids = ops.top_k(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size)
+    logits, token_ids = k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, integers())
     probs = ops.exp(ops.log_softmax(logits))  # `softmax` warns where one token is left
     heaps = ops.cumsum(probs, axis=-1)
     kept = (heaps - probs < top_p) & (probs > 0)
     mass = ops.sum(ops.where(kept, probs, 0.0), axis=-1)  # (B, K)
-    place = count(heaps <= (uniforms * mass)[..., None])
-    return pick(ops.cast(token_ids, "int32"), ops.minimum(place, count(kept) - 1))
+    place = count(heaps <= (uniforms * mass)[..., None], token_ids.dtype)
+    return pick(token_ids, ops.minimum(place, count(kept, token_ids.dtype) - 1))
 
 
-def count(truths: Tensor) -> Tensor:
+def k_best(scores: Tensor, k: int, dtype: str) -> tuple[Tensor, Tensor]:
+    """The k best along the last axis, best first, and their places."""
+    scores, places = ops.top_k(scores, k)
+    return scores, ops.cast(places, dtype)
+
+
+def count(truths: Tensor, dtype: str) -> Tensor:
     """How many are true along the last axis."""
-    return ops.sum(ops.cast(truths, "int32"), axis=-1)
+    return ops.sum(ops.cast(truths, dtype), axis=-1)
 
 
 def pick(values: Tensor, places: Tensor) -> Tensor:
     """values (B, K, V), places (B, K) → (B, K)."""
-    here = ops.arange(ops.shape(values)[-1]) == places[..., None]  # (B, K, V)
+    here = ops.equal(ops.arange(ops.shape(values)[-1]), places[..., None])  # (B, K, V)
     return ops.sum(ops.where(here, values, ops.zeros_like(values)), axis=-1)
 
 
@@ -320,4 +334,4 @@ def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     batch_size, num_beams, *rest = ops.shape(values)
     first = ops.arange(batch_size, dtype="int32")[:, None] * num_beams  # (B, 1) where a sentence begins
     flat = ops.reshape(values, (-1, *rest))  # (B · K, ...)
-    return ops.take(flat, first + ops.cast(beams, "int32"), axis=0)
+    return ops.take(flat, ops.add(first, beams), axis=0)

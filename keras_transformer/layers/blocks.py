@@ -192,7 +192,7 @@ class DecoderBlock(_Block):
             x = ops.expand_dims(x, -2)  # (B, K, 1, D)
             new = self.self_attention.project_memory(x)  # each (B, K, N, 1, H)
             past = (write_at(past[0], new[0], index), write_at(past[1], new[1], index))
-            seen = ops.arange(ops.shape(past[0])[-2]) <= index  # (L,)
+            seen = ops.less_equal(ops.arange(ops.shape(past[0])[-2]), index)  # (L,)
             x = self.self_attention.attend(self.self_attention.project_query(x), *past, seen[None, None, None])
             return ops.squeeze(x, -2)
 

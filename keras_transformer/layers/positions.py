@@ -106,7 +106,7 @@ class LearnedPositions(keras.layers.Layer):
         )
 
     def call(self, positions: Tensor) -> Tensor:
-        positions = ops.minimum(ops.cast(positions, "int32"), self.max_length - 1)
+        positions = ops.minimum(positions, self.max_length - 1)
         return ops.take(ops.cast(self.embeddings, self.compute_dtype), positions, axis=0)
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:

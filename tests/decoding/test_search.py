@@ -37,7 +37,7 @@ def make_step(table):
 
     def step(token_ids, cache, index):
         (states,), (sentences,) = cache["beams"], cache["sentences"]
-        states = next_state(states, token_ids)
+        states = next_state(states, ops.cast(token_ids, "int32"))
         logits = ops.take(table, (states + sentences[:, None]) % STATES, axis=0)
         return logits, {"beams": [states], "sentences": [sentences]}
 
@@ -334,7 +334,7 @@ def test_cache_entries_of_any_shape_follow_their_beam():
 
     def step(token_ids, cache, index):
         states, history = cache["beams"]
-        here = ops.reshape(ops.arange(limit) == index, (limit, 1))
+        here = ops.reshape(ops.equal(ops.arange(limit), index), (limit, 1))
         history = ops.where(here, token_ids[:, :, None, None], history)
         logits, new = inner(token_ids, {"beams": [states], "sentences": cache["sentences"]}, index)
         kept["history"] = history
@@ -463,7 +463,8 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32)])
     def run(sentences, limits):
         states = tf.zeros((tf.shape(sentences)[0], 3), tf.int32)
-        return beam_search(make_step(table), {"beams": [states], "sentences": [sentences]}, limits, num_beams=3)
+        cache = {"beams": [states], "sentences": [sentences]}
+        return beam_search(make_step(table), cache, limits, num_beams=3, index_dtype="int32")
 
     converter = tf.lite.TFLiteConverter.from_concrete_functions([run.get_concrete_function()])
     interpreter = Interpreter(model_content=converter.convert())

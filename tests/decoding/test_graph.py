@@ -1,0 +1,150 @@
+"""Where the loop of a search computes, read from its graph on TensorFlow: no GPU is needed for it.
+
+TensorFlow says of each kernel for a GPU which of its inputs and outputs lie in the processor's memory. Where such an
+input comes from the GPU, the processor waits at every step until the GPU has done all before it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from keras import ops
+
+from export.signatures import Decoding
+from export.tflite import _ids_translator
+from keras_transformer.decoding.search import beam_search, sample
+from tests.models.variants import make_model
+
+if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    pytest.skip("the graphs are TensorFlow's", allow_module_level=True)
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+
+MODEL, LEARNED = make_model(), make_model("learned positions")
+
+
+def loop_of(function, *specs):
+    """The body of the loop in what TensorFlow traces."""
+    graph = tf.function(function, input_signature=specs, autograph=False).get_concrete_function().graph
+    return body_of(graph)
+
+
+def body_of(graph):
+    """The body of the one loop in a graph."""
+    (loop,) = [operation for operation in graph.get_operations() if operation.type in ("While", "StatelessWhile")]
+    return graph._get_function(loop.get_attr("body").name).graph
+
+
+def ids(rank):
+    return tf.TensorSpec([None] * rank, tf.int32)
+
+
+def trace_search(num_beams, index_dtype=None, model=MODEL):
+    """The loop of a beam search whose sizes are not known, with prefixes."""
+
+    def search(source_ids, limits, prefix_ids):
+        max_length = ops.shape(prefix_ids)[1]
+        cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
+        how = {"max_length": max_length, "prefix_ids": prefix_ids, "n_best": 1, "index_dtype": index_dtype}
+        return beam_search(model.step, cache, limits, num_beams, **how)
+
+    return loop_of(search, ids(2), ids(1), ids(2))
+
+
+def trace_sampling():
+    """The loop of sampling."""
+
+    def draw(source_ids, limits, prefix_ids, uniforms):
+        cache = MODEL.init_cache(MODEL.encode(source_ids), source_ids, 2, ops.shape(prefix_ids)[1])
+        return sample(MODEL.step, cache, limits, uniforms, 2, 0.7, 5, 0.9, prefix_ids)
+
+    return loop_of(draw, ids(2), ids(1), ids(2), tf.TensorSpec([None, 2, None], tf.float32))
+
+
+def gpu_kernel(operation):
+    """What TensorFlow registers of a GPU for these types; None where it knows of no such kernel."""
+    found = kernels.get_registered_kernels_for_op(operation.type).kernel
+    for device in ("GPU", "DEFAULT"):
+        for kernel in found:
+            wanted = [(each.name, each.allowed_values.list.type) for each in kernel.constraint]
+            if kernel.device_type == device and all(operation.get_attr(name) in types for name, types in wanted):
+                return kernel
+    return None
+
+
+def on_processor(operation, arguments, tensors):
+    """For each tensor, an input or output of the operation, whether its GPU kernel has it in the processor's memory."""
+    kernel = gpu_kernel(operation)
+    if kernel is None:
+        return [False] * len(tensors)
+    places = []
+    for argument in arguments:
+        count = operation.get_attr(argument.number_attr) if argument.number_attr else 1
+        if argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        places += [argument.name in kernel.host_memory_arg] * count
+    return places
+
+
+def waits(graph):
+    """What in a graph needs in the processor's memory what the GPU computes: (type, name) of each operation.
+
+    What follows from constants alone does not count: TensorFlow computes it once, before the graph runs. Nor do the
+    model's products count: `tf.tensordot` works out its shapes by itself.
+    """
+    found, outside, constant = [], set(), set()  # `outside`: tensors in the processor's memory
+    for operation in graph.get_operations():
+        if "Tensordot" in operation.name:
+            continue
+        outputs = {output.ref() for output in operation.outputs}
+        if operation.type == "Placeholder":
+            outside |= {output.ref() for output in operation.outputs if output.dtype in (tf.int32, tf.resource)}
+            continue
+        definition = op_def_registry.get(operation.type)
+        if operation.type == "Const" or operation.inputs and {tensor.ref() for tensor in operation.inputs} <= constant:
+            constant |= outputs
+            continue
+        needed = on_processor(operation, definition.input_arg, operation.inputs)
+        for is_needed, tensor in zip(needed, operation.inputs, strict=True):
+            if is_needed and tensor.ref() not in outside | constant:
+                found.append((operation.type, operation.name))
+        here = on_processor(operation, definition.output_arg, operation.outputs)
+        outside |= {output.ref() for is_here, output in zip(here, operation.outputs, strict=True) if is_here}
+    return found
+
+
+@pytest.mark.parametrize(("num_beams", "model"), [(1, MODEL), (4, MODEL), (4, LEARNED)])
+def test_the_search_stays_on_the_gpu(num_beams, model):
+    graph = trace_search(num_beams, model=model)
+    assert {"TopKV2", "GatherV2", "Equal"} <= {operation.type for operation in graph.get_operations()}
+    assert not waits(graph)
+
+
+def test_sampling_stays_on_the_gpu():
+    assert not waits(trace_sampling())
+
+
+def test_what_waits_is_found():
+    """In 32 bits, as LiteRT has it, beams and tokens are computed on the processor."""
+    assert {"FloorDiv", "FloorMod", "AddV2", "ConcatV2"} <= {kind for kind, _ in waits(trace_search(4, "int32"))}
+
+
+def test_litert_is_given_32_bits_alone():
+    """It reads 64 as 32, silently."""
+    module = _ids_translator(MODEL, Decoding(num_beams=4, n_best=1))
+    graph = body_of(module.translate.get_concrete_function().graph)
+    dtypes = {tensor.dtype for operation in graph.get_operations() for tensor in operation.outputs}
+    assert tf.int32 in dtypes and tf.int64 not in dtypes
+
+
+def test_both_types_of_integers_find_the_same():
+    source_ids = np.random.default_rng(0).integers(4, 23, (5, 6)).astype("int32")
+    limits, found = np.array([9, 3, 0, 9, 7], "int32"), []
+    for index_dtype in ("int32", "int64"):
+        cache = MODEL.init_cache(MODEL.encode(source_ids), source_ids, 4, 9)
+        found.append(beam_search(MODEL.step, cache, limits, 4, index_dtype=index_dtype))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype and one.dtype in (tf.int32, tf.float32)
+        np.testing.assert_array_equal(one, other)
