@@ -424,11 +424,10 @@ class Translator:
         return self._run(("score",), run, source_ids, target_ids, labels)[0]
 
     def _run(self, key: tuple, function: Callable, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The function's results; on TensorFlow it is traced once, under its key, for arrays of all sizes."""
+        """The function's results (B, ...) of arrays (B, ...); it is compiled once, under its key."""
         if key not in self._functions:
-            self._functions[key] = traced(function, arrays)
-        results = self._functions[key](*map(ops.convert_to_tensor, arrays))
-        return [ops.convert_to_numpy(result) for result in results]
+            self._functions[key] = compiled(function, self.model, arrays)
+        return [ops.convert_to_numpy(result) for result in self._functions[key](*arrays)]
 
 
 def load(run: str | os.PathLike[str], max_source_length: int | None = None) -> Translator:
@@ -507,14 +506,56 @@ def penalty(length: Any, length_penalty: float) -> Any:
     return ((5 + length) / 6) ** length_penalty
 
 
+def compiled(function: Callable, model: Transformer, arrays: Sequence[np.ndarray]) -> Callable[..., Sequence[Any]]:
+    """The function of arrays (B, ...) like these: a graph of TensorFlow's, JAX's programs, or itself on PyTorch."""
+    if keras.config.backend() == "tensorflow":
+        graph = traced(function, arrays)
+    elif keras.config.backend() == "jax":
+        return jitted(function, model)
+    else:
+        graph = function
+    return lambda *arrays: graph(*map(ops.convert_to_tensor, arrays))
+
+
 def traced(function: Callable, arrays: Sequence[np.ndarray]) -> Callable:
-    """On TensorFlow a graph for arrays of these ranks and types; elsewhere the function."""
-    if keras.backend.backend() != "tensorflow":
-        return function
+    """One graph of TensorFlow's for arrays of these ranks and types, of all sizes."""
     import tensorflow as tf
 
     signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
     return tf.function(function, input_signature=signature, autograph=False)
+
+
+def jitted(function: Callable, model: Transformer) -> Callable[..., list[np.ndarray]]:
+    """The function compiled by JAX, which compiles anew for every size: so it is given few of them."""
+    import jax
+
+    @jax.jit
+    def compute(weights: list[Tensor], *arrays: Tensor) -> Sequence[Tensor]:
+        # As arguments: what the function would find in the model would be a constant of the program, for good.
+        with keras.StatelessScope(state_mapping=zip(model.variables, weights, strict=True)):
+            return function(*arrays)
+
+    def run(*arrays: np.ndarray) -> list[np.ndarray]:
+        weights = [variable.value for variable in model.variables]
+        return [np.asarray(result)[: len(arrays[0])] for result in compute(weights, *map(in_bucket, arrays))]
+
+    return run
+
+
+def in_bucket(array: np.ndarray) -> np.ndarray:
+    """(B, ..., W) with zeros after its rows and columns: B becomes a power of two, and so does W, from 16.
+
+    Zeros change nothing of the rows that were there: they are pad, limits of blank sentences, or chances of no token.
+    """
+    more = [(0, 0)] * array.ndim
+    more[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
+    more[0] = (0, power_of_two(len(array)) - len(array))
+    return np.pad(array, more)
+
+
+def power_of_two(size: int) -> int:
+    """The least that is no less."""
+    return 1 << (size - 1).bit_length()
 
 
 def require(name: str, value: Any, holds: bool, expected: str) -> None:

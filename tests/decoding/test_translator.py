@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -14,6 +16,7 @@ from keras_transformer.decoding.translator import (
     SearchOptions,
     Translator,
     batches_by_length,
+    in_bucket,
     is_blank,
     load,
 )
@@ -22,6 +25,7 @@ from keras_transformer.text.tokenizer import END, START, UNKNOWN
 
 pytest_plugins = ["tests.tiny_run"]
 
+ROOT = Path(__file__).resolve().parents[2]
 SENTENCES = ["to the sea", "seven hundred and two", "one", "a dog and a cat run along the beach", "two dogs"]
 
 
@@ -178,16 +182,65 @@ def test_a_stream_is_read_a_bounded_number_of_lines_ahead(translator):
         assert len(read) == answered
 
 
+def count_traces(model, monkeypatch):
+    """A list that grows by one whenever a function of the model is traced."""
+    traces, encode = [], model.encode
+    monkeypatch.setattr(type(model), "encode", lambda self, *inputs: traces.append(None) or encode(*inputs))
+    return traces
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the graphs are TensorFlow's")
 def test_graphs_are_traced_once_for_all_sizes(tiny_model, tokenizer, monkeypatch):
-    traces = []
-    step = tiny_model.step
-    monkeypatch.setattr(type(tiny_model), "step", lambda self, *inputs: traces.append(None) or step(*inputs))
+    traces = count_traces(tiny_model, monkeypatch)
     translator = Translator(tiny_model, tokenizer)
-    translator.translate(SENTENCES[:2], num_beams=1)
-    count = len(traces)
-    translator.translate(SENTENCES, num_beams=1)
-    translator.translate(["one"], num_beams=1)
-    assert len(traces) == count
+    for lines in (SENTENCES[:2], SENTENCES, ["one"]):
+        translator.translate(lines, num_beams=1)
+    assert len(traces) == 1
+
+
+@pytest.mark.skipif(keras.config.backend() != "jax", reason="the buckets are JAX's")
+def test_jax_compiles_once_for_each_bucket(tiny_model, tokenizer, monkeypatch):
+    traces = count_traces(tiny_model, monkeypatch)
+    translator = Translator(tiny_model, tokenizer)
+    batches = [["one two"[: 1 + width % 7]] * (5 + rows) for width in range(7) for rows in range(4)]
+    for lines in batches:
+        translator.translate(lines, num_beams=2)
+    assert len({len(tokenizer.encode(lines[:1])[0]) for lines in batches}) > 3
+    assert len(traces) == 1
+    translator.translate(["one"], num_beams=2)
+    assert len(traces) == 2
+
+
+def test_a_translator_follows_its_models_weights(tiny_model, tokenizer):
+    model = type(tiny_model).from_config(tiny_model.get_config())
+    translator = Translator(model, tokenizer)
+    before = translator.score(SENTENCES, SENTENCES)
+    model.set_weights(tiny_model.get_weights())
+    after = translator.score(SENTENCES, SENTENCES)
+    assert before != after
+    assert after == Translator(tiny_model, tokenizer).score(SENTENCES, SENTENCES)
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (64,), (1, 1), (3, 17), (5, 2, 40)])
+def test_buckets_add_rows_and_columns_of_zeros(shape):
+    array = np.ones(shape, "int32")
+    wide = in_bucket(array)
+    assert len(wide) in (1, 4, 8, 64)
+    assert len(shape) == 1 or wide.shape[-1] in (16, 32, 64)
+    assert wide.shape[1:-1] == shape[1:-1] and wide.sum() == array.sum()
+    np.testing.assert_array_equal(wide[tuple(map(slice, shape))], array)
+
+
+@pytest.mark.parity
+def test_buckets_change_nothing_on_jax(run_in_backend):
+    some = "jax_compiles or weights or alone_and or log_probability_of or seed or alignments"
+    code = f"""
+        import sys
+        import pytest
+        sys.stdout = sys.stderr
+        sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", "--rootdir={ROOT}", "-k", {some!r}, {__file__!r}]))
+    """
+    run_in_backend(code, "jax", timeout=1200)
 
 
 def test_evaluate_counts_and_signs(translator):
