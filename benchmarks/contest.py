@@ -7,6 +7,7 @@ a ratio is taken within a round, and what is told is the median of the rounds wi
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import re
@@ -26,8 +27,11 @@ PAUSE = 0.25
 
 DIED = "a process of the benchmark died, for want of memory perhaps; what it printed stands above"
 NOT_INSTALLED = (
-    "{}: install the extra `bench` (`make bench` does); peers can be left out by `--against`, where there is one"
+    "{}: install the extra `bench` (`make bench` does), or leave peers out by `--against`, where there is one; what "
+    "Keras computes does without TensorFlow under KERAS_BACKEND=jax"
 )
+
+MIN_STEPS_ON_GPU = 50  # in a turn: one alone takes a GPU less than it takes to tell it so
 
 # Imports what it needs, loads, and returns the work: a function without arguments.
 Start = Callable[..., Callable[[], Any]]
@@ -123,10 +127,11 @@ def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[
 
 
 def be_modest() -> None:
-    """No greetings from TensorFlow in this process, and no more of a GPU than it needs: others are on it."""
+    """No greetings from TensorFlow in this process; of a GPU no more than it needs, others are on it, and no TF32."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 def peak_mib() -> float:
@@ -175,6 +180,14 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
             raise JobError(DIED) from None
         except ImportError as error:
             raise RequestError(NOT_INSTALLED.format(error)) from None
+
+
+def require_package(name: str) -> None:
+    """Raises RequestError unless it is installed: to be asked before the work, not after it."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise RequestError(NOT_INSTALLED.format(error)) from None
 
 
 def at_least_one(text: str) -> int:

@@ -7,7 +7,8 @@
 Outputs are compared first: in float32 all must give the same tokens as our ONNX artefact for nine sentences in ten, or
 the exit status is 1. Then all translate the same batches in turns. One line of a Markdown table for each way to decode:
 sentences a second of our ONNX artefact, and how many times longer the others took (the median of the rounds, with their
-quartiles). Needs the extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch.
+quartiles). Needs the extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch; `saved_model` and
+`tflite` need TensorFlow, and compute on the processor. The others, and our ONNX artefact, do with KERAS_BACKEND=jax.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.devices import onnx_session, require_ctranslate2, settle_torch
 from keras_transformer.errors import RequestError
 
 START, END = 2, 3  # the first ids: <pad>, <unk>, <s>, </s>
@@ -264,18 +265,8 @@ def emitted(rows: np.ndarray) -> Ids:
 
 def start_onnx(folder: Path, cell: Cell) -> Translate:
     """Our ONNX artefact."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = cell.num_threads
     path = beams_folder(folder, cell) / f"translate-{cell.precision}.onnx"
-    providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
-    session = onnxruntime.InferenceSession(path, options, providers=providers[cell.device])
-    if session.get_providers() != providers[cell.device]:
-        raise RequestError(
-            f"`--device {cell.device}` needs {providers[cell.device][0]}; ONNX Runtime has {session.get_providers()}: "
-            "install onnxruntime-gpu in place of onnxruntime"
-        )
+    session = onnx_session(path, cell.device, cell.num_threads)
     batches = [padded(batch) for batch in batches_of(folder, cell, "ids")]
     return lambda: [ids for batch in batches for ids in emitted(session.run(["target_ids"], {"source_ids": batch})[0])]
 
@@ -307,6 +298,7 @@ def start_saved_model(folder: Path, cell: Cell) -> Callable[[], list[str]]:
 
 def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
     """CTranslate2, with our weights."""
+    require_ctranslate2(cell.device)
     import ctranslate2
 
     translator = ctranslate2.Translator(
@@ -332,9 +324,9 @@ def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
 
 def start_marian(folder: Path, cell: Cell) -> Translate:
     """Hugging Face's Marian, on PyTorch, with our weights."""
+    settle_torch(cell.device, cell.num_threads)
     import torch
 
-    torch.set_num_threads(cell.num_threads)
     model = marian(dict(np.load(folder / "weights.npz"))).to(cell.device)
     batches = [torch.from_numpy(padded(batch)).long().to(cell.device) for batch in batches_of(folder, cell, "ids")]
     how: dict[str, Any] = {"num_beams": cell.num_beams, "do_sample": False, "max_new_tokens": 256}

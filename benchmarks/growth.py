@@ -5,7 +5,8 @@
 From one way to decode (16 sentences of 16 pieces, 20 steps, 4 beams, 8,000 pieces) each quantity is varied alone. One
 line of a Markdown table for each point, and for each quantity the slope of log(seconds) over log(quantity) between the
 last two points, beside the one that theory says (1: proportional; 0: free). Every point is a process of its own; the
-times are medians of turns. The step's own cost is the difference of runs that differ in their number of steps.
+times are medians of turns, the memory is the process's, without that of a GPU. The step's own cost is the difference of
+runs that differ in their number of steps. Keras, on TensorFlow or JAX, only makes the model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.contest import at_least_one, contenders, in_process, print_head, print_row, rounds
+from benchmarks.contest import (
+    at_least_one,
+    contenders,
+    in_process,
+    print_head,
+    print_row,
+    require_package,
+    rounds,
+)
 from benchmarks.decoders import Cell, prepare, start_onnx
 from keras_transformer.errors import RequestError, exit_status
 
@@ -65,6 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
         raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
+    if options.out:
+        require_package("matplotlib")
     curves, base = (SMALL_CURVES, Setting(2, 4, 4, 2, 200)) if options.small else (CURVES, Setting())
     curves = {name: curve for name, curve in curves.items() if name in options.curves}
     if not curves:

@@ -1,12 +1,14 @@
 """The loss alone: time and memory of output projection and label-smoothed cross-entropy, forward and backward.
 
     python -m benchmarks.loss
+    KERAS_BACKEND=jax python -m benchmarks.loss --device cuda --threads 1
 
-Ours and Keras's (on one-hot labels), both on TensorFlow, PyTorch's, and the matrix products alone, from the same
-states, table and labels. All must say the same loss and gradients first, or the exit status is 1. One line of a
-Markdown table for each precision and number of threads: milliseconds of ours, how many times longer the others took
-(the median of the rounds, with their quartiles), and the memory of each: its peak over what stood before it, in units
-of one float32 array of logits. Needs PyTorch (the extra `bench`), or `--against keras products`.
+Ours and Keras's (on one-hot labels), both on Keras's backend, TensorFlow or JAX, PyTorch's, and the matrix products
+alone, from the same states, table and labels. All must say the same loss and gradients first, or the exit status is 1.
+One line of a Markdown table for each precision and number of threads: milliseconds of ours, how many times longer the
+others took (the median of the rounds, with their quartiles), and the memory of each: its peak over what stood before
+it, in units of one float32 array of logits; on a GPU that of the GPU, as each library counts it. A turn on a GPU has 50
+steps. Needs PyTorch (the extra `bench`), or `--against keras products`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import at_least_one, contenders, peak_mib, print_head, print_row, ratio, rounds
-from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss, settle_keras
+from benchmarks.contest import (
+    MIN_STEPS_ON_GPU,
+    at_least_one,
+    contenders,
+    peak_mib,
+    print_head,
+    print_row,
+    ratio,
+    rounds,
+)
+from benchmarks.devices import peak_of_gpu, settle_keras, settle_torch
+from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss
 from keras_transformer.errors import JobError, exit_status
 
 # Sizes, rows of a batch, their length.
@@ -41,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=at_least_one, default=9)
     parser.add_argument("--small", action="store_true", help="a handful of tokens")
     options = parser.parse_args(arguments)
@@ -57,15 +70,17 @@ def contest(precision: str, num_threads: int, options: argparse.Namespace) -> li
     Raises:
         JobError: someone computes another loss.
     """
-    cell = Cell(*(SMALL if options.small else USUAL), precision, num_threads, 1)
+    num_steps = MIN_STEPS_ON_GPU if options.device == "cuda" else 1
+    cell = Cell(*(SMALL if options.small else USUAL), precision, num_threads, num_steps, options.device)
     starts = {"ours": (start_ours, cell), **{name: (OTHERS[name], cell) for name in options.against}}
-    with contenders(starts, {"KERAS_BACKEND": "tensorflow"}) as started:
+    with contenders(starts) as started:
         answers = {name: contender.answer for name, contender in started.items()}
         said = {name: answer[0] for name, answer in answers.items() if name != "products"}
         if not all(np.allclose(each, said["ours"], TOLERANCE[precision], 0) for each in said.values()):
             raise JobError(f"expected the same loss and gradients of all; received {said}")
         seconds = rounds(started, options.rounds)
-    columns = [precision, num_threads, f"{statistics.median(seconds['ours']) * 1e3:.0f}", f"{answers['ours'][1]:.1f}"]
+    milliseconds = statistics.median(seconds["ours"]) * 1e3 / num_steps
+    columns = [precision, num_threads, f"{milliseconds:.1f}", f"{answers['ours'][1]:.1f}"]
     for name in options.against:
         columns += [ratio(seconds[name], seconds["ours"]), f"{answers[name][1]:.1f}"]
     return columns
@@ -88,26 +103,31 @@ def start_ours(cell: Cell) -> Train:
     """`SmoothedCrossEntropy`."""
     from keras_transformer.training.losses import SmoothedCrossEntropy
 
-    return on_tensorflow(cell, SmoothedCrossEntropy(LABEL_SMOOTHING), dtype=cell.precision)
+    return on_keras(cell, SmoothedCrossEntropy(LABEL_SMOOTHING), dtype=cell.precision)
 
 
 def start_keras(cell: Cell) -> Train:
     """Keras's cross-entropy, on one-hot labels."""
     import keras
 
-    return on_tensorflow(cell, lambda labels, logits: keras.ops.mean(keras_loss(labels, logits)))
+    return on_keras(cell, lambda labels, logits: keras.ops.mean(keras_loss(labels, logits)))
 
 
 def start_products(cell: Cell) -> Train:
     """The matrix products alone."""
     import keras
 
-    return on_tensorflow(cell, lambda labels, logits: keras.ops.sum(logits), dtype=cell.precision)
+    return on_keras(cell, lambda labels, logits: keras.ops.sum(logits), dtype=cell.precision)
 
 
-def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str = "float32") -> Train:
-    """A loss (labels, logits) → () in a graph of TensorFlow's; logits come to it in `dtype`."""
-    settle_keras(cell)
+def on_keras(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str = "float32") -> Train:
+    """A loss (labels, logits) → () on Keras's backend; logits come to it in `dtype`."""
+    backend = settle_keras(cell.device, cell.num_threads)
+    return (on_jax if backend == "jax" else on_tensorflow)(cell, loss, dtype)
+
+
+def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
+    """In a graph of TensorFlow's."""
     import tensorflow as tf
 
     states, table, labels = arrays_of(cell)
@@ -123,39 +143,71 @@ def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str = "flo
         of_states, of_table = tape.gradient(value, [states, table])
         return value, tf.reduce_mean(tf.abs(of_states)), tf.reduce_mean(tf.abs(of_table))
 
-    return measured(
-        cell, lambda *batch: [float(each) for each in step(*batch)], tf.constant(states), tf.constant(labels)
-    )
+    return measured(cell, "tensorflow", step, tf.constant(states), tf.constant(labels))
+
+
+def on_jax(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
+    """In a program of JAX's, which is compiled before its memory is measured."""
+    import jax
+    import jax.numpy as jnp
+
+    states, table, labels = map(jnp.asarray, arrays_of(cell))
+
+    def loss_of(states: Any, table: Any, labels: Any) -> Any:
+        rows = states.astype(cell.precision).reshape(-1, states.shape[-1])
+        logits = rows @ table.astype(cell.precision).T
+        return loss(labels, logits.reshape(*labels.shape, -1).astype(dtype))
+
+    @jax.jit
+    def compute(states: Any, table: Any, labels: Any) -> tuple[Any, ...]:
+        value, gradients = jax.value_and_grad(loss_of, argnums=(0, 1))(states, table, labels)
+        return value, *(jnp.mean(jnp.abs(gradient)) for gradient in gradients)
+
+    whole = compute.lower(states, table, labels).compile()
+
+    def step(some: Any, of_some: Any) -> tuple[Any, ...]:
+        return (whole if len(some) == len(states) else compute)(some, table, of_some)
+
+    return measured(cell, "jax", step, states, labels)
 
 
 def start_torch(cell: Cell) -> Train:
     """PyTorch's `cross_entropy`."""
+    settle_torch(cell.device, cell.num_threads)
     import torch
     from torch.nn.functional import cross_entropy
 
-    torch.set_num_threads(cell.num_threads)
-    states, table, labels = map(torch.from_numpy, arrays_of(cell))
+    states, table, labels = (torch.from_numpy(array).to(cell.device) for array in arrays_of(cell))
     table.requires_grad_()
 
-    def step(states: Any, labels: Any) -> list[float]:
+    def step(states: Any, labels: Any) -> tuple[Any, ...]:
         states, table.grad = states.clone().requires_grad_(), None
-        with torch.autocast("cpu", torch.bfloat16, enabled=cell.precision == "bfloat16"):
+        with torch.autocast(cell.device, torch.bfloat16, enabled=cell.precision == "bfloat16"):
             logits = (states @ table.T).float().flatten(0, 1)
         value = cross_entropy(logits, labels.flatten(), label_smoothing=LABEL_SMOOTHING)
         value.backward()
-        return [float(value.detach()), float(states.grad.abs().mean()), float(table.grad.abs().mean())]
+        return value.detach(), states.grad.abs().mean(), table.grad.abs().mean()
 
-    return measured(cell, step, states, labels.long())
+    return measured(cell, "torch", step, states, labels.long())
 
 
-def measured(cell: Cell, step: Callable[[Any, Any], list[float]], states: Any, labels: Any) -> Train:
-    """What works; its first call says what the step does, and the peak of memory over what a smaller step left."""
-    step(states[:WARM_UP], labels[:WARM_UP])
-    before = peak_mib()
+def measured(cell: Cell, library: str, step: Callable[[Any, Any], tuple[Any, ...]], states: Any, labels: Any) -> Train:
+    """What works; it says what the step does, and the peak of memory over what a smaller step left."""
+
+    def run(states: Any, labels: Any) -> list[float]:
+        return [float(each) for each in step(states, labels)]  # waits for it
+
+    def peak() -> float:
+        return peak_of_gpu(library) if cell.device == "cuda" else peak_mib()
+
+    run(states[:WARM_UP], labels[:WARM_UP])
+    before = peak()
     unit = cell.batch_size * cell.length * cell.sizes["vocabulary_size"] * 4 / 2**20
 
     def work() -> tuple[list[float], float]:
-        return step(states, labels), (peak_mib() - before) / unit
+        for _ in range(cell.num_steps):
+            said = run(states, labels)
+        return said, (peak() - before) / unit
 
     return work
 

@@ -1,14 +1,15 @@
 """Training against PyTorch's `nn.Transformer` and KerasHub's blocks: the same weights, dropout, loss and batch.
 
     python -m benchmarks.train
-    KERAS_BACKEND=jax python -m benchmarks.train --device cuda --against torch torch_compiled
+    KERAS_BACKEND=jax python -m benchmarks.train --device cuda --shape paper
     python -m benchmarks.train --help
 
 All must say the same loss of the batch first, or the exit status is 1. Then all train in turns. One line of a Markdown
 table for each way to train: target tokens a second of our `model.fit` and the TFLOP/s of its matrix products, how many
 times longer the others took (the median of the rounds, with their quartiles), and the same for the matrix products of a
-step alone, which no one can do without (TensorFlow's). Ours and KerasHub's run on Keras's backend, TensorFlow or JAX,
-whose threads nothing limits. Needs the extra `bench`.
+step alone, which no one can do without. Ours, KerasHub's and the products run on Keras's backend, TensorFlow or JAX,
+whose threads nothing limits; with JAX TensorFlow need not be there. A turn on a GPU has 50 steps at least. Needs the
+extra `bench`, or the part of it that `--against` names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from itertools import product
 from typing import Any
 
-from benchmarks.contest import at_least_one, contenders, print_head, print_row, ratio, rounds
+from benchmarks.contest import MIN_STEPS_ON_GPU, at_least_one, contenders, print_head, print_row, ratio, rounds
 from benchmarks.trainers import Cell, operations_of, start_keras_hub, start_ours, start_products, start_torch
 from keras_transformer.errors import JobError, exit_status
 
@@ -77,6 +78,7 @@ def contest(shape: str, precision: str, num_threads: int, options: argparse.Name
         JobError: someone computes another loss.
     """
     sizes, batch_size, length, num_steps = SHAPES[shape]
+    num_steps = max(num_steps, MIN_STEPS_ON_GPU) if options.device == "cuda" else num_steps
     cell = Cell(sizes, batch_size, length, precision, num_threads, num_steps, options.device)
     starts = {"ours": (start_ours, cell)}
     starts |= {name: (OTHERS[name][0], cell, *OTHERS[name][1:]) for name in options.against}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.contest import in_process
-from keras_transformer.errors import RequestError
+from benchmarks.devices import settle_keras, settle_torch
 
 Train = Callable[[], Any]
 
@@ -70,42 +70,9 @@ def our_model(cell: Cell) -> Any:
     return Transformer(**cell.sizes, dropout=DROPOUT, dtype=dtype)
 
 
-def settle_keras(cell: Cell) -> None:
-    """Puts Keras's backend, TensorFlow or JAX, on the cell's device; float32 is float32 there, as it is in PyTorch."""
-    import keras
-
-    backend = keras.config.backend()
-    if backend not in ("tensorflow", "jax"):
-        raise RequestError(f"`KERAS_BACKEND` must be tensorflow or jax. Received: {backend!r}")
-    if backend == "tensorflow":
-        settle_tensorflow(cell)
-        return
-    import jax
-
-    jax.config.update("jax_platforms", cell.device)
-    jax.config.update("jax_default_matmul_precision", "float32")
-    try:
-        jax.devices()
-    except RuntimeError as error:
-        raise RequestError(f"`--device {cell.device}` needs JAX with CUDA and a GPU: {error}") from None
-
-
-def settle_tensorflow(cell: Cell) -> None:
-    """Puts TensorFlow on the cell's device and threads."""
-    import tensorflow as tf
-
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    tf.config.threading.set_intra_op_parallelism_threads(cell.num_threads)
-    tf.config.threading.set_inter_op_parallelism_threads(cell.num_threads)
-    gpus = tf.config.list_physical_devices("GPU")
-    if cell.device == "cuda" and not gpus:
-        raise RequestError("`--device cuda` needs a GPU; TensorFlow found none")
-    tf.config.set_visible_devices(gpus[:1] if cell.device == "cuda" else [], "GPU")
-
-
 def start_ours(cell: Cell) -> Train:
     """`Transformer.fit`."""
-    settle_keras(cell)
+    settle_keras(cell.device, cell.num_threads)
     from keras_transformer.training.losses import SmoothedCrossEntropy
     from keras_transformer.training.replicas import Adam
 
@@ -142,7 +109,7 @@ def start_keras_hub(cell: Cell) -> Train:
     Loss and optimiser are Keras's, as the others have those of their own library: the loss with label smoothing takes
     one-hot labels.
     """
-    settle_keras(cell)
+    settle_keras(cell.device, cell.num_threads)
     import keras
     import keras_hub
     from keras import layers
@@ -207,10 +174,10 @@ def assign_norm(norm: Any, weights: dict[str, np.ndarray], name: str) -> None:
 
 def start_torch(cell: Cell, compiled: bool) -> Train:
     """PyTorch's `nn.Transformer`, eager or compiled."""
+    settle_torch(cell.device, cell.num_threads)
     import torch
     from torch.nn.functional import cross_entropy, dropout
 
-    torch.set_num_threads(cell.num_threads)
     weights = {name: torch.from_numpy(array.copy()) for name, array in in_process(our_weights, cell).items()}
     transformer = torch_transformer(cell, weights).to(cell.device)
     table = torch.nn.Parameter(weights["embeddings"].to(cell.device))
@@ -298,8 +265,19 @@ def our_weights(cell: Cell) -> dict[str, np.ndarray]:
 
 
 def start_products(cell: Cell) -> Train:
-    """The matrix products of a step alone, forward and backward, by TensorFlow: what no one can do without."""
-    settle_tensorflow(cell)
+    """The matrix products of a step alone, forward and backward, by Keras's backend: what no one can do without."""
+    backend = settle_keras(cell.device, cell.num_threads)
+    step = (products_on_jax if backend == "jax" else products_on_tensorflow)(cell)
+
+    def train() -> None:
+        for _ in repeat(None, cell.num_steps):
+            float(step())
+
+    return after_the_loss(lambda: math.nan, train)
+
+
+def products_on_tensorflow(cell: Cell) -> Callable[[], Any]:
+    """All products in one graph."""
     import tensorflow as tf
 
     dtype = tf.bfloat16 if cell.precision == "bfloat16" else tf.float32
@@ -314,11 +292,32 @@ def start_products(cell: Cell) -> Train:
                 corners.append(tf.reshape(result, [-1])[0])  # lest it be left out
         return tf.add_n(corners)
 
-    def train() -> None:
-        for _ in repeat(None, cell.num_steps):
-            float(step())
+    return step
 
-    return after_the_loss(lambda: math.nan, train)
+
+def products_on_jax(cell: Cell) -> Callable[[], Any]:
+    """A program for each product: XLA works out whole what a program returns, and the next one waits for its sum."""
+    import jax
+    import jax.numpy as jnp
+
+    draw = np.random.default_rng(1)
+    operands = [
+        [jnp.asarray(draw.normal(size=shape), cell.precision) for shape in shapes] for shapes in products_of(cell)
+    ]
+
+    @jax.jit
+    def multiply(total: Any, a: Any, b: Any) -> tuple[Any, ...]:
+        product = a @ b
+        results = product, product @ jnp.swapaxes(b, -1, -2), jnp.swapaxes(a, -1, -2) @ product
+        return total + sum(result.ravel()[0].astype("float32") for result in results), *results
+
+    def step() -> Any:
+        total = jnp.zeros(())
+        for a, b in operands:
+            total, *_ = multiply(total, a, b)
+        return total
+
+    return step
 
 
 def operations_of(cell: Cell) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import decode
+from benchmarks import decode, train
 from keras_transformer.errors import JobError
 from tests.benchmarks.contestants import start_liar
 
@@ -17,12 +18,27 @@ ROOT = Path(__file__).resolve().parents[2]
 ONCE = ["--threads", "1", "--rounds", "1"]
 
 
-def table_of(module, *arguments, backend="tensorflow"):
+@pytest.fixture
+def without(tmp_path):
+    """`without(*modules)` is an environment in which no process of a benchmark finds them; Keras is on JAX there."""
+
+    def environment(*modules):
+        (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({modules}))\n")
+        return {"KERAS_BACKEND": "jax", "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+
+    return environment
+
+
+def run(module, *arguments, **environment):
+    """A benchmark that has ended."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
+
+
+def table_of(module, *arguments, **environment):
     """The rows of the table that a benchmark prints, without its head."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *ONCE, *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, env={**os.environ, "KERAS_BACKEND": backend},
-    )  # fmt: skip
+    done = run(module, *ONCE, *arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
     assert len({len(line) for line in lines}) == 1
@@ -60,17 +76,19 @@ def test_a_peer_with_other_translations_is_an_error(monkeypatch, capsys):
         (["decode", "--scratch", "nowhere"], "`--scratch` must be a folder"),
         (["train", "--shape", "small", "--against", "products", "--device", "cuda"], "needs a GPU"),
         (["train", "--rounds", "0"], "at least 1; received '0'"),
+        (["loss", "--small", "--device", "cuda", "--against", "products"], "needs a GPU"),
+        (["growth", "--small", "--device", "cuda"], "onnxruntime-gpu[cuda,cudnn] in place of onnxruntime"),
         (["growth", "--small", "--curves", "source"], "`--small` has the curves batch, steps"),
         (["growth", "--small", "--out", "nowhere/growth.png"], "`--out` must be a .png in a folder that exists"),
         (["multi30k", "nowhere"], "expected a run folder"),
     ],
 )
 def test_a_wrong_request_is_told_in_one_line(arguments, message):
-    module, *rest = arguments
-    command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=hidden)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    check_refusal(run(*arguments, CUDA_VISIBLE_DEVICES=""), message)
+
+
+def check_refusal(done, message):
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert message in done.stderr.splitlines()[-1]
 
 
@@ -111,5 +129,68 @@ def test_all_trainers_compute_the_same_loss():
 @pytest.mark.parity
 def test_jax_computes_the_same_loss():
     """Where TensorFlow is not at hand; PyTorch's side asks for our weights on JAX, too."""
-    rows = table_of("train", "--shape", "small", "--against", "torch", backend="jax")
+    rows = table_of("train", "--shape", "small", "--against", "torch", KERAS_BACKEND="jax")
     assert [row[1] for row in rows] == ["float32", "bfloat16"]
+
+
+SMALL_DECODE = [
+    "decode",
+    "--sizes",
+    "small",
+    "--batches",
+    "1",
+    "--batch",
+    "2",
+    "--beams",
+    "2",
+    "--precision",
+    "float32",
+]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("arguments", "num_rows"),
+    [
+        (["train", "--shape", "small", "--precision", "float32", "--against", "torch", "products"], 1),
+        (["loss", "--small", "--against", "keras", "torch", "products"], 2),
+        (["growth", "--small"], 4),
+        ([*SMALL_DECODE, "--against", "ctranslate2", "marian"], 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_figures_need_no_tensorflow(arguments, num_rows, without):
+    assert len(table_of(*arguments, **without("tensorflow"))) == num_rows
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("tensorflow", [*SMALL_DECODE, "--against", "saved_model"]),
+        ("onnxruntime", ["growth", "--small"]),
+        ("matplotlib", ["growth", "--small", "--out", f"{tempfile.gettempdir()}/growth.png"]),
+        ("ctranslate2", [*SMALL_DECODE, "--against", "ctranslate2"]),
+        ("transformers", [*SMALL_DECODE, "--against", "marian"]),
+        ("keras_hub", ["train", "--shape", "small", "--precision", "float32", "--against", "keras_hub"]),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(missing, arguments, without):
+    check_refusal(run(*arguments, **without("tensorflow", missing)), missing)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("module", ["train", "loss"])
+def test_jax_without_a_gpu_says_so_in_one_line(module, without):
+    shape = ["--shape", "small"] if module == "train" else ["--small"]
+    done = run(module, *shape, "--device", "cuda", "--against", "torch", **without("tensorflow"))
+    check_refusal(done, "`--device cuda` needs a GPU, and JAX for CUDA")
+
+
+def test_a_turn_on_a_gpu_has_fifty_steps(monkeypatch):
+    cells = []
+    monkeypatch.setattr(train, "contenders", lambda starts: cells.append(starts["ours"][1]) or pytest.skip("seen"))
+    for device in ("cpu", "cuda"):
+        with pytest.raises(pytest.skip.Exception):
+            train.main(["--shape", "paper", "--device", device])
+    assert [cell.num_steps for cell in cells] == [10, 50]

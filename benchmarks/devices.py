@@ -1,0 +1,110 @@
+"""Puts each library on the device and the threads that are asked for, where float32 is float32: no TF32 on any side.
+
+`contest.be_modest` tells NVIDIA's libraries the same, for CTranslate2 above all, which has no setting for it. Each
+function is for a contender's process, before it does anything else, and says in one line what is missing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import RequestError
+
+NEEDS_GPU = "`--device cuda` needs a GPU, and {library} for CUDA; {found}"
+
+
+def settle_keras(device: str, num_threads: int) -> str:
+    """Settles Keras's backend, and returns its name: tensorflow or jax."""
+    import keras
+
+    settle = {"tensorflow": settle_tensorflow, "jax": settle_jax}
+    backend = keras.config.backend()
+    if backend not in settle:
+        raise RequestError(f"`KERAS_BACKEND` must be tensorflow or jax. Received: {backend!r}")
+    settle[backend](device, num_threads)
+    return backend
+
+
+def settle_tensorflow(device: str, num_threads: int) -> None:
+    """On a GPU the first."""
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    if device == "cuda" and not gpus:
+        raise RequestError(NEEDS_GPU.format(library="TensorFlow", found="TensorFlow found none"))
+    tf.config.set_visible_devices(gpus[:1] if device == "cuda" else [], "GPU")
+
+
+def settle_jax(device: str, num_threads: int) -> None:
+    """JAX has no setting for threads."""
+    import jax
+
+    jax.config.update("jax_platforms", device)
+    jax.config.update("jax_default_matmul_precision", "float32")
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the second where it was not built for CUDA
+        found = " ".join(str(error).split()) or "JAX found none"
+        raise RequestError(NEEDS_GPU.format(library="JAX", found=found)) from None
+
+
+def settle_torch(device: str, num_threads: int) -> None:
+    """PyTorch would take TF32 in convolutions, by default."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RequestError(NEEDS_GPU.format(library="PyTorch", found="PyTorch found none"))
+
+
+def require_ctranslate2(device: str) -> None:
+    """Raises RequestError where CTranslate2 finds no such device."""
+    import ctranslate2
+
+    if device == "cuda" and not ctranslate2.get_cuda_device_count():
+        raise RequestError(NEEDS_GPU.format(library="CTranslate2", found="CTranslate2 found none"))
+
+
+def onnx_session(path: Path, device: str, num_threads: int) -> Any:
+    """A session of ONNX Runtime's."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    if device == "cpu":
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session, provider = None, "CUDAExecutionProvider"
+    if provider in onnxruntime.get_available_providers():
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+            onnxruntime.preload_dlls()  # those of the packages of CUDA, if there are any
+        providers = [(provider, {"use_tf32": "0"}), "CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
+    if session is None or provider not in session.get_providers():
+        found = "install onnxruntime-gpu[cuda,cudnn] in place of onnxruntime" if session is None else "see above"
+        raise RequestError(NEEDS_GPU.format(library="ONNX Runtime", found=found))
+    return session
+
+
+def peak_of_gpu(library: str) -> float:
+    """The most memory, in MiB, that tensorflow, jax or torch has held of the GPU."""
+    if library == "tensorflow":
+        import tensorflow as tf
+
+        held = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    elif library == "jax":
+        import jax
+
+        held = jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+    else:
+        import torch
+
+        held = torch.cuda.max_memory_allocated()
+    return held / 2**20
