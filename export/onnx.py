@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from export.onnx_graph import TEXT_DOMAIN, Graph, Model, Value, ValueInfo, write_model
+from export.onnx_graph import Graph, Model, Value, ValueInfo, write_model
 from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past
 from export.onnx_search import Cache, search
-from export.signatures import BLANK, LINE_BREAKS, Decoding, TrainedRun, require_precision, stem
+from export.onnx_text import detokenized, tokenized
+from export.signatures import Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 
 SOURCE = ("source_ids", np.int32, ["batch", "source"])
 TRANSLATION = [("target_ids", np.int32, ["batch", "target"]), ("score", np.float32, ["batch"])]
@@ -23,9 +24,7 @@ TEXT_TRANSLATION = [("translation", object, ["batch"]), ("score", np.float32, ["
 
 # All operators that are not the standard's: those of int8, and those of `translate_text`.
 INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own
-TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "SentencepieceDecoder"}  # onnxruntime-extensions'
-
-SPACE_AROUND = r"^[\s\p{Z}]+|[\s\p{Z}]+$"
+TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "StringJoin"}  # onnxruntime-extensions'
 
 
 def export_onnx(
@@ -158,41 +157,6 @@ def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]
     for value, (name, *_) in zip(values, outputs, strict=True):
         g.named(value, name)
     return outputs
-
-
-def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> Value:
-    """text (B,) → source ids (B, S) int32: at most `max_length` pieces and the end, then pad."""
-    text = replaced(g, replaced(g, text, LINE_BREAKS, " "), BLANK, "")
-    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start, no end, not reversed
-    pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
-    first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` a sentence begins
-    last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
-    lengths = g("Min", g("Sub", last, first), max_length)
-    longest = g("ReduceMax", g.joined(lengths, [[0]]), keepdims=0)
-    places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
-    pieces = g.joined(pieces, np.array([PAD], "int32"))  # the last one, at -1, stands for pad
-    ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
-    return g("Where", g("Equal", places, lengths), np.int32(END), ids)
-
-
-def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Emitted ids (B, T) → text (B,), one line each, without space around it."""
-
-    def decode(inner: Graph, index: Value) -> list[Value]:
-        row = inner("Gather", ids, index)
-        pieces = inner.cast(inner("Compress", row, inner("Greater", row, np.int32(END))), np.int64)
-        text = inner("SentencepieceDecoder", pieces, domain=TEXT_DOMAIN, model=tokenizer.model)
-        return [inner.value(np.array(True)), text]
-
-    count = g("Squeeze", g.shape(ids, 0))
-    (texts,) = g.loop(decode, [], count, scans=1)
-    return replaced(g, replaced(g, g("Reshape", texts, [-1]), LINE_BREAKS, " "), SPACE_AROUND, "")
-
-
-def replaced(g: Graph, text: Value, pattern: str, by: str) -> Value:
-    """The text with what matches a regular expression (RE2) replaced."""
-    strings = [np.array([part], dtype=object) for part in (pattern, by)]
-    return g("StringRegexReplace", text, *strings, domain=TEXT_DOMAIN)
 
 
 def translation(

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -15,6 +16,7 @@ from keras_transformer.errors import RequestError
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+SPACE = "▁"  # how pieces spell a space
 
 MODEL_TYPES = ("unigram", "bpe")
 MAX_MODEL_BYTES = 16 * 2**20
@@ -60,10 +62,18 @@ class Tokenizer:
     @property
     def model_type(self) -> str:
         """ "unigram" or "bpe"."""
+        spec = self._specification().trainer_spec
+        return spec.ModelType.Name(spec.model_type).lower()
+
+    @property
+    def has_denormalizer(self) -> bool:
+        """Whether decoding rewrites the joined text by rules; this project trains no such vocabulary."""
+        return bool(self._specification().denormalizer_spec.precompiled_charsmap)
+
+    def _specification(self) -> Any:
         from sentencepiece import sentencepiece_model_pb2
 
-        spec = sentencepiece_model_pb2.ModelProto.FromString(self.model).trainer_spec  # type: ignore[attr-defined]
-        return spec.ModelType.Name(spec.model_type).lower()
+        return sentencepiece_model_pb2.ModelProto.FromString(self.model)  # type: ignore[attr-defined]
 
     @classmethod
     def train(
@@ -140,6 +150,19 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The pieces' own spelling, `▁` for a space, as pictures and alignments show them."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
+
+    def surfaces(self) -> list[bytes]:
+        """What each piece of the vocabulary adds to decoded text: UTF-8, or of a byte piece its byte."""
+        return [self._surface(id, piece) for id, piece in enumerate(self.pieces(range(self.vocabulary_size)))]
+
+    def _surface(self, id: int, piece: str) -> bytes:
+        if self._processor.is_control(id):
+            return b""
+        if self._processor.is_byte(id):
+            return bytes([int(piece[1:-1], 16)])  # <0xE4>
+        if self._processor.is_unknown(id):
+            return self._processor.decode([id]).encode()
+        return piece.replace(SPACE, " ").encode()
 
 
 def plain(line: str) -> str:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
 
-import keras
 import numpy as np
 import onnx
 import onnxruntime
@@ -25,7 +21,6 @@ from export.onnx import (
     export_onnx,
     step_model,
     translate_model,
-    translate_text_model,
 )
 from export.onnx_graph import Graph, Model, all_nodes, check, write_model
 from export.onnx_model import OnnxTransformer
@@ -34,10 +29,9 @@ from export.signatures import Decoding, TrainedRun, translate_ids
 from keras_transformer.decoding import search
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.models import Transformer
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
-from tests.layer_check import randomize
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.models.variants import VARIANTS, beams_of, cached_logits, make_inputs, make_model
+from tests.text_operators import translate_texts
 from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
@@ -45,23 +39,6 @@ pytest_plugins = ["tests.tiny_run"]
 PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]
 STATES = 997
-ODD_TEXT = [
-    "one two", "", " \t ", "\u200b\u2060", "\u00ad", "\x07\x1b one", "one\ntwo\r\nthree", "<s> dog </s> <pad> <unk>",
-    "日本語 two", "\u3000 one \u3000", "e\u0301 cat", "\ufeffone", "x" * 300, "one " * 100,
-]  # fmt: skip
-
-
-# Where TensorFlow is loaded first, the text operators end the process: they get one of their own.
-TEXT_RUNNER = """
-import pickle, sys, numpy as np, onnxruntime, onnxruntime_extensions
-options = onnxruntime.SessionOptions()
-options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
-path, batches = pickle.load(sys.stdin.buffer)
-session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-arrays = [np.array(batch, bytes if batch and isinstance(batch[0], bytes) else object) for batch in batches]
-answers = [[answer.tolist() for answer in session.run(None, {"text": array})] for array in arrays]
-pickle.dump(answers, sys.stdout.buffer)
-"""
 
 
 def session(path):
@@ -73,14 +50,6 @@ def session(path):
 
 def of(model, folder):
     return session(write_model(folder / "model.onnx", model, {})[0])
-
-
-def translate_texts(path, *batches):
-    """For each batch of texts its translations and their scores."""
-    given = pickle.dumps((str(path), batches))
-    done = subprocess.run([sys.executable, "-c", TEXT_RUNNER], input=given, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return pickle.loads(done.stdout)
 
 
 def run_of(model):
@@ -286,23 +255,6 @@ def test_the_files_translate_as_the_translator_does(exported, run, source_ids):
     if precision != "int8":
         differences = [abs(score - best.score) for score, best in zip(scores, found, strict=True)]
         assert np.median(differences) < {"float32": 1e-4, "float16": 1e-2}[precision]
-
-
-@pytest.mark.parametrize("model_type, separate", [("bpe", False), ("unigram", True)])
-def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path, model_type, separate):
-    source, target = (Tokenizer.train(lines(seed), 60 + seed, model_type) for seed in range(2))
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "max_source_length": 40}
-    keras.utils.set_random_seed(4)
-    model = Transformer(61, source_vocabulary_size=60 if separate else None, **sizes)
-    randomize(model)
-    translator = Translator(model, source, target) if separate else Translator(model, target)
-    decoding = Decoding(2, max_length=12)
-    (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
-    batches = [ODD_TEXT, ODD_TEXT[:1], ["", " "], []]
-    for some, (texts, scores) in zip(batches, translate_texts(path, *batches), strict=True):
-        expected = [best for (best,) in translator.n_best(some, num_beams=2, max_length=12)]
-        assert texts == [best.text for best in expected]
-        np.testing.assert_allclose(scores, [best.score for best in expected], atol=1e-4)
 
 
 def test_bad_input_has_an_answer_of_the_right_shape(exported):

@@ -77,6 +77,13 @@ def test_pieces_spell_the_line(tokenizer) -> None:
     assert "".join(tokenizer.pieces(ids)) == "▁bada▁gögo"
 
 
+def test_the_surfaces_of_pieces_join_to_the_decoded_text(tokenizer, lines) -> None:
+    surfaces = tokenizer.surfaces()
+    assert len(surfaces) == tokenizer.vocabulary_size
+    for ids in [*tokenizer.encode(lines[:20]), [UNKNOWN, END + 1, UNKNOWN, START]]:
+        assert [b"".join(surfaces[id] for id in ids).decode().strip()] == tokenizer.decode([ids])
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_text_that_spells_control_symbols_is_text(lines, model_type) -> None:
     """Also where the corpus is full of them, so that they would make good pieces."""

@@ -1,0 +1,127 @@
+"""Text in the ONNX files: read and written as the package's tokenizer does, whatever the vocabulary."""
+
+from __future__ import annotations
+
+import io
+
+import keras
+import numpy as np
+import pytest
+import sentencepiece
+
+from export.onnx import translate_text_model
+from export.onnx_graph import Graph, Model, write_model
+from export.onnx_text import detokenized
+from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.models import Transformer
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, UNKNOWN, Tokenizer
+from tests.layer_check import randomize
+from tests.text_operators import answers, translate_texts
+from tests.tiny_text import lines
+
+ODD_TEXT = [
+    "one two", "", " \t ", "\u200b\u2060", "\u00ad", "\x07\x1b one", "one\ntwo\r\nthree", "<s> dog </s> <pad> <unk>",
+    "日本語 two", "\u3000 one \u3000", "e\u0301 cat", "\ufeffone", "x" * 300, "one " * 100,
+]  # fmt: skip
+
+# SentencePiece's options for vocabularies that `--tokenizer` takes and `Tokenizer.train` does not make.
+VOCABULARIES = {
+    "unigram": {},
+    "bpe": {"model_type": "bpe"},
+    "bytes": {"byte_fallback": True},
+    "bpe with bytes": {"model_type": "bpe", "byte_fallback": True},
+    "symbols": {"user_defined_symbols": "a▁b,\x0bx,\x1cy,\x85z", "control_symbols": "<sep>", "unk_surface": "?▁?"},
+    "no prefix": {"add_dummy_prefix": False},
+    "all spaces": {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
+    "spaces behind": {"treat_whitespace_as_suffix": True},
+    "denormalizer": {},
+}
+RULES = "64 6F 67\t68 75 6E 64\n20 64\t20 20 44\n"  # dog: hund; a space and d: two spaces and D
+# Characters of each length, and at the edges of what is one.
+CHARACTERS = "\0 \n \r \x7f \x80 \xa0 ä \u07ff \u0800 ▁ \u2028 日 \ud7ff \ue000 \ufffd \U00010000 😀 \U0010ffff"
+NO_CHARACTERS = [b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc2", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xe6\x97",
+                 b"\xf0\x8f\xbf\xbf", b"\xf0\x9f\x98", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xff"]  # fmt: skip
+
+
+def vocabulary(name: str, folder) -> Tokenizer:
+    options = {"vocab_size": 330, "normalization_rule_name": "nmt_nfkc", **VOCABULARIES[name]}
+    if name == "denormalizer":
+        (folder / "rules.tsv").write_text(RULES)
+        options["denormalization_rule_tsv"] = str(folder / "rules.tsv")
+    text = lines(0, 200) + ["ä\u2029日本 \u3000😀", "a  b   c "]
+    model = io.BytesIO()
+    names = {f"{kind}_id": id for id, kind in enumerate(("pad", "unk", "bos", "eos"))}
+    names |= {f"{kind}_piece": piece for kind, piece in zip(("pad", "unk", "bos", "eos"), CONTROL_PIECES, strict=True)}
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(text), model_writer=model, hard_vocab_limit=False, minloglevel=2, **names, **options
+    )
+    return Tokenizer(model.getvalue())
+
+
+def rows_of(tokenizer: Tokenizer, count: int) -> np.ndarray:
+    """(B, T) Random pieces, among them bytes of whole and broken characters where the vocabulary has bytes."""
+    generator = np.random.default_rng(1)
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    byte_ids = {int(piece[1:-1], 16): id for id, piece in enumerate(pieces) if piece.startswith("<0x")}
+    bites = [*(character.encode() for character in CHARACTERS.split(" ")), *NO_CHARACTERS]
+    rows = []
+    for _ in range(count):
+        row = [END] * (generator.random() < 0.8)
+        for _ in range(generator.integers(12)):
+            chosen = bites[generator.integers(len(bites))]
+            chosen = chosen[: generator.integers(1, 5)]
+            id = generator.choice([UNKNOWN, generator.integers(END + 1, len(pieces)), tokenizer.encode([" x"])[0][0]])
+            row = [*([byte_ids[byte] for byte in chosen] if byte_ids and generator.random() < 0.7 else [id]), *row]
+        rows.append(row)
+    width = max(map(len, rows))
+    return np.array([row + [PAD] * (width - len(row)) for row in rows], "int32")
+
+
+def batches_of(tokenizer: Tokenizer) -> list[np.ndarray]:
+    ids = rows_of(tokenizer, 1000)
+    return [ids, ids[:1], ids[:0], ids[:3, :0], np.full((2, 5), PAD, "int32")]
+
+
+def detokenizer(folder, tokenizer: Tokenizer):
+    """The path of a file that takes `ids`."""
+    g = Graph()
+    g.named(detokenized(g, "ids", tokenizer), "text")
+    model = Model(g, [("ids", np.int32, ["batch", "target"])], [("text", object, ["batch"])])
+    return write_model(folder / "model.onnx", model, {})[0]
+
+
+@pytest.fixture(scope="module")
+def detokenizers(tmp_path_factory):
+    """For each vocabulary the tokenizer, and what the graph makes of its batches."""
+    folders = {name: tmp_path_factory.mktemp("vocabulary") for name in VOCABULARIES}
+    tokenizers = {name: vocabulary(name, folder) for name, folder in folders.items()}
+    paths = {name: detokenizer(folders[name], tokenizers[name]) for name in VOCABULARIES}
+    feeds = {paths[name]: [{"ids": ids} for ids in batches_of(tokenizers[name])] for name in VOCABULARIES}
+    found = answers(feeds)
+    return {name: (tokenizers[name], found[paths[name]]) for name in VOCABULARIES}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_ids_become_the_text_that_the_tokenizer_makes_of_them(detokenizers, name):
+    tokenizer, found = detokenizers[name]
+    for ids, (texts,) in zip(batches_of(tokenizer), found, strict=True):
+        assert texts == tokenizer.decode(ids.tolist())
+    assert len(set(found[0][0])) > 700
+
+
+@pytest.mark.parametrize("model_type, separate", [("bpe", False), ("unigram", True)])
+def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path, model_type, separate):
+    source, target = (Tokenizer.train(lines(seed), 60 + seed, model_type) for seed in range(2))
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "max_source_length": 40}
+    keras.utils.set_random_seed(4)
+    model = Transformer(61, source_vocabulary_size=60 if separate else None, **sizes)
+    randomize(model)
+    translator = Translator(model, source, target) if separate else Translator(model, target)
+    decoding = Decoding(2, max_length=12)
+    (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
+    batches = [ODD_TEXT, ODD_TEXT[:1], ["", " "], []]
+    for some, (texts, scores) in zip(batches, translate_texts(path, *batches), strict=True):
+        expected = [best for (best,) in translator.n_best(some, num_beams=2, max_length=12)]
+        assert texts == [best.text for best in expected]
+        np.testing.assert_allclose(scores, [best.score for best in expected], atol=1e-4)
