@@ -81,32 +81,31 @@ def search(
     num_fields = len(State._fields)
 
     def advance(g: Graph, _: Value, *values: Value) -> list[Value]:
-        new, ids, scores, active, limits, *rest = values
+        index, new, ids, scores, active, limits, *rest = values
         state, cache = State(*rest[:num_fields]), split(rest[num_fields:], parts)
         pairs = zip(cache.sentences, encode(g, new), strict=True)
         cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
         how = (GreedySearch if num_beams == 1 else BeamSearch)(g, limits, vocabulary_size, decoding)
-        state, cache = run_round(g, step, how, state, cache, limits)
+        length, state, cache = run_round(g, step, how, index, state, cache, limits)
         new_ids, new_scores = how.results(g, state)  # of all that were active: the last word is the right one
-        growth = g.joined([0] * 5, g("Sub", g.shape(new_ids, 2), g.shape(ids, 2)))
         places = g("Unsqueeze", active, [1])
-        ids = g("ScatterND", g("Pad", ids, growth), places, new_ids)
+        ids = g("ScatterND", widened(g, ids, new_ids), places, new_ids)
         scores = g("ScatterND", scores, places, new_scores)
-        below_limit = g("Less", g.shape(new_ids, 2), limits)
         is_alive = g("Greater", g("Squeeze", first(g, state.live_log_probs), [1]), NONE)
-        left = g("Squeeze", g("NonZero", g("And", below_limit, is_alive)), [0])
+        left = g("Squeeze", g("NonZero", g("And", g("Less", length, limits), is_alive)), [0])
         kept = [g("Gather", value, left) for value in (active, limits, *state, *chain(*cache))]
-        return [g("Greater", g("Size", left), 0), g("Slice", new, [0], [0]), ids, scores, *kept]
+        # Sizes are on the host, and a 0 to compare this one with would be: each step would copy that 0 to a GPU.
+        return [g.cast(g("Size", left), bool), length, g("Slice", new, [0], [0]), ids, scores, *kept]
 
     ids, scores = blank_results(g, limits, n_best)
     active = g("Squeeze", g("NonZero", limits), [0])
-    started = [g("Gather", source_ids, active), ids, scores, active, g("Gather", limits, active)]
+    started = [0, g("Gather", source_ids, active), ids, scores, active, g("Gather", limits, active)]
     num_rows = n_best + num_first_beams if num_beams > 1 else 1
     state = first_state(g, g("Shape", active), num_rows, num_first_beams, n_best)
     cache = first_cache(g, g("Shape", active), num_first_beams)
     parts = [len(part) for part in cache]
-    goes_on = g("Greater", g("Size", active), 0)
-    _, ids, scores, *_ = g.loop(advance, [*started, *state, *chain(*cache)], goes_on=goes_on)
+    goes_on = g.cast(g("Size", active), bool)
+    _, _, ids, scores, *_ = g.loop(advance, [*started, *state, *chain(*cache)], goes_on=goes_on)
     return ids, scores
 
 
@@ -128,27 +127,33 @@ def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_be
 
 
 def run_round(
-    graph: Graph, step: Step, how: BeamSearch, state: State, cache: Cache, limits: Value
-) -> tuple[State, Cache]:
-    """Steps, one at least, until enough sentences are done; `limits` (A,) of those that are active."""
-    first_index = graph("Squeeze", graph.shape(state.ids, 2))
-    num_active, nearest_limit = graph("Size", limits), graph("ReduceMin", limits, keepdims=0)
+    graph: Graph, step: Step, how: BeamSearch, index: Value, state: State, cache: Cache, limits: Value
+) -> tuple[Value, State, Cache]:
+    """Steps, one at least, until enough sentences are done; and how many tokens each hypothesis has then.
+
+    Args:
+        graph: of the loop of rounds.
+        step, how: what is run.
+        index: () int64, how many tokens each hypothesis has.
+        state, cache: of the sentences that are active.
+        limits: (A,) int64, theirs.
+    """
+    nearest_limit = graph("ReduceMin", limits, keepdims=0)
     num_fields, parts = len(State._fields), [len(cache.beams), len(cache.shared), 0]
 
-    def advance(g: Graph, count: Value, *values: Value) -> list[Value]:
+    def advance(g: Graph, _: Value, index: Value, *values: Value) -> list[Value]:
         old, moving = State(*values[:num_fields]), split(values[num_fields:], parts)
-        index = g("Add", first_index, count)
         logits, new = step(g, old.token_ids, index, moving._replace(sentences=cache.sentences))
         length = g("Add", index, 1)
         state, is_done, beams = how.extend(g, old, logits, length)
-        num_done = g("ReduceSum", g.cast(is_done, np.int64), keepdims=0)
-        few_are_done = g("Less", g("Mul", num_done, DONE_SHARE), num_active)
-        go_on = g("And", few_are_done, g("Less", length, nearest_limit))
+        # Below 0 while fewer than one in `DONE_SHARE` are done: without their number, a size, which is on the host.
+        surplus = g("ReduceSum", g("Where", is_done, DONE_SHARE - 1, -1), keepdims=0)
+        go_on = g("And", g("Less", surplus, 0), g("Less", length, nearest_limit))
         moved = [each if beams is None else gather(g, each, beams) for each in new.beams]
-        return [go_on, *state, *moved, *new.shared]
+        return [go_on, length, *state, *moved, *new.shared]
 
-    last = graph.loop(advance, [*state, *cache.beams, *cache.shared])
-    return State(*last[:num_fields]), split(last[num_fields:], parts)._replace(sentences=cache.sentences)
+    length, *last = graph.loop(advance, [index, *state, *cache.beams, *cache.shared])
+    return length, State(*last[:num_fields]), split(last[num_fields:], parts)._replace(sentences=cache.sentences)
 
 
 class BeamSearch:
@@ -269,6 +274,12 @@ def split(values: Sequence[Value], parts: Sequence[int]) -> Cache:
     """Values, one after the other, as a cache."""
     ends = np.cumsum(parts)
     return Cache(*(list(values[end - part : end]) for part, end in zip(parts, ends, strict=True)))
+
+
+def widened(g: Graph, ids: Value, other: Value) -> Value:
+    """ids (B, n, W) with pad behind them → (B, n, T), as wide as `other`. Joined: CUDA has no `Pad` of integers."""
+    width = g("Sub", g.shape(other, 2), g.shape(ids, 2))
+    return g.joined(ids, g.zeros(g.joined(g("Shape", ids, end=2), width), np.int64), axis=2)
 
 
 def first(g: Graph, values: Value) -> Value:
