@@ -219,7 +219,9 @@ def permitted(g: Graph, source_ids: Value, model: Transformer) -> Value:
 def limits_of(g: Graph, source_ids: Value, max_length: int | None) -> Value:
     """(B,) int64 The most ids to emit, see `export.signatures.limits_of`."""
     blank = g("Or", g("Equal", source_ids, np.int32(PAD)), g("Equal", source_ids, np.int32(END)))
-    lengths = g("ReduceSum", g.cast(g("Not", blank), np.int64), [1], keepdims=0)
+    # With a column that counts nothing: on a GPU there is no sum over none.
+    counted = g.joined(g.cast(g("Not", blank), np.int64), g.zeros(g.joined(g.shape(blank, 0), [1]), np.int64), axis=1)
+    lengths = g("ReduceSum", counted, [1], keepdims=0)
     limits = g("Where", g("Greater", lengths, 0), g("Add", lengths, EXTRA_LENGTH), 0)
     return limits if max_length is None else g("Min", limits, max_length)
 
