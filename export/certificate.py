@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -214,17 +215,42 @@ def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> E
     say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))
-        judgement = judge.judge(artefact.precision, run_artefact(artefact, job_of(judge, artefact, threads)))
+        result = run_artefact(artefact, job_of(judge, artefact, threads))
+        judgement = judge.judge(artefact.precision, result)
     except BrokenArtefact as broken:
         entry = replace(entry, reason=str(broken))
         if artefact.format == "onnx" and artefact.precision == "float16" and "NOT_IMPLEMENTED" in entry.reason:
             graph = "the graph alone, which is valid: the runtime here, without a GPU, lacks operators in half"
             return replace(entry, holds=True, held_against=graph)
         return entry
-    if artefact.precision == "float16" and artefact.format != "tflite" and judgement.measured.device == "CPU":
-        on_cpu = "run on the CPU: the runtime found no GPU, for which this precision is meant"
-        entry = replace(entry, held_against=f"{rule}; {on_cpu}")
-    return replace(entry, holds=judgement.holds, reason=judgement.reason, judgement=judgement)
+    rule = "; ".join([rule, *about_the_gpu(artefact, judgement.measured.device, result["log"])])
+    return replace(entry, held_against=rule, holds=judgement.holds, reason=judgement.reason, judgement=judgement)
+
+
+def about_the_gpu(artefact: Artefact, device: str, log: str) -> Iterator[str]:
+    """What a reader has to know of where an artefact ran that may use a GPU; `log` is what its runtime said."""
+    is_float32 = artefact.precision == "float32"
+    if not may_use_gpu(artefact):
+        return
+    if device == "GPU":
+        yield from ["run on the GPU, with TF32 off"] * is_float32
+    elif why := why_no_gpu(log):
+        yield f"run on the CPU, for the runtime could not use a GPU: {why}"
+    elif not is_float32:
+        yield "run on the CPU: the runtime found no GPU, for which this precision is meant"
+
+
+def may_use_gpu(artefact: Artefact) -> bool:
+    """int8 is for processors, and LiteRT's Python package runs on them alone."""
+    return artefact.precision != "int8" and artefact.format != "tflite"
+
+
+def why_no_gpu(log: str) -> str:
+    """The line in which ONNX Runtime says why it does not use CUDA, without time and place; "" if it says nothing."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", log)  # in a terminal's colours
+    failed = r"\[[EW]:onnxruntime:[^]]*\] (?=.*Failed to (?:load|create).*CUDA)|^EP Error "
+    found = re.search(f"(?:{failed})(.*)", plain, re.MULTILINE | re.IGNORECASE)
+    return " ".join(found[1].split())[:500] if found else ""
 
 
 def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
@@ -235,7 +261,7 @@ def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
         "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
         "takes": artefact.takes,
-        "gpu": artefact.precision == "float16",
+        "gpu": may_use_gpu(artefact),
         "threads": threads,
         "sentences": sentences[:count],
         "batch_size": BATCH_SIZE,
@@ -250,6 +276,8 @@ def job_of(judge: Judge, artefact: Artefact, threads: int) -> dict[str, Any]:
 def run_artefact(artefact: Artefact, job: dict[str, Any]) -> dict[str, Any]:
     """What the runner says of an artefact, from a process of its own that knows nothing of this project.
 
+    Beside the runner's result, `log`: what its runtime wrote to standard output and error.
+
     Raises:
         BrokenArtefact: it raised an error, crashed or hung.
         RequestError: a package that runs it is missing.
@@ -260,11 +288,19 @@ def run_artefact(artefact: Artefact, job: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-P", str(RUNNER), str(to), str(back)]
         seconds = 300 + 10 * len(job["sentences"])
         try:
-            done = subprocess.run(command, cwd=place, env=environment(job), capture_output=True, timeout=seconds)
+            done = subprocess.run(
+                command,
+                cwd=place,
+                env=environment(job),
+                timeout=seconds,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         except subprocess.TimeoutExpired:
             raise BrokenArtefact(f"it was not done after {seconds} seconds") from None
+        log = done.stdout.decode("utf-8", "replace")
         if done.returncode or not back.is_file():
-            last = done.stderr.decode("utf-8", "replace").strip().split("\n")[-1][:200]
+            last = log.strip().split("\n")[-1][:200]
             raise BrokenArtefact(f"its process ended with exit status {done.returncode}: {last}")
         result = json.loads(back.read_text(encoding="utf-8"))
     if "missing" in result:
@@ -273,15 +309,16 @@ def run_artefact(artefact: Artefact, job: dict[str, Any]) -> dict[str, Any]:
             "install the extra from the repository's root: pip install -e '.[export]'"
         )
     if "error" in result:
-        raise BrokenArtefact(result["error"])
-    return result
+        raise BrokenArtefact("; ".join(filter(None, [result["error"], why_no_gpu(log)])))
+    return {**result, "log": log}
 
 
 def environment(job: dict[str, Any]) -> dict[str, str]:
     """That of the runner: nothing that leads Python to this project; no GPU unless the job may use it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    hidden = {} if job["gpu"] else {"CUDA_VISIBLE_DEVICES": "-1"}
-    return clean | hidden | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(job["threads"])}
+    # The model stands in the GPU's memory already: TensorFlow must not ask for all of it.
+    device = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if job["gpu"] else {"CUDA_VISIBLE_DEVICES": "-1"}
+    return clean | device | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(job["threads"])}
 
 
 def contents_of(artefact: Artefact) -> Contents:

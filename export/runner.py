@@ -15,6 +15,7 @@ missing, a module that is not installed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -86,6 +87,7 @@ def prepare_saved_model(job: Job) -> Callable[[], tuple[Translate, str]]:
 
     tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
     tf.config.threading.set_inter_op_parallelism_threads(job["threads"])
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # TF32 rounds float32 to 11 bits
     import tensorflow_text  # noqa: F401
 
     def load() -> tuple[Translate, str]:
@@ -112,14 +114,17 @@ def prepare_onnx(job: Job) -> Callable[[], tuple[Translate, str]]:
         import onnxruntime_extensions
 
         options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
-    wanted = ["CUDAExecutionProvider"] * job["gpu"] + ["CPUExecutionProvider"]
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if job["gpu"] and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()  # the CUDA libraries that pip installed: it does not look for them by itself
+        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
 
     def load() -> tuple[Translate, str]:
-        providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
         sessions = [onnxruntime.InferenceSession(path, options, providers=providers) for path in job["paths"]]
-        # Without a word it falls back to the CPU.
+        # It may fall back to the CPU; why, it says on standard error, or standard output.
         on_gpu = all("CUDAExecutionProvider" in session.get_providers() for session in sessions)
-        make = greedy_search if job["takes"] == "halves" else whole_search
+        on_halves = functools.partial(greedy_search, device="cuda" if on_gpu else "cpu")
+        make = on_halves if job["takes"] == "halves" else whole_search
         return make(job, *sessions), "GPU" if on_gpu else "CPU"
 
     return load
@@ -132,25 +137,27 @@ def whole_search(job: Job, session: Any) -> Translate:
     return lambda batch: tuple(session.run(outputs, {name: batch}))
 
 
-def greedy_search(job: Job, encoder: Any, step: Any) -> Translate:
-    """The shortest loop around the two halves of a translator."""
-    memory_names = [output.name for output in encoder.get_outputs()]
+def greedy_search(job: Job, encoder: Any, step: Any, device: str) -> Translate:
+    """The shortest loop around the two halves of a translator; what only they read stays on the device."""
     past_inputs = [argument for argument in step.get_inputs() if argument.name.startswith("past_")]
+    memory_names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
     present_names = [argument.name.replace("past_", "present_") for argument in past_inputs]
+    encoded = {"limit": "cpu", **dict.fromkeys(memory_names, device)}
+    stepped = {"logits": "cpu", **dict.fromkeys(present_names, device)}
 
     def translate(source_ids: Batch) -> tuple[np.ndarray, np.ndarray]:
-        memory = dict(zip(memory_names, encoder.run(memory_names, {"source_ids": source_ids}), strict=True))
-        limits = np.minimum(memory.pop("limit"), job["max_length"] or np.iinfo("int32").max)
-        past = [nothing_yet(argument, len(source_ids)) for argument in past_inputs]
+        memory = run_bound(encoder, {"source_ids": on_device(source_ids)}, encoded)
+        limits = np.minimum(memory.pop("limit").numpy(), job["max_length"] or np.iinfo("int32").max)
+        past = {argument.name: on_device(nothing_yet(argument, len(source_ids)), device) for argument in past_inputs}
         ids = np.full((len(limits), max(1, *limits)), PAD, "int32")  # (B, L)
         done, log_prob = limits == 0, np.zeros(len(limits))
         ids[done, 0] = END
         token_ids = np.full_like(limits, START)
         for index in range(max(limits)):
-            inputs = {"token_ids": token_ids[:, None], "index": np.array(index, "int32"), **memory}
-            inputs |= {argument.name: array for argument, array in zip(past_inputs, past, strict=True)}
-            logits, *past = step.run(["logits", *present_names], inputs)
-            token_ids, gained = likeliest(logits[:, 0])
+            inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
+            present = run_bound(step, {**inputs, **memory, **past}, stepped)
+            token_ids, gained = likeliest(present.pop("logits").numpy()[:, 0])
+            past = dict(zip(past, present.values(), strict=True))
             ids[:, index] = np.where(done, ids[:, index], token_ids)
             log_prob += np.where(done, 0.0, gained)
             done |= (token_ids == END) | (index + 1 >= limits)
@@ -160,6 +167,24 @@ def greedy_search(job: Job, encoder: Any, step: Any) -> Translate:
         return ids, log_prob / ((5 + lengths) / 6) ** job["length_penalty"]
 
     return translate
+
+
+def on_device(array: np.ndarray, device: str = "cpu") -> Any:
+    """The array as a value of ONNX Runtime's, on "cpu" or "cuda"."""
+    import onnxruntime
+
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
+
+
+def run_bound(session: Any, inputs: dict[str, Any], outputs: dict[str, str]) -> dict[str, Any]:
+    """Runs a session on values where they are; its outputs, each on the device that is named for it."""
+    binding = session.io_binding()
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, device in outputs.items():
+        binding.bind_output(name, device)
+    session.run_with_iobinding(binding)
+    return dict(zip(outputs, binding.get_outputs(), strict=True))
 
 
 def nothing_yet(argument: Any, rows: int) -> np.ndarray:

@@ -16,11 +16,13 @@ from export.certificate import (
     Certificate,
     Contents,
     Entry,
+    about_the_gpu,
     artefacts_in,
     certify,
     contents_of,
     job_of,
     run_artefact,
+    why_no_gpu,
     write_certificate,
 )
 from export.judgement import BrokenArtefact, Difference, Judgement, Measured
@@ -245,22 +247,90 @@ def test_a_runtime_that_is_not_installed_is_asked_for(trained, tmp_path, monkeyp
         certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3])
 
 
-def test_the_runner_knows_nothing_of_this_project(trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("precision", "devices"), [("float32", None), ("int8", "-1")])
+def test_the_runner_knows_nothing_of_this_project(trained, tmp_path, monkeypatch, precision, devices):
     code = """
 names = [name for name in os.environ if name.startswith("PYTHON")]
 names += [place for place in sys.path if pathlib.Path(place, "keras_transformer").is_dir()]
-pathlib.Path(sys.argv[2]).write_text(json.dumps({"error": f"{names} {os.environ['CUDA_VISIBLE_DEVICES']}"}))"""
+seen = f"{names} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
+pathlib.Path(sys.argv[2]).write_text(json.dumps({"error": seen}))"""
     monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parent.parent))
-    artefact = stub(tmp_path, code, monkeypatch)
-    assert certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3]).entries[0].reason == "[] -1"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    artefact = replace(stub(tmp_path, code, monkeypatch), precision=precision)
+    (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
+    assert entry.reason == f"[] {devices}"
+
+
+# What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
+NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \
+/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library \
+/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file
+\x1b[m
+\x1b[0;93m2026-01-02 03:04:05.7 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1094 Create] Failed to create \
+CUDAExecutionProvider. Require cuDNN 9.* and CUDA 12.*.\x1b[m
+"""
+NO_DRIVER = """*************** EP Error ***************
+EP Error /src/cuda_call.cc:129 CUDA failure 35: CUDA driver version is insufficient when using ['CUDAExecutionProvider']
+Falling back to ['CPUExecutionProvider'] and retrying.
+"""
+OTHER = """2026-01-02 03:04:05.6 [W:onnxruntime:, transformer_memcpy.cc:111 ApplyImpl] 4 Memcpy nodes are added \
+for CUDAExecutionProvider
+"""
+
+
+def test_the_runtimes_own_line_says_why_it_does_not_use_a_gpu():
+    assert why_no_gpu(OTHER + NO_LIBRARY) == (
+        "/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library "
+        "/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file"
+    )
+    assert why_no_gpu(NO_LIBRARY[NO_LIBRARY.index("\n") :]).startswith("Failed to create CUDAExecutionProvider.")
+    assert why_no_gpu(NO_DRIVER).startswith("/src/cuda_call.cc:129 CUDA failure 35")
+    assert why_no_gpu(OTHER) == why_no_gpu("") == ""
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "device", "log", "said"),
+    [
+        ("onnx", "float32", "GPU", "", ["run on the GPU, with TF32 off"]),
+        ("saved_model", "float32", "GPU", "", ["run on the GPU, with TF32 off"]),
+        ("onnx", "float16", "GPU", "", []),
+        ("onnx", "float32", "CPU", "", []),
+        ("onnx", "float16", "CPU", "", ["run on the CPU: the runtime found no GPU, for which this precision is meant"]),
+        ("onnx", "float32", "CPU", NO_DRIVER, ["run on the CPU, for the runtime could not use a GPU: /src/cuda_call"]),
+        ("onnx", "float16", "CPU", NO_LIBRARY, ["run on the CPU, for the runtime could not use a GPU: /src/provider"]),
+        ("onnx", "int8", "CPU", "", []),
+        ("tflite", "float16", "CPU", "", []),
+    ],
+)
+def test_a_certificate_says_which_device_was_used_and_why(tmp_path, format, precision, device, log, said):
+    artefact = Artefact(tmp_path, format, "ids", precision)
+    told = list(about_the_gpu(artefact, device, log))
+    assert [line[: len(start)] for line, start in zip(told, said, strict=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "gpu"),
+    [
+        ("onnx", "float32", True),
+        ("onnx", "float16", True),
+        ("onnx", "int8", False),
+        ("saved_model", "float32", True),
+        ("tflite", "float16", False),
+    ],
+)
+def test_a_gpu_is_for_what_may_use_it(tmp_path, format, precision, gpu):
+    judge = SimpleNamespace(source_ids=[[5, END]], decoding=Decoding())
+    assert job_of(judge, Artefact(tmp_path, format, "ids", precision), 1)["gpu"] is gpu
 
 
 def test_float16_that_no_cpu_runs_is_held_by_its_graph(trained, tmp_path, monkeypatch):
-    code = "pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'NOT_IMPLEMENTED: Gelu'}))"
+    code = f"sys.stderr.write({NO_LIBRARY!r})\n"
+    code += "pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'NOT_IMPLEMENTED: Gelu'}))"
     artefact = replace(stub(tmp_path, code, monkeypatch), precision="float16")
     (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
     assert entry.holds
     assert entry.held_against.startswith("the graph alone")
+    assert entry.reason.startswith("NOT_IMPLEMENTED: Gelu; /src/provider_bridge_ort.cc")
 
 
 def test_a_damaged_file_does_not_hold(trained, tmp_path):

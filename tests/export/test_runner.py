@@ -1,0 +1,80 @@
+"""What the runner asks of ONNX Runtime, with and without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from export import runner
+from export.onnx import encoder_model, step_model
+from export.onnx_graph import write_model
+from keras_transformer.text.tokenizer import END
+
+pytest_plugins = ["tests.tiny_run"]
+
+
+class FakeRuntime:
+    """ONNX Runtime as far as sessions go, built with these providers; it records what it is asked for."""
+
+    def __init__(self, *available: str, has_gpu: bool = True):
+        self.available, self.has_gpu, self.asked = list(available), has_gpu, []
+        self.SessionOptions = SimpleNamespace
+
+    def get_available_providers(self):
+        return self.available
+
+    def preload_dlls(self):
+        self.asked.append("preload_dlls")
+
+    def InferenceSession(self, path, options, providers):
+        self.asked.append(providers)
+        names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+        input_names = [SimpleNamespace(name="source_ids")]
+        return SimpleNamespace(
+            get_providers=lambda: names if self.has_gpu else names[-1:], get_inputs=lambda: input_names
+        )
+
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "gpu", "asked", "device"),
+    [
+        (FakeRuntime(CUDA, CPU), True, ["preload_dlls", [(CUDA, {"use_tf32": 0}), CPU]], "GPU"),
+        (FakeRuntime(CUDA, CPU, has_gpu=False), True, ["preload_dlls", [(CUDA, {"use_tf32": 0}), CPU]], "CPU"),
+        (FakeRuntime("TensorrtExecutionProvider", CUDA, CPU), False, [[CPU]], "CPU"),
+        (FakeRuntime(CPU), True, [[CPU]], "CPU"),
+    ],
+)
+def test_the_libraries_of_cuda_are_loaded_and_tf32_is_off(monkeypatch, runtime, gpu, asked, device):
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    load = runner.prepare_onnx({"threads": 1, "takes": "ids", "gpu": gpu, "paths": ["translate.onnx"]})
+    assert load()[1] == device
+    assert runtime.asked == asked
+
+
+def test_of_the_two_halves_the_limits_and_the_logits_alone_leave_the_device(translator, tmp_path, monkeypatch):
+    run, sessions = SimpleNamespace(model=translator.model), []
+    for name, make in (("encoder", encoder_model), ("step", step_model)):
+        (path,) = write_model(tmp_path / f"{name}.onnx", make(run, "float32"), {})
+        sessions.append(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
+    kept, left = set(), set()
+    run_bound, on_device = runner.run_bound, runner.on_device
+
+    def run_on_cpu(session, inputs, outputs):
+        for name, device in outputs.items():
+            (kept if device == "cuda" else left).add(name.rstrip("0123456789"))
+        return run_bound(session, inputs, dict.fromkeys(outputs, "cpu"))
+
+    monkeypatch.setattr(runner, "run_bound", run_on_cpu)
+    monkeypatch.setattr(runner, "on_device", lambda array, device="cpu": on_device(array))
+    translate = runner.greedy_search({"max_length": 9, "length_penalty": 0.6}, *sessions, device="cuda")
+    ids, _ = translate(np.array([[5, 6, END], [END, 0, 0]], "int32"))
+    assert ids.shape == (2, 9)
+    assert left == {"limit", "logits"}
+    assert kept == {"memory_key_", "memory_value_", "memory_bias", "present_key_", "present_value_"}
