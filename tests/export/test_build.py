@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["tests.tiny_run"]
 
-BUILD = (Path(__file__).resolve().parents[2] / "BUILD.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = (ROOT / "BUILD.md").read_text(encoding="utf-8")
 SECTION = BUILD.split("## Run what was exported\n")[1].split("\n## ")[0]
 PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 FILES = [
@@ -22,6 +24,16 @@ FILES = [
     "translate.tflite",
     "translate_text.tflite",
 ]
+
+
+def test_the_extra_for_gpus_is_that_for_processors_with_another_onnx_runtime():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    runtime = {name: [one for one in extras[name] if re.match(r"onnxruntime(-gpu)?[\[>]", one)] for name in extras}
+    assert [*runtime["export"], *runtime["export-gpu"]] == [
+        "onnxruntime>=1.24,<2",
+        "onnxruntime-gpu[cuda,cudnn]>=1.24,<1.27",  # with the libraries of CUDA, which pip would leave out
+    ]
+    assert {*extras["export"]} - {*runtime["export"]} == {*extras["export-gpu"]} - {*runtime["export-gpu"]}
 
 
 def test_every_artefact_has_a_program_of_under_25_lines():
