@@ -141,23 +141,26 @@ def greedy_search(job: Job, encoder: Any, step: Any, device: str) -> Translate:
     """The shortest loop around the two halves of a translator; what only they read stays on the device."""
     past_inputs = [argument for argument in step.get_inputs() if argument.name.startswith("past_")]
     memory_names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
-    present_names = [argument.name.replace("past_", "present_") for argument in past_inputs]
+    past_names = [argument.name for argument in past_inputs]
     encoded = {"limit": "cpu", **dict.fromkeys(memory_names, device)}
-    stepped = {"logits": "cpu", **dict.fromkeys(present_names, device)}
+    stepped = {"logits": "cpu"} | {name.replace("past_", "present_"): device for name in past_names}
 
     def translate(source_ids: Batch) -> tuple[np.ndarray, np.ndarray]:
-        memory = run_bound(encoder, {"source_ids": on_device(source_ids)}, encoded)
+        memory = run_bound(encoder, encoder.io_binding(), {"source_ids": on_device(source_ids)}, encoded)
         limits = np.minimum(memory.pop("limit").numpy(), job["max_length"] or np.iinfo("int32").max)
-        past = {argument.name: on_device(nothing_yet(argument, len(source_ids)), device) for argument in past_inputs}
+        binding = step.io_binding()
+        for name in memory_names:
+            binding.bind_ortvalue_input(name, memory[name])
+        past = [on_device(nothing_yet(argument, len(source_ids)), device) for argument in past_inputs]
         ids = np.full((len(limits), max(1, *limits)), PAD, "int32")  # (B, L)
         done, log_prob = limits == 0, np.zeros(len(limits))
         ids[done, 0] = END
         token_ids = np.full_like(limits, START)
         for index in range(max(limits)):
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
-            present = run_bound(step, {**inputs, **memory, **past}, stepped)
-            token_ids, gained = likeliest(present.pop("logits").numpy()[:, 0])
-            past = dict(zip(past, present.values(), strict=True))
+            inputs |= zip(past_names, past, strict=True)
+            logits, *past = run_bound(step, binding, inputs, stepped).values()
+            token_ids, gained = likeliest(logits.numpy()[:, 0])
             ids[:, index] = np.where(done, ids[:, index], token_ids)
             log_prob += np.where(done, 0.0, gained)
             done |= (token_ids == END) | (index + 1 >= limits)
@@ -176,9 +179,9 @@ def on_device(array: np.ndarray, device: str = "cpu") -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
 
 
-def run_bound(session: Any, inputs: dict[str, Any], outputs: dict[str, str]) -> dict[str, Any]:
-    """Runs a session on values where they are; its outputs, each on the device that is named for it."""
-    binding = session.io_binding()
+def run_bound(session: Any, binding: Any, inputs: dict[str, Any], outputs: dict[str, str]) -> dict[str, Any]:
+    """Runs a session on values where they are, these and what is bound already; its outputs, on the devices named."""
+    binding.clear_binding_outputs()  # a step gives larger ones than the step before
     for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
     for name, device in outputs.items():

@@ -66,10 +66,10 @@ def test_of_the_two_halves_the_limits_and_the_logits_alone_leave_the_device(tran
     kept, left = set(), set()
     run_bound, on_device = runner.run_bound, runner.on_device
 
-    def run_on_cpu(session, inputs, outputs):
+    def run_on_cpu(session, binding, inputs, outputs):
         for name, device in outputs.items():
             (kept if device == "cuda" else left).add(name.rstrip("0123456789"))
-        return run_bound(session, inputs, dict.fromkeys(outputs, "cpu"))
+        return run_bound(session, binding, inputs, dict.fromkeys(outputs, "cpu"))
 
     monkeypatch.setattr(runner, "run_bound", run_on_cpu)
     monkeypatch.setattr(runner, "on_device", lambda array, device="cpu": on_device(array))
