@@ -162,8 +162,7 @@ class Judge:
         beams, length_penalty = decoding.num_beams, decoding.length_penalty
         options = SearchOptions(beams, length_penalty, decoding.max_length, n_best=beams)
         self.hypotheses = list(translator.stream(self.sentences, options))
-        # A translator that looks for the best alone gives one that was cut at its limit only where none finished.
-        self.best = [max(some, key=lambda one: END in one.ids) for some in self.hypotheses]  # the first such one
+        self.best = [some[0] for some in self.hypotheses]
         lines = ["" if is_blank(line) else line for line in self.sentences]
         self.source_ids = [(*ids, END) for ids in translator.source_tokenizer.encode(lines)]
 

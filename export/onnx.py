@@ -12,7 +12,7 @@ from export.onnx_graph import Graph, Model, Value, ValueInfo, write_model
 from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past
 from export.onnx_search import Cache, search
 from export.onnx_text import detokenized, tokenized
-from export.signatures import Decoding, TrainedRun, require_precision, stem
+from export.signatures import Decoding, TrainedRun, require_own_parts, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
@@ -46,9 +46,10 @@ def export_onnx(
         The paths of the files.
 
     Raises:
-        RequestError: an unknown precision.
+        RequestError: an unknown precision, or a part of the model that is not one of this project's own.
     """
     require_precision("onnx", precision)
+    require_own_parts(run.model, "onnx", precision)
     decoding = decoding or Decoding()
     models: dict[str, Callable[[], Model]] = {
         "translate": lambda: translate_model(run, decoding, precision),

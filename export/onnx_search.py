@@ -233,7 +233,7 @@ class BeamSearch:
         return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
 
     def results(self, g: Graph, state: State) -> tuple[Value, Value]:
-        """ids (A, n, T) and scores (A, n): what finished and, in places left free, what was cut at its limit."""
+        """ids (A, n, T) and scores (A, n): what finished and then, in places left free, what was cut at its limit."""
         n_best = self.n_best
         exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
         live = g("Sub", np.arange(n_best), g("ReduceSum", exists, [1]))  # (A, n), negative: a finished one
@@ -241,8 +241,7 @@ class BeamSearch:
         live_scores = g("Div", g("GatherElements", state.live_log_probs, live, axis=1), self.limits_penalty)
         scores = g("Where", finished, state.finished_scores, live_scores)
         rows = g("Where", finished, np.arange(n_best), g("Add", live, n_best))
-        scores, places = g("TopK", scores, [n_best], outputs=2)
-        ids = gather(g, state.ids, g("GatherElements", rows, places, axis=1))
+        ids = gather(g, state.ids, rows)
         return g("Where", g("Greater", g("Unsqueeze", scores, [2]), NONE), ids, PAD), scores
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
+import keras
 from keras import ops
 
 from keras_transformer.decoding.search import beam_search
@@ -145,10 +147,57 @@ def require_precision(format: str, precision: str) -> None:
         raise RequestError(f"{format} has no {precision}: {reason}")
 
 
+def require_own_parts(model: Transformer, format: str, precision: str) -> None:
+    """Raises RequestError unless the model has the very parts that `Transformer` makes of its configuration.
+
+    For what is built from the weights alone: a part of another type, such as a subclass of `FeedForward`, or one with
+    other options would be written as if it were the usual one.
+    """
+    advice = "saved_model in float32, and tflite in float32 or float16, trace any model as it is"
+
+    def refuse(path: str, expected: Any, received: Any) -> NoReturn:
+        raise RequestError(f"{format} in {precision} knows at {path} {expected} alone; received: {received}; {advice}")
+
+    if type(model) is not Transformer:
+        refuse("model", "a Transformer", f"a {type(model).__name__}")
+    usual = dict(parts_of(Transformer(**transformer_config(model), dtype="float32"), "model"))
+    found = dict(parts_of(model, "model"))
+    for path in sorted(usual.keys() | found.keys()):
+        expected, part = usual.get(path), found.get(path)
+        if type(part) is not type(expected):
+            refuse(path, *("nothing" if each is None else f"a {type(each).__name__}" for each in (expected, part)))
+        ours, theirs = options_of(expected), options_of(part)
+        for name in ours:
+            if ours[name] != theirs[name]:
+                refuse(f"{path}.{name}", ours[name], theirs[name])
+
+
+def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.layers.Layer]]:
+    """(path of attributes, layer) of a layer and of all layers in it."""
+    yield path, layer
+    for name, value in vars(layer).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, keras.layers.Layer):
+            yield from parts_of(value, f"{path}.{name}")
+        elif isinstance(value, list | tuple):
+            for place, each in enumerate(value):
+                if isinstance(each, keras.layers.Layer):
+                    yield from parts_of(each, f"{path}.{name}[{place}]")
+
+
+def options_of(part: keras.layers.Layer) -> dict[str, Any]:
+    """What a part is configured by, but for what acts in training alone."""
+    names = ("name", "trainable", "dtype", "dropout", "attention_dropout")
+    config = {} if isinstance(part, keras.layers.Dropout) else part.get_config()
+    return {name: value for name, value in config.items() if name not in names}
+
+
 def model_of_precision(model: Transformer, precision: str) -> Transformer:
     """The model as it is for float32; for float16 a copy that computes in half, but for softmax, norms and search."""
     if precision == "float32":
         return model
+    require_own_parts(model, "saved_model", precision)
     half = Transformer(**transformer_config(model), dtype="float16")
     half.set_weights(model.get_weights())
     return half

@@ -17,6 +17,7 @@ from export.signatures import (
     TrainedRun,
     import_optional,
     pieces_of,
+    require_own_parts,
     require_precision,
     source_ids_of,
     stem,
@@ -99,6 +100,7 @@ def export_tflite(
 
 
 def _with_int8_embeddings(model: Transformer) -> Transformer:
+    require_own_parts(model, "tflite", "int8")
     twin = Int8EmbeddedTransformer(**transformer_config(model), dtype="float32")
     twin.set_weights(model.get_weights())
     for embedding in {twin.source_embedding, twin.target_embedding}:

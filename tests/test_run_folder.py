@@ -17,7 +17,7 @@ import pytest
 
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, Stopped
 from keras_transformer.models.transformer import Transformer
 
 pytest_plugins = ["tests.tiny_run"]
@@ -42,6 +42,23 @@ def test_what_fails_leaves_nothing(tmp_path, before):
         aside.write_text("half of")
         raise OSError("the disk is full")
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_again(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "old").touch()
+    rename = Path.rename
+
+    def stopped(path, target):
+        if "-new-" in path.name:
+            raise Stopped(15, "stopped")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", stopped)
+    with pytest.raises(Stopped), runs.write_folder_whole(folder) as aside:
+        (aside / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
 
 
 def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):

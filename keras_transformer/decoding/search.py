@@ -87,9 +87,9 @@ def beam_search(
         index_dtype: of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
 
     Returns:
-        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and
-        scores (B, n_best) float32. Where fewer hypotheses exist, the last rows are pad alone and their
-        scores -inf.
+        ids (B, n_best, L) int32, the best first, but none that was cut at its limit before one that finished;
+        each with its end id (none if cut), then pad; and scores (B, n_best) float32. Where fewer hypotheses exist,
+        the last rows are pad alone and their scores -inf.
     """
     n_best = num_beams if n_best is None else n_best
     limits, max_length, prefix_ids = fit(limits, max_length, prefix_ids, index_dtype or integers())
@@ -283,16 +283,14 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
 
 
 def fill_with_live(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
-    """ids (B, n_best, L) and scores (B, n_best): what finished and, in places left free, what was cut at its limit."""
+    """ids (B, n_best, L) and scores (B, n_best): what finished; behind it, in places left free, what was cut."""
     num_finished = count(state.finished_scores > NONE, "int32")[:, None]  # (B, 1)
     live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
     live_scores = gather_beams(state.live_log_probs, live) / penalty(limits, length_penalty)[:, None]
     scores = ops.where(finished, state.finished_scores, live_scores)
     ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
-    scores, places = k_best(scores, n_best, state.index.dtype)
-    ids = ops.where(scores[..., None] > NONE, gather_beams(ids, places), PAD)
-    return ops.cast(ids, "int32"), scores
+    return ops.cast(ops.where(scores[..., None] > NONE, ids, PAD), "int32"), scores
 
 
 def penalty(lengths: Tensor, length_penalty: float) -> Tensor:

@@ -235,7 +235,8 @@ class Translator:
                 last word of it may go on. A character that the vocabulary lacks leaves its place free.
 
         Yields:
-            For each line, in their order, its `options.n_best` translations: the best first, or drawn ones
+            For each line, in their order, its `options.n_best` translations: the best first (one that was cut at its
+            limit stands behind those that finished), or drawn ones
             as they were drawn; fewer where fewer exist. A line that is blank, or made of control
             characters, has one alone, which is empty and has score 0.
 

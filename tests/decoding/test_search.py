@@ -93,7 +93,7 @@ def brute_force(table, sentence, limit, num_beams, length_penalty):
 
     ended, cut = sequences(limit, table.shape[1])
     best = ranked(ended)
-    return sorted(best + ranked(cut)[: num_beams - len(best)], reverse=True)
+    return best + ranked(cut)[: num_beams - len(best)]
 
 
 def tokens_of(row):
@@ -215,11 +215,9 @@ def test_what_meets_its_limit_counts_only_where_fewer_than_all_have_finished():
     table = make_table(7)
     table[:, END] -= 40  # an end is a last resort
     ids, scores = search(table, [2], num_beams=6)
-    finished = [tokens_of(y) for y in ids[0] if END in y]
-    cut = [tokens_of(y) for y in ids[0] if END not in y]
-    assert len(finished) == 4, "no word, or one, then an end"
-    assert [len(tokens) for tokens in cut] == [2, 2]
-    assert np.all(np.diff(scores[0]) <= 0) and END not in ids[0, 0]
+    assert [END in y for y in ids[0]] == [True] * 4 + [False] * 2, "no word, or one, then an end; two words"
+    assert [len(tokens_of(y)) for y in ids[0, 4:]] == [2, 2]
+    assert np.all(np.diff(scores[0, :4]) <= 0) and np.all(np.diff(scores[0, 4:]) <= 0) and scores[0, 4] > scores[0, 0]
     table[:, END] = -np.inf
     ids, scores = search(table, [5, 3], num_beams=4)
     assert END not in ids
@@ -265,20 +263,21 @@ def test_stopping_early_loses_nothing(num_beams, n_best):
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
 
-def test_the_best_alone_is_the_best_that_finished():
-    """Of a list, one that was cut at its limit may stand first; the best alone is cut only where none finished."""
-    cut = 0
+def test_what_finished_stands_before_what_was_cut_and_the_first_is_the_best_alone():
+    mixed = 0
     for seed in range(20):
         table = make_table(seed)
         table[:, END] -= 3
         ids, scores = search(table, [4], 3)
         best, best_score = search(table, [4], 3, n_best=1)
-        finished = [place for place, row in enumerate(ids[0]) if END in row]
-        place = finished[0] if finished else 0
-        cut += place > 0
-        np.testing.assert_array_equal(best[0], ids[0, place : place + 1])
-        np.testing.assert_allclose(best_score[0], scores[0, place : place + 1], atol=1e-6)
-    assert cut
+        np.testing.assert_array_equal(best[0], ids[0, :1])
+        np.testing.assert_allclose(best_score[0], scores[0, :1], atol=1e-6)
+        num_finished = int((ids[0] == END).any(axis=-1).sum())
+        finished, cut = scores[0, :num_finished], scores[0, num_finished:]
+        assert (ids[0, :num_finished] == END).any(axis=-1).all()
+        assert (np.diff(finished) <= 0).all() and (np.diff(cut) <= 0).all()
+        mixed += 0 < num_finished < 3 and cut[0] > finished[-1]
+    assert mixed, "no cut hypothesis was likelier than a finished one"
 
 
 def test_a_forced_prefix_holds_and_its_probability_counts():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,20 @@ def test_a_failed_export_leaves_what_was_there(quick, run_with_validation, tmp_p
     assert "No space left on device" in capsys.readouterr().err
     assert files_in(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_sigterm_leaves_nothing_half_written_and_what_was_there(exported, run_with_validation, tmp_path):
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    before = files_in(out)
+    command = [sys.executable, "-m", "export", run_with_validation, "--out", out, "--overwrite", "--format", "onnx"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(path.name.endswith("-new-out") for path in tmp_path.iterdir()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert error.splitlines()[-1] == "stopped by SIGTERM; what was there before is intact"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and files_in(out) == before
 
 
 def test_exit_status_1_when_the_certificate_does_not_hold(quick, run_with_validation, tmp_path, capsys, monkeypatch):

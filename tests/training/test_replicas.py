@@ -43,25 +43,30 @@ def batches(seed=0, steps=5):
         real = (labels != 0).astype("float32")
         yield Batch({"source_ids": source_ids, "target_ids": target_ids}, labels, real / real.sum())
 
-def spread(strategy, weighted):
-    count = strategy.num_replicas_in_sync
+def signature_of(weighted):
     ids = tf.TensorSpec((None, None), tf.int32)
     signature = ({"source_ids": ids, "target_ids": ids}, ids, tf.TensorSpec((None, None), tf.float32))
-    signature = signature if weighted else signature[:2]
+    return signature if weighted else signature[:2]
+
+def spread(strategy, weighted):
+    count = strategy.num_replicas_in_sync
+    signature = signature_of(weighted)
     width = len(signature)
     parts = lambda: (tuple(shard(batch, index, count))[:width] for batch in batches() for index in range(count))
     return strategy.distribute_datasets_from_function(
         lambda _: tf.data.Dataset.from_generator(parts, output_signature=signature)
     )
 
-def trained(num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, dropout=0.0, weighted=True):
+def trained(
+    num_replicas=1, optimizer=None, micro_batches=1, jit_compile=False, dropout=0.0, weighted=True, loss=None, **options
+):
     keras.utils.set_random_seed(5)
     devices = [f"/cpu:{number}" for number in range(num_replicas)]
     strategy = tf.distribute.MirroredStrategy(devices) if num_replicas > 1 else tf.distribute.get_strategy()
     with strategy.scope():
-        model = Transformer(11, 1, 2, 8, 12, dropout=dropout)
+        model = Transformer(11, 1, 2, 8, 12, dropout=dropout, **options)
         model.micro_batches = micro_batches
-        model.compile(optimizer() if optimizer else replicas.Adam(1e-3), SmoothedCrossEntropy(0.1),
+        model.compile(optimizer() if optimizer else replicas.Adam(1e-3), loss or SmoothedCrossEntropy(0.1),
                       weighted_metrics=[TokenAccuracy(), Perplexity()], jit_compile=jit_compile)
     history = model.fit(spread(strategy, weighted), steps_per_epoch=5, verbose=0, shuffle=False).history
     return [np.asarray(v) for v in model.trainable_variables], history
@@ -87,6 +92,62 @@ CASES = {
         assert_same(trained(1, sgd), trained(1, sgd, weighted=False), 1e-6)
         assert_same(trained(1, sgd), trained(2, sgd, weighted=False), 1e-6)
         assert_same(trained(1, sgd), trained(1, sgd, weighted=False, micro_batches=5), 1e-6)
+    """,
+    "any loss of Keras learns from weighted batches what their weighted sum teaches": """
+        expected = trained(1, sgd, loss=SmoothedCrossEntropy(0.0))
+        cross_entropy = keras.losses.SparseCategoricalCrossentropy
+        for reduction in "sum", "sum_over_batch_size", "mean_with_sample_weight", None:
+            assert_same(trained(1, sgd, loss=cross_entropy(from_logits=True, reduction=reduction)), expected, 1e-6)
+        assert_same(trained(1, sgd, loss=cross_entropy(from_logits=True, ignore_class=0)), expected, 1e-6)
+        assert_same(trained(2, sgd, loss=cross_entropy(from_logits=True)), expected, 1e-6)
+        of_function = lambda labels, logits: keras.losses.sparse_categorical_crossentropy(labels, logits, True)
+        assert_same(trained(2, sgd, micro_batches=3, loss=of_function), expected, 1e-6)
+    """,
+    "weights that do not sum to 1 are a mean's own, and a sum's as they are": """
+        def tripled(seed=0, steps=5):
+            return (batch._replace(weights=3 * batch.weights) for batch in once(seed, steps))
+        once, cross_entropy = batches, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        expected = trained(1, sgd, loss=cross_entropy), trained(1, lambda: keras.optimizers.SGD(0.3))
+        batches = tripled
+        assert_same(trained(2, sgd, loss=cross_entropy), expected[0], 1e-6)
+        for mine, theirs in zip(trained(1, sgd)[0], expected[1][0]):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
+    """,
+    "validation with a loss of Keras is the mean over all real tokens": """
+        losses = []
+        for loss in SmoothedCrossEntropy(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True):
+            keras.utils.set_random_seed(5)
+            model = Transformer(11, 1, 2, 8, 12)
+            model.compile(adam(), loss)
+            ones = [batch._replace(weights=(batch.weights > 0).astype("float32")) for batch in batches()]
+            data = tf.data.Dataset.from_generator(lambda: map(tuple, ones), output_signature=signature_of(True))
+            losses.append(model.evaluate(data, verbose=0))
+        np.testing.assert_allclose(*losses, rtol=1e-6)
+    """,
+    "in float16 a step that overflows on any replica is taken by none": """
+        def first_overflows(seed=0, steps=5):
+            first, *rest = once(seed, steps)
+            weights = first.weights.copy()
+            weights[overflowing::2] *= 1e30  # every second row: those of one replica
+            return [first._replace(weights=weights), *rest]
+        once, batches = batches, first_overflows
+        for overflowing in 0, 1:
+            made = []
+            weights, history = trained(2, lambda: made.append(adam()) or made[0], dtype="mixed_float16")
+            assert all(np.isfinite(weight).all() for weight in weights)
+            assert np.asarray(made[0].iterations) == 4
+    """,
+    "nothing of a training step is a scatter": """
+        for dtype in "float32", "mixed_bfloat16":
+            model = Transformer(11, 1, 2, 8, 12, learned_positions=True, dtype=dtype)
+            model.compile(adam(), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy(), Perplexity()])
+            model.build_for_training()
+            step = tf.function(lambda *data: model.train_step(data)).get_concrete_function(*signature_of(True))
+            graph = step.graph.as_graph_def()
+            nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+            operators = {node.op for node in nodes}
+            assert "ResourceApplyAdam" in operators
+            assert not [name for name in operators if "scatter" in name.lower()], operators
     """,
     "k micro-batches are one batch": """
         assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.run import _rounds, open_run
 from keras_transformer.training.settings import Settings, parser, resumed
 from tests.tiny_corpus import tiny_flags
@@ -62,6 +63,11 @@ run("contradicted", "--resume", "--out", "stopped", "--seed", "2")
 run("continued", "--resume", "--out", "stopped")
 run("finished", "--resume", "--out", "stopped")
 
+model = Path("stopped/model.keras")
+intact = model.read_bytes()
+model.write_bytes(intact[:-9])
+run("mended", "--resume", "--out", "stopped")
+outcomes["mended model"] = [len(model.read_bytes()) - len(intact), ""]
 run("held", *tiny, "--out", "whole")
 run("straight", *tiny, "--steps", "11", "--out", "straight")
 run("short", *tiny, "--steps", "7", "--out", "extended")
@@ -106,11 +112,17 @@ Path("unboarded/tensorboard").write_text("")
 run("no board", "--resume", "--steps", "7", "--out", "unboarded")
 
 run("fine-tuned", *tiny, "--steps", "3", "--init-from", "whole", "--out", "fine-tuned")
+run("adapted", *tiny[:4], "--init-from", "whole", "--steps", "4", "--devices", "cpu", "--out", "adapted")
 run("misfit", *tiny, "--steps", "3", "--init-from", "whole", "--hidden-dim", "32", "--out", "misfit")
 run("separate", *tiny, "--steps", "5", "--separate-vocabularies", "--normalize-first", "--learned-positions",
     "--mixed-precision", "bfloat16", "--patience", "1", "--bleu-sentences", "2", "--out", "separate")
 Path("blank").write_text("\\n" * 30)
 run("blank", *tiny, "--source", "blank", "--target", "blank", "--out", "nothing")
+small = [flag for flag in tiny if flag not in ("--vocabulary-size", "32")]
+run("lowered", *small, "--steps", "2", "--out", "lowered")
+run("lowered twice", *small, "--steps", "2", "--separate-vocabularies", "--out", "twice")
+run("lowered again", "--resume", "--steps", "3", "--out", "lowered")
+run("compiled", *tiny, "--steps", "1", "--xla", "--out", "compiled")
 run("greedy", *tiny, "--vocabulary-size", "4000", "--out", "nothing")
 run("blank validation", *tiny, "--valid-source", "blank", "--valid-target", "blank", "--out", "nothing")
 run("narrow", *tiny, "--token-budget", "3", "--out", "nothing")
@@ -286,6 +298,102 @@ def test_fine_tuning_begins_where_the_other_run_ended(runs, outcomes):
     assert "--init-from: that run has --hidden-dim 16; received: 32" in message
 
 
+def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, outcomes):
+    status, message = outcomes["adapted"]
+    assert status == 0, message
+    parent, child = (json.loads((runs / name / "config.json").read_text())["settings"] for name in ("whole", "adapted"))
+    own = {"steps", "init_from", "warmup_steps", "learning_rate_factor", "threads", "out"}
+    assert {name for name in parent if parent[name] != child[name]} <= own
+    assert (child["sampling"], child["dropout"], child["token_budget"]) == (0.3, 0.2, 256)
+    assert (child["steps"], child["warmup_steps"]) == (4, 1)
+    peak, ended = (settings_of(child).peak_learning_rate, 16**-0.5 * 17**-0.5)  # 17 steps, 10 of them warm-up
+    assert peak == pytest.approx(ended, rel=0.01)
+    line = next(line for line in message.splitlines() if line.startswith("fine-tuning whole: "))
+    assert f"4 steps with a warm-up of 1, up to a learning rate of {peak:.2g}; from that run" in line
+    assert "--dropout 0.2" in line and "--sampling 0.3" in line and "--hidden-dim" not in line
+
+
+def settings_of(stored: dict) -> Settings:
+    return Settings(**stored)
+
+
+def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
+    given = {
+        "init_from": str(runs / "whole"),
+        "source": str(runs / "corpus.source"),
+        "target": str(runs / "corpus.target"),
+    }
+    given["out"] = str(tmp_path / "run")
+    settings = open_run({**given, "dropout": 0.4, "warmup_steps": 3}).settings
+    assert (settings.dropout, settings.warmup_steps, settings.learning_rate_factor) == (0.4, 3, 1.0)
+    assert settings.ema == 0.9
+    assert open_run({**given, "preset": "base"}).settings.dropout == 0.1
+    named = {"init_from": str(runs / "whole"), "dataset": "numbers:en-de", "out": str(tmp_path / "run")}
+    settings = open_run(named).settings
+    assert (settings.dropout, settings.steps, settings.warmup_steps) == (0.05, 2400, 400)
+    assert (settings.hidden_dim, settings.sampling) == (16, 0.3)
+    assert open_run({**named, "steps": 60}).settings.warmup_steps == 6
+
+
+def test_settings_that_no_flag_gives_are_not_inherited(run_that_is_damaged, tmp_path):
+    with pytest.raises(RequestError, match="config.json is damaged: no --dropout is 'high'"):
+        open_run({"init_from": str(run_that_is_damaged), "out": str(tmp_path / "run")})
+
+
+@pytest.fixture
+def run_that_is_damaged(runs, tmp_path) -> Path:
+    config = json.loads((runs / "whole" / "config.json").read_text())
+    config["settings"]["dropout"] = "high"
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "damaged"
+
+
+@pytest.mark.parametrize(("steps", "warns"), [(9, True), (10, False)])
+def test_a_warm_up_that_exceeds_the_steps_is_warned_of(runs, tmp_path, capsys, steps, warns):
+    open_run({"dataset": "numbers:en-de", "warmup_steps": 10, "steps": steps, "out": str(tmp_path / "run")})
+    warning = "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --steps 9"
+    assert capsys.readouterr().err.startswith(warning) == warns
+
+
+def test_xla_without_static_shapes_is_warned_of(outcomes):
+    status, message = outcomes["compiled"]
+    assert status == 0
+    assert "warning: --xla compiles anew for every shape of a batch: give --static-shapes too" in message
+
+
+def test_a_default_vocabulary_that_the_text_does_not_support_is_lowered(runs, outcomes):
+    for name, count in (("lowered", 1), ("lowered twice", 2)):
+        status, message = outcomes[name]
+        assert status == 0, message
+        lines = [line for line in message.splitlines() if "supports no vocabulary of 8,000 pieces: taking " in line]
+        assert len(lines) == count
+    import keras_transformer
+
+    for folder, sides in (("lowered", 1), ("twice", 2)):
+        translator = keras_transformer.load(runs / folder)
+        assert translator.model.vocabulary_size == translator.target_tokenizer.vocabulary_size < 8000
+        assert (translator.model.source_vocabulary_size is None) == (sides == 1)
+    status, message = outcomes["lowered again"]
+    assert status == 0 and "resuming at step 2" in message
+
+
+def test_a_damaged_model_of_a_finished_run_is_written_again(runs, outcomes):
+    status, message = outcomes["mended"]
+    assert status == 0, message
+    assert "warning: stopped/model.keras is damaged or not this run's" in message
+    assert message.splitlines()[-1].startswith("wrote stopped/model.keras")
+    assert outcomes["mended model"][0] == 0
+
+
+def test_a_run_of_ones_own_text_names_no_corpus(runs, capsys):
+    from keras_transformer.__main__ import main
+
+    assert main(["info", str(runs / "whole")]) == 0
+    shown = capsys.readouterr().out
+    assert "dataset: null" in shown and "numbers:en-de" not in shown and "val_bleu: " in shown
+
+
 def test_options_of_the_model_go_together(runs, outcomes):
     import keras_transformer
 
@@ -406,6 +514,23 @@ def test_a_folder_without_permission_is_refused(tmp_path, capsys):
 
 def test_every_flag_has_a_help_line():
     assert all(action.help for action in parser()._actions)
+
+
+def test_help_tells_what_each_preset_and_each_corpus_gives():
+    text = " ".join(parser().format_help().split())
+    for name, setting in PRESETS["tiny"].items():
+        others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("base", "big"))
+        assert f"(preset tiny {setting}, {others})" in text
+    assert "(default: 100000)" not in text
+    assert "numbers: --num-layers 2 --hidden-dim 128" in text and "multi30k: --num-layers 4" in text
+
+
+def test_every_round_has_metrics_of_its_own_steps(runs):
+    """Rounds of 5 steps, of which a tenth is looked at: 1 and 10 are, 6 because it is the first of its round."""
+    rows = [line.split(",") for line in (runs / "whole" / "metrics.csv").read_text().splitlines()]
+    perplexity, accuracy = (rows[0].index(name) for name in ("perplexity", "accuracy"))
+    assert [row[0] for row in rows[1:]] == ["5", "10", "15", "17"]
+    assert all(float(row[perplexity]) > 1.5 and 0 < float(row[accuracy]) < 1 for row in rows[1:])
 
 
 @pytest.mark.parametrize("step", [0, 3, 5, 10, 12])

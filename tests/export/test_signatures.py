@@ -1,0 +1,126 @@
+"""What is built from the weights alone is refused for a model of other parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from export.onnx import export_onnx
+from export.saved_model import export_saved_model
+from export.signatures import TrainedRun, model_of_precision, require_own_parts
+from export.tflite import export_tflite
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import RequestError
+from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.models.transformer import Transformer
+
+pytest_plugins = ["tests.tiny_run"]
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class GeluFeedForward(FeedForward):
+    def call(self, x):
+        x = ops.gelu(ops.matmul(x, self.kernel_in) + self.bias_in)
+        return ops.matmul(x, self.kernel_out) + self.bias_out
+
+
+class OtherTransformer(Transformer):
+    pass
+
+
+def copy_of(model, kind=Transformer, **config):
+    settings = {key: value for key, value in model.get_config().items() if key not in ("name", "trainable", "dtype")}
+    twin = kind(**{**settings, **config})
+    twin.set_weights(model.get_weights())
+    return twin
+
+
+def put(layer, name, part):
+    """Puts another part into a layer that is built, which Keras locks."""
+    layer._tracker.unlock()
+    setattr(layer, name, part)
+    layer._tracker.lock()
+
+
+def gelu(model):
+    block = model.decoder_blocks[1]
+    part = GeluFeedForward(block.intermediate_dim)
+    part.build((None, None, model.hidden_dim))
+    part.set_weights(block.feed_forward.get_weights())
+    put(block, "feed_forward", part)
+
+
+def narrow_norm(model):
+    model.encoder_blocks[0].feed_forward_residual.norm.epsilon = 0.1
+
+
+def no_scores_dropout(model):
+    put(model.encoder_blocks[1].self_attention, "scores_dropout", keras.layers.Identity())
+
+
+def one_more(model):
+    put(model, "encoder_blocks", [*model.encoder_blocks, model.encoder_blocks[0]])
+
+
+CHANGES = {
+    "a part of another type": (
+        gelu,
+        r"model\.decoder_blocks\[1\]\.feed_forward a FeedForward alone; received: a GeluF",
+    ),
+    "another option": (
+        narrow_norm,
+        r"model\.encoder_blocks\[0\]\.feed_forward_residual\.norm\.epsilon 1e-06 alone; rec",
+    ),
+    "a part inside a part": (
+        no_scores_dropout,
+        r"self_attention\.scores_dropout a Dropout alone; received: a Identity",
+    ),
+    "a part too many": (one_more, r"model\.encoder_blocks\[2\] nothing alone; received: a EncoderBlock"),
+}
+EXPORTS = {
+    "onnx in float32": partial(export_onnx, precision="float32"),
+    "onnx in float16": partial(export_onnx, precision="float16"),
+    "onnx in int8": partial(export_onnx, precision="int8"),
+    "saved_model in float16": partial(export_saved_model, precision="float16"),
+    "tflite in int8": partial(export_tflite, precision="int8"),
+}
+
+
+@pytest.mark.parametrize("what", EXPORTS)
+def test_an_unknown_part_is_refused_by_name_and_nothing_is_written(what, tiny_model, tokenizer, tmp_path):
+    model = copy_of(tiny_model)
+    gelu(model)
+    with pytest.raises(RequestError, match=f"^{what} knows at {CHANGES['a part of another type'][1]}"):
+        EXPORTS[what](TrainedRun(Translator(model, tokenizer)), tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_every_part_and_option_counts(change, message, tiny_model):
+    model = copy_of(tiny_model)
+    require_own_parts(model, "onnx", "float32")
+    change(model)
+    with pytest.raises(RequestError, match=message):
+        require_own_parts(model, "onnx", "float32")
+
+
+def test_a_model_of_another_type_is_refused(tiny_model):
+    with pytest.raises(RequestError, match="knows at model a Transformer alone; received: a OtherTransformer"):
+        require_own_parts(copy_of(tiny_model, OtherTransformer), "onnx", "float32")
+
+
+def test_what_acts_in_training_alone_may_differ(tiny_model):
+    model = copy_of(tiny_model)
+    model.encoder_blocks[0].self_attention_residual.dropout.rate = 0.9
+    require_own_parts(model, "onnx", "float32")
+
+
+def test_what_traces_the_model_takes_any_part(tiny_model):
+    model, inputs = copy_of(tiny_model), {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7]])}
+    gelu(model)
+    assert model_of_precision(model, "float32") is model
+    assert np.abs(model(inputs) - tiny_model(inputs)).max() > 1e-3

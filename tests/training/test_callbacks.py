@@ -1,0 +1,62 @@
+"""What is shown and checked while a run trains."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from keras_transformer.errors import JobError
+from keras_transformer.training import callbacks
+from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, StopOnNaN
+
+
+def lines_of_a_run(capsys, monkeypatch, step_seconds, steps):
+    """The progress lines of a run whose steps take so long, by a clock of its own; one after each step."""
+    monkeypatch.setattr(callbacks.time, "monotonic", itertools.count(100, callbacks.LINE_SECONDS).__next__)
+    progress = Progress()
+    line = ProgressLine(progress, steps)
+    for seconds in step_seconds:
+        progress.step, progress.tokens = progress.step + 1, progress.tokens + 1000
+        progress.seconds += seconds
+        line.on_train_batch_end(0, {"loss": 2.0})
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_time_left_does_not_count_the_first_step_in_which_the_graph_is_traced(capsys, monkeypatch):
+    lines = lines_of_a_run(capsys, monkeypatch, [20.0, *[0.5] * 9], steps=100)
+    assert lines[0] == "step 1/100 · loss 2.000"
+    assert lines[1] == "step 2/100 · loss 2.000 · 2,000 tokens/s · 0:00:49 left"
+    assert lines[-1] == "step 10/100 · loss 2.000 · 2,000 tokens/s · 0:00:45 left"
+
+
+class Loss(float):
+    """A loss that counts how often it is looked at, as a device is waited for."""
+
+    looks = 0
+
+    def __float__(self):
+        Loss.looks += 1
+        return super().__float__()
+
+
+def test_the_loss_is_looked_at_every_tenth_step_and_at_the_end_of_a_round():
+    progress, Loss.looks = Progress(), 0
+    stop = StopOnNaN(progress)
+    for progress.step in range(1, 31):
+        stop.on_train_batch_end(0, {"loss": Loss(1.0)})
+    assert Loss.looks == 3
+    progress.step = 31
+    stop.on_train_batch_end(0, {"loss": float("nan")})
+    for seen in (lambda: stop.on_epoch_end(0, {"loss": float("nan")}), lambda: stop.check({"loss": float("inf")})):
+        with pytest.raises(JobError, match="the loss is no longer a number at step 31; the last checkpoint is intact"):
+            seen()
+
+
+def test_a_stop_looks_at_the_loss_before_it_saves():
+    saved = []
+    stop = Interrupt(StopOnNaN(Progress(step=3)).check, lambda: saved.append(True), "again")
+    stop.received = 15
+    with pytest.raises(JobError, match="no longer a number at step 3"):
+        stop.on_train_batch_end(0, {"loss": float("nan")})
+    assert not saved
