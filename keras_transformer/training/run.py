@@ -176,7 +176,7 @@ def _say_what_is_inherited(settings: Settings, inherited: dict[str, Any]) -> Non
     kept = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in inherited.items()
-        if value == getattr(settings, name) != getattr(defaults, name) and name not in SIZES
+        if value == getattr(settings, name) != getattr(defaults, name) and name not in (*SIZES, "vocabulary_size")
     ]
     say(
         f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
