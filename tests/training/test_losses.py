@@ -10,6 +10,7 @@ from keras import ops
 from keras_transformer.training.losses import SmoothedCrossEntropy, smoothed_cross_entropy
 from tests.gradients import gradient
 from tests.layer_check import random
+from tests.models.variants import make_batch, make_model
 
 VOCABULARY = 11
 LOGITS = 3 * random(2, 5, VOCABULARY)
@@ -143,3 +144,17 @@ def test_smoothing_out_of_range_is_refused(label_smoothing):
 @pytest.mark.parity
 def test_equals_pytorch(run_in_backend):
     run_in_backend("from tests.training.pytorch_loss import compare; compare()", "torch")
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight", None])
+def test_with_weights_any_loss_of_keras_is_their_sum(reduction):
+    inputs, labels, weights = make_batch()
+    expected, found = make_model(), make_model()
+    expected.compile(keras.optimizers.SGD(0.1), SmoothedCrossEntropy(0.0))
+    found.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    )
+    losses = [model.train_on_batch(inputs, labels, weights) for model in (expected, found)]
+    np.testing.assert_allclose(*map(float, losses), rtol=1e-5)
+    for theirs, ours in zip(expected.get_weights(), found.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
