@@ -153,19 +153,22 @@ def require_own_parts(model: Transformer, format: str, precision: str) -> None:
     For what is built from the weights alone: a part of another type, such as a subclass of `FeedForward`, or one with
     other options would be written as if it were the usual one.
     """
-    advice = "saved_model in float32, and tflite in float32 or float16, trace any model as it is"
+    advice = "export saved_model in float32, or tflite in float32 or float16, which trace any model as it is"
 
     def refuse(path: str, expected: Any, received: Any) -> NoReturn:
-        raise RequestError(f"{format} in {precision} knows at {path} {expected} alone; received: {received}; {advice}")
+        raise RequestError(
+            f"{format} in {precision} can write only {expected} at {path}; received a model with {received} there: "
+            f"{advice}"
+        )
 
     if type(model) is not Transformer:
-        refuse("model", "a Transformer", f"a {type(model).__name__}")
+        refuse("model", "Transformer", type(model).__name__)
     usual = dict(parts_of(Transformer(**transformer_config(model), dtype="float32"), "model"))
     found = dict(parts_of(model, "model"))
     for path in sorted(usual.keys() | found.keys()):
         expected, part = usual.get(path), found.get(path)
         if type(part) is not type(expected):
-            refuse(path, *("nothing" if each is None else f"a {type(each).__name__}" for each in (expected, part)))
+            refuse(path, *("nothing" if each is None else type(each).__name__ for each in (expected, part)))
         ours, theirs = options_of(expected), options_of(part)
         for name in ours:
             if ours[name] != theirs[name]:

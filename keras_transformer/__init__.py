@@ -11,7 +11,6 @@ losses, metrics, optimizers and schedules.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +49,9 @@ _SERIALIZABLE = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if "keras" not in sys.modules:
-        from keras_transformer.errors import load_tensorflow
+    from keras_transformer.errors import load_tensorflow
 
-        load_tensorflow()
+    load_tensorflow()
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -22,8 +22,11 @@ class JobError(RuntimeError):
     """The request was right and the job failed: the message says where, and what is still intact. Exit status 1."""
 
 
-class Stopped(Exception):
-    """A signal stopped the job after it had saved its state. Exit status 128 + the signal's number."""
+class Stopped(BaseException):
+    """A signal stopped the job; the message says what is saved. Exit status 128 + the signal's number.
+
+    Like `KeyboardInterrupt` it is no `Exception`: it may come at any line, where no handler of errors may catch it.
+    """
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
@@ -57,8 +60,11 @@ def warn(message: str) -> None:
 def load_tensorflow() -> None:
     """Imports TensorFlow and Keras without the lines that their C++ code writes about itself.
 
-    From then on GPU memory is taken as it is needed: TensorFlow would take all of it at once.
+    From then on GPU memory is taken as it is needed: TensorFlow would take all of it at once. Where Keras is imported
+    already, nothing is changed.
     """
+    if "keras" in sys.modules:
+        return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if sys.stderr is None:  # closed from the start: nothing can be written there
@@ -83,7 +89,7 @@ def _stoppable() -> Iterator[None]:
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number, "stopped by SIGTERM; what was there before is intact")
+        raise Stopped(number, "stopped by SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -96,7 +102,7 @@ def exit_status(command: Callable[[], None]) -> int:
     """Runs `command` and returns its exit status, a person's mistake or a failed job told in one line each.
 
     Returns:
-        0 done, 1 the job failed, 2 the request was wrong, 128 + n stopped by signal n after saving.
+        0 done, 1 the job failed, 2 the request was wrong, 128 + n stopped by signal n.
     """
     try:
         with _stoppable():

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -277,6 +278,19 @@ def test_every_option_has_help(command, capsys):
     (commands,) = (action for action in make_parser()._actions if action.dest == "==SUPPRESS==")
     for action in commands.choices[command]._actions:
         assert action.help
+
+
+def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):
+    from keras_transformer.text import corpora
+
+    def stopped(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("num2words.num2words", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    assert exit_status(lambda: list(corpora._spelled([1], "en"))) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def python_m(*arguments, **options):

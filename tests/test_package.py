@@ -46,6 +46,11 @@ def compiled_model(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("home", ["keras_transformer", "keras_transformer.models"])
+def test_importing_the_model_is_quiet(home):
+    assert python(f"from {home} import Transformer").stderr == ""
+
+
 @pytest.mark.parametrize(
     "imports",
     [

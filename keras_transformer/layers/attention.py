@@ -130,6 +130,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The scores that `call` weighs values with, (B, N, T, S), for plots and research."""
+        _check_axes(query.shape, memory.shape, None if attention_mask is None else attention_mask.shape, None)
         keys, _ = self.project_memory(memory)
         return attention_scores(self.project_query(query), keys, _for_every_head(attention_mask))
 

@@ -46,6 +46,8 @@ class SinusoidalPositions(keras.layers.Layer):
     Args:
         hidden_dim: D, even.
 
+    In a functional model of variable length, give `positions_of(ids)`: `ops.arange` needs a length that is known.
+
     Raises:
         ValueError: `hidden_dim` is odd, or not positive.
 
@@ -82,7 +84,7 @@ class SinusoidalPositions(keras.layers.Layer):
 class LearnedPositions(keras.layers.Layer):
     """A learned vector for each of the first `max_length` positions: (...) → (..., D) (paper, table 3 row E).
 
-    A position beyond the last takes the last one's vector.
+    A position beyond the last takes the last one's vector. In a functional model, give `positions_of(ids)`.
 
     Args:
         max_length: how many positions there are.

@@ -33,10 +33,27 @@ class _WeightedFit:
 
     _sum_loss: Any = None
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As in Keras."""
-        super().compile(*args, **kwargs)  # type: ignore[misc]
-        self._sum_loss = None if self._loss_is_a_sum else _as_sum(self.loss)  # type: ignore[attr-defined]
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, **kwargs: Any) -> None:
+        """As in Keras.
+
+        Raises:
+            ValueError: more than one loss, or a `loss_weights` for a loss that takes a mean.
+        """
+        losses = [] if loss is None else keras.tree.flatten(loss)
+        if len(losses) > 1:
+            raise ValueError(f"`loss` must be one loss, for the model has one output. Received: loss={loss!r}")
+        super().compile(optimizer, loss, loss_weights, **kwargs)  # type: ignore[misc]
+        self._sum_loss = _as_sum(losses[0]) if losses and not self._loss_is_a_sum else None
+        if self._sum_loss is not None and loss_weights is not None:
+            raise ValueError(
+                "`loss_weights` must be left out, for the model has one loss: scale the learning rate instead. "
+                f"Received: loss_weights={loss_weights!r}"
+            )
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as a saved model was."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -56,15 +73,18 @@ class _WeightedFit:
 
 
 def _as_sum(loss: Any) -> Any:
-    """(labels, logits, weights) → the weighted sum of a loss's values; None where there is more than one loss."""
-    if loss is None or isinstance(loss, dict | list | tuple):
-        return None
+    """(labels, logits, weights) → the weighted sum of a loss's values."""
     loss = keras.losses.get(loss)
     if isinstance(loss, keras.losses.Loss):
         summed = copy.copy(loss)
         summed.reduction = "sum"
         return summed
-    return lambda labels, logits, weights: ops.sum(loss(labels, logits) * weights)
+
+    def summed_values(labels: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+        values = loss(labels, ops.cast(logits, "float32"))
+        return ops.sum(ops.cast(values, "float32") * weights)
+
+    return summed_values
 
 
 class _TensorFlowFit(_WeightedFit):
@@ -92,21 +112,18 @@ class _TensorFlowFit(_WeightedFit):
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
         """As in Keras, but `jit_compile=True` compiles the forward and backward pass alone, and "auto" nothing."""
-        super().compile(*args, jit_compile=False, **kwargs)  # type: ignore[misc]
+        super().compile(*args, jit_compile=False, **kwargs)
         self._compiled_gradients = None
         if jit_compile is True:
             import tensorflow as tf
 
             self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as a saved model was; losses and metrics of ours are found once their modules are imported."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-
     def train_step(self, data: tuple) -> dict[str, Tensor]:
         data = self._weighted(data, training=True)
-        gradients = self._accumulated_gradients(data) if self.micro_batches > 1 else self._tracked_gradients(data)
+        is_first = ops.equal(self._loss_tracker.count, 0)  # type: ignore[attr-defined]
+        compute = self._accumulated_gradients if self.micro_batches > 1 else self._tracked_gradients
+        gradients = compute(data, is_first)
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # type: ignore[attr-defined]
             gradients = _overflowing_together(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))  # type: ignore[attr-defined]
@@ -140,11 +157,10 @@ class _TensorFlowFit(_WeightedFit):
     def _normalized(self, weights: Tensor) -> Tensor:
         return weights  # they are, over all replicas: see `_weighted`
 
-    def _tracked_gradients(self, data: tuple) -> list[Tensor]:
+    def _tracked_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
         inputs, labels, weights = data
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights)
-        is_first = ops.equal(self._loss_tracker.count, 0)  # type: ignore[attr-defined]
         self._track_loss(loss, weights)
         self._track_metrics(inputs, labels, logits, weights, is_first)
         return gradients
@@ -160,14 +176,14 @@ class _TensorFlowFit(_WeightedFit):
         # A tied embedding's gradient comes as slices and is as dense as the output projection's.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
-    def _accumulated_gradients(self, data: tuple) -> list[Tensor]:
+    def _accumulated_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
         import tensorflow as tf
 
         rows = -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             own = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
-            gradients = self._tracked_gradients(own)
+            gradients = self._tracked_gradients(own, is_first)
             return part + 1, [sum_ + new for sum_, new in zip(total, gradients, strict=True)]
 
         zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]  # type: ignore[attr-defined]
@@ -365,10 +381,11 @@ def describe_devices(devices: str) -> str:
         return f"training on {len(gpus)} GPU(s): {', '.join(names)}"
     replicas = f", in {len(numbers)} replicas" if len(numbers) > 1 else ""
     if kind == "auto" and (found := gpus_of_the_driver()):
-        return (
-            f"training on the processor: the NVIDIA driver has {found} GPU(s), but TensorFlow sees none. Its CUDA "
-            "libraries are not installed, or do not fit: pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
-        )
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "Its CUDA libraries are not installed, or do not fit: pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+        if hidden is not None:
+            why = f"CUDA_VISIBLE_DEVICES is {hidden!r}, which may hide them"
+        return f"training on the processor: the NVIDIA driver has {found} GPU(s), but TensorFlow sees none. {why}"
     return f"training on the processor{replicas}"
 
 

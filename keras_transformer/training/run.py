@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,14 @@ from keras_transformer.run_folder import (
 )
 from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
-from keras_transformer.training.settings import Settings, inherited_from, resolve, resumed, warm_up_of_fine_tuning
+from keras_transformer.training.settings import (
+    NOT_INHERITED,
+    Settings,
+    inherited_from,
+    resolve,
+    resumed,
+    warm_up_of_fine_tuning,
+)
 
 MAX_VALIDATION_PAIRS = 2_000
 # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
@@ -56,7 +63,9 @@ class Run:
     config: dict[str, Any]
     is_chief: bool = True
     is_resumed: bool = False
-    lowers_vocabulary: bool = False  # where the text supports no more; nobody asked for the size
+    # Where the text supports no more, and nobody asked for the size; where a run is resumed before it has a vocabulary,
+    # it is not known whether somebody did.
+    lowers_vocabulary: bool = False
 
 
 @dataclass
@@ -86,8 +95,11 @@ def open_run(given: dict[str, Any]) -> Run | None:
         return _reopen(given, is_chief)
     stored = read_config(given["init_from"]) if given.get("init_from") else None
     settings, corpus = _settled(given, stored)
+    if is_chief and stored is not None:
+        _say_what_is_inherited(given, settings, corpus)
     _check_replicas(settings)
-    _warn_of_what_cannot_pay(settings)
+    if is_chief:
+        _warn_of_what_cannot_pay(settings)
     folder = RunFolder(settings.folder)
     if is_chief:
         _check_folder(folder, settings)
@@ -121,6 +133,8 @@ def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
             "run with --out"
         )
     config["settings"] = settings.as_dict()
+    if is_chief:
+        _warn_of_what_cannot_pay(settings)
     return Run(settings, folder, corpus, config, is_chief, is_resumed=True, lowers_vocabulary=True)
 
 
@@ -130,12 +144,22 @@ def _folder_to_resume(given: dict[str, Any]) -> Path:
 
 
 def _has_model(folder: RunFolder) -> bool:
-    """Whether `model.keras` is there and whole."""
+    """Whether `model.keras` is there and whole.
+
+    Raises:
+        RequestError: it is damaged, and there is no checkpoint to write it from.
+    """
+    from keras_transformer.training.checkpoints import Checkpoints
+
     if not folder.model.is_file():
         return False
     try:
         check_model(folder)
     except RequestError as error:
+        if not Checkpoints(folder.checkpoints).whole_steps():
+            raise RequestError(
+                f"{error}; there is no checkpoint to write it from: begin anew with --overwrite"
+            ) from error
         warn(f"{error}; writing it again")
         return False
     return True
@@ -165,18 +189,18 @@ def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Sett
     asked = {name for name, value in given.items() if value is not None}
     if "steps" not in asked:  # the recipe's warm-up is for the recipe's steps
         asked |= corpus.recipe.keys()
-    if not {"warmup_steps", "learning_rate_factor"} & asked:
-        settings = replace(settings, **warm_up_of_fine_tuning(settings, inherited))
-    _say_what_is_inherited(settings, inherited)
-    return settings, corpus
+    fitting = warm_up_of_fine_tuning(settings, inherited, fits="warmup_steps" not in asked)
+    return replace(settings, **{name: value for name, value in fitting.items() if name not in asked}), corpus
 
 
-def _say_what_is_inherited(settings: Settings, inherited: dict[str, Any]) -> None:
-    defaults = Settings()
+def _say_what_is_inherited(given: dict[str, Any], settings: Settings, corpus: Corpus) -> None:
+    usual = resolve(given, corpus.recipe)
+    own = {*SIZES, *NOT_INHERITED, "vocabulary_size", "separate_vocabularies", "warmup_steps", "learning_rate_factor"}
+    own |= {"preset", "out", "resume", "overwrite"}
     kept = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in inherited.items()
-        if value == getattr(settings, name) != getattr(defaults, name) and name not in (*SIZES, "vocabulary_size")
+        f"{name} {value}"
+        for name, value in asdict(settings).items()
+        if name not in own and value != getattr(usual, name)
     ]
     say(
         f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "

@@ -196,15 +196,15 @@ def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
     return {setting.name: stored[setting.name] for setting in known if setting.name not in NOT_INHERITED}
 
 
-def warm_up_of_fine_tuning(settings: Settings, stored: dict[str, Any]) -> dict[str, Any]:
-    """A warm-up and a learning rate for the steps of a run that is fine-tuned: a tenth of them, up to the rate at which
-    the run that it begins with ended.
+def warm_up_of_fine_tuning(settings: Settings, stored: dict[str, Any], fits: bool) -> dict[str, Any]:
+    """A warm-up of a tenth of the steps, up to the learning rate at which the run that is fine-tuned ended.
 
     Args:
-        settings: of the run, but for these two.
-        stored: the settings of the run that it begins with.
+        settings: of the new run, but for these two.
+        stored: those of the run that it begins with.
+        fits: False leaves the warm-up as it is.
     """
-    warmup = max(1, min(settings.warmup_steps, settings.steps // 10))
+    warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if fits else settings.warmup_steps
     ended = max(stored.get("steps", 1), stored.get("warmup_steps", 1), 1)
     factor = float(f"{stored.get('learning_rate_factor', 1.0) * (warmup / ended) ** 0.5:.3g}")
     return {"warmup_steps": warmup, "learning_rate_factor": factor}

@@ -92,7 +92,10 @@ def test_a_padding_mask_for_an_attention_mask_is_refused(symbolic):
     x, mask = random(3, 3, HIDDEN_DIM), np.ones((3, 3), bool)
     if symbolic:
         x, mask = keras.KerasTensor((None, 3, HIDDEN_DIM)), keras.KerasTensor((None, 3), "bool")
-    for call in (lambda: EncoderBlock(**SETTINGS)(x, mask), lambda: DecoderBlock(**SETTINGS)(x, x, mask)):
+    calls = [lambda: EncoderBlock(**SETTINGS)(x, mask), lambda: DecoderBlock(**SETTINGS)(x, x, mask)]
+    if not symbolic:
+        calls.append(lambda: decoder_block(False).attention_scores(x, x, mask))
+    for call in calls:
         with pytest.raises(ValueError, match=r"`attention_mask` must have three axes.*keys_mask\(mask\)"):
             call()
 

@@ -38,6 +38,18 @@ def train(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int
     return np.array([history.history[name] for name in ("loss", "accuracy", "perplexity")])
 
 
+def save_load_and_train(path: str) -> None:
+    """A model that was compiled, trained and saved goes on where it was."""
+    model, (inputs, labels, weights) = make_model(), make_batch()
+    model.compile(keras.optimizers.Adam(0.01), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
+    model.train_on_batch(inputs, labels, weights)
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    losses = [each.train_on_batch(inputs, labels, weights) for each in (model, loaded)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert int(loaded.optimizer.iterations) == 2
+
+
 def train_without_tensorflow() -> None:
     """Three steps with the paper's schedule lower the loss."""
     optimizer = keras.optimizers.Adam(InverseSquareRootDecay(12, warmup_steps=10), 0.9, 0.98, 1e-9)

@@ -53,6 +53,14 @@ def test_forward_steps_and_training(backend, models, trained, run_in_backend, tm
         assert loss[1] < loss[0]
 
 
+@BACKENDS
+def test_a_compiled_model_is_saved_and_loaded(backend, run_in_backend, tmp_path):
+    code = (
+        f"from tests.models.on_backend import save_load_and_train; save_load_and_train({str(tmp_path / 'm.keras')!r})"
+    )
+    run_in_backend(code, backend)
+
+
 @pytest.mark.parity
 def test_trains_on_jax_where_there_is_no_tensorflow(run_in_backend):
     code = """

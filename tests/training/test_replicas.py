@@ -101,7 +101,16 @@ CASES = {
         assert_same(trained(1, sgd, loss=cross_entropy(from_logits=True, ignore_class=0)), expected, 1e-6)
         assert_same(trained(2, sgd, loss=cross_entropy(from_logits=True)), expected, 1e-6)
         of_function = lambda labels, logits: keras.losses.sparse_categorical_crossentropy(labels, logits, True)
-        assert_same(trained(2, sgd, micro_batches=3, loss=of_function), expected, 1e-6)
+        assert_same(trained(2, sgd, micro_batches=3, loss=[of_function]), expected, 1e-6)
+        weights, history = trained(2, sgd, loss=of_function, dtype="mixed_bfloat16")
+        np.testing.assert_allclose(history["loss"], expected[1]["loss"], rtol=0.02)
+        for refused in {"loss": [of_function] * 2}, {"loss": of_function, "loss_weights": 2.0}:
+            try:
+                Transformer(11, 1, 2, 8, 12).compile(sgd(), **refused)
+            except ValueError as error:
+                assert "Received: loss" in str(error)
+            else:
+                raise AssertionError(refused)
     """,
     "weights that do not sum to 1 are a mean's own, and a sum's as they are": """
         def tripled(seed=0, steps=5):
@@ -148,6 +157,18 @@ CASES = {
             operators = {node.op for node in nodes}
             assert "ResourceApplyAdam" in operators
             assert not [name for name in operators if "scatter" in name.lower()], operators
+    """,
+    "metrics look at the whole of the first step after a reset": """
+        histories = []
+        for micro_batches in 1, 3:
+            keras.utils.set_random_seed(5)
+            model = Transformer(11, 1, 2, 8, 12)
+            model.micro_batches, model.metrics_every = micro_batches, 10
+            model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
+            for _ in range(2):
+                history = model.fit(spread(tf.distribute.get_strategy(), True), steps_per_epoch=2, verbose=0).history
+                histories.append(history["accuracy"])
+        np.testing.assert_allclose(histories, [histories[0]] * 4, rtol=1e-6)
     """,
     "k micro-batches are one batch": """
         assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)

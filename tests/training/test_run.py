@@ -310,7 +310,7 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, 
     assert peak == pytest.approx(ended, rel=0.01)
     line = next(line for line in message.splitlines() if line.startswith("fine-tuning whole: "))
     assert f"4 steps with a warm-up of 1, up to a learning rate of {peak:.2g}; from that run" in line
-    assert "--dropout 0.2" in line and "--sampling 0.3" in line and "--hidden-dim" not in line
+    assert "dropout 0.2" in line and "sampling 0.3" in line and "hidden_dim" not in line and "seed" not in line
 
 
 def settings_of(stored: dict) -> Settings:
@@ -325,7 +325,8 @@ def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
     }
     given["out"] = str(tmp_path / "run")
     settings = open_run({**given, "dropout": 0.4, "warmup_steps": 3}).settings
-    assert (settings.dropout, settings.warmup_steps, settings.learning_rate_factor) == (0.4, 3, 1.0)
+    assert (settings.dropout, settings.warmup_steps, settings.learning_rate_factor) == (0.4, 3, 0.42)  # √(3 / 17)
+    assert open_run({**given, "learning_rate_factor": 0.5}).settings.learning_rate_factor == 0.5
     assert settings.ema == 0.9
     assert open_run({**given, "preset": "base"}).settings.dropout == 0.1
     named = {"init_from": str(runs / "whole"), "dataset": "numbers:en-de", "out": str(tmp_path / "run")}
@@ -353,7 +354,8 @@ def run_that_is_damaged(runs, tmp_path) -> Path:
 def test_a_warm_up_that_exceeds_the_steps_is_warned_of(runs, tmp_path, capsys, steps, warns):
     open_run({"dataset": "numbers:en-de", "warmup_steps": 10, "steps": steps, "out": str(tmp_path / "run")})
     warning = "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --steps 9"
-    assert capsys.readouterr().err.startswith(warning) == warns
+    error = capsys.readouterr().err
+    assert error.startswith(warning) if warns else error == ""
 
 
 def test_xla_without_static_shapes_is_warned_of(outcomes):
