@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,23 @@ class _WeightedFit:
         return getattr(self.loss, "reduction", None) == "sum"  # type: ignore[attr-defined]
 
 
-def _as_sum(loss: Any) -> Any:
-    """(labels, logits, weights) → the weighted sum of a loss's values."""
+def _as_sum(loss: Any) -> keras.losses.Loss:
+    """The weighted sum of a loss's values, as a loss."""
     loss = keras.losses.get(loss)
-    if isinstance(loss, keras.losses.Loss):
-        summed = copy.copy(loss)
-        summed.reduction = "sum"
-        return summed
+    summed = copy.copy(loss) if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
+    summed.reduction = "sum"
+    return summed
 
-    def summed_values(labels: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
-        values = loss(labels, ops.cast(logits, "float32"))
-        return ops.sum(ops.cast(values, "float32") * weights)
 
-    return summed_values
+class _FunctionLoss(keras.losses.Loss):
+    """A function (labels, logits) → values, given both in float32, as Keras gives them to a function."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__(name="loss_function")
+        self.function = function
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        return self.function(y_true, y_pred)
 
 
 class _TensorFlowFit(_WeightedFit):

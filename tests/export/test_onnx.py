@@ -113,7 +113,7 @@ def table_search(folder, table, limits, decoding):
 
 def python_search(table, limits, decoding):
     def step(token_ids, cache, index):
-        states = (cache["beams"][0] * 31 + token_ids * 17 + 5) % STATES
+        states = (cache["beams"][0] * 31 + ops.cast(token_ids, "int32") * 17 + 5) % STATES
         sentences = ops.arange(100, 100 + len(limits))[:, None]
         return ops.take(table, (states + sentences) % STATES, axis=0), {"beams": [states], "sentences": []}
 
