@@ -284,6 +284,24 @@ def test_devices():
     assert replicas.parse_devices("2,0") == ("gpu", [2, 0])
 
 
+def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
+    assert replicas.gpus_of_the_driver(tmp_path / "none") == 0
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert replicas.gpus_of_the_driver(tmp_path) == 1
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(replicas, "gpus_of_the_driver", lambda: 0)
+    assert replicas.describe_devices("auto") == replicas.describe_devices("cpu") == "training on the processor"
+    assert replicas.describe_devices("cpu:2") == "training on the processor, in 2 replicas"
+    monkeypatch.setattr(replicas, "gpus_of_the_driver", lambda: 2)
+    said = "training on the processor: the NVIDIA driver has 2 GPU(s), but TensorFlow sees none. "
+    assert replicas.describe_devices("auto").startswith(
+        f"{said}Its CUDA libraries are not installed, or do not fit: pip"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert replicas.describe_devices("auto") == f"{said}CUDA_VISIBLE_DEVICES is '-1', which may hide them"
+    assert replicas.describe_devices("cpu") == "training on the processor"
+
+
 def test_a_broken_cluster_is_named(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
     with pytest.raises(ValueError, match="`TF_CONFIG` must be JSON"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -386,6 +387,16 @@ def test_a_damaged_model_of_a_finished_run_is_written_again(runs, outcomes):
     assert "warning: stopped/model.keras is damaged or not this run's" in message
     assert message.splitlines()[-1].startswith("wrote stopped/model.keras")
     assert outcomes["mended model"][0] == 0
+
+
+def test_a_damaged_model_without_a_checkpoint_is_refused(runs, tmp_path):
+    run = Path(shutil.copytree(runs / "stopped", tmp_path / "run"))
+    (run / "model.keras").write_bytes(b"no model")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(
+        RequestError, match="model.keras is damaged .*; there is no checkpoint to write it from: begin anew"
+    ):
+        open_run({"resume": True, "out": str(run)})
 
 
 def test_a_run_of_ones_own_text_names_no_corpus(runs, capsys):
