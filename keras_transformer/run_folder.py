@@ -123,8 +123,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_config(run: RunFolder, config: dict[str, Any]) -> None:
-    """Writes `config.json`."""
-    write_text(run.config, json.dumps({"format": FORMAT, **config}, indent=2, ensure_ascii=False) + "\n")
+    """Writes `config.json`, in the present format."""
+    write_text(
+        run.config, json.dumps({"format": FORMAT} | config | {"format": FORMAT}, indent=2, ensure_ascii=False) + "\n"
+    )
 
 
 def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:

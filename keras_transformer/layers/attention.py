@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive, require_rates
+from keras_transformer.layers.masks import keys_mask
 
 Tensor = Any
 Shape = Sequence[int | None]
@@ -105,7 +106,8 @@ class MultiHeadAttention(keras.layers.Layer):
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         if memory_mask is not None:
-            attention_mask = _both(attention_mask, ops.expand_dims(memory_mask, 1))  # (B, 1, S)
+            seen = keys_mask(memory_mask)  # (B, 1, S)
+            attention_mask = seen if attention_mask is None else ops.logical_and(attention_mask, seen)
         keys, values = self.project_memory(memory)
         return self.attend(self.project_query(query), keys, values, attention_mask, training)
 
@@ -174,11 +176,6 @@ def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memor
         )
     if memory_mask is not None and len(memory_mask) != 2:
         raise ValueError(f"`memory_mask` must have two axes, (B, S). Received the shape {tuple(memory_mask)}")
-
-
-def _both(mask: Tensor | None, other: Tensor) -> Tensor:
-    """What both masks let a query see."""
-    return other if mask is None else ops.logical_and(mask, other)
 
 
 def _for_every_head(attention_mask: Tensor | None) -> Tensor | None:

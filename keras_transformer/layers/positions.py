@@ -108,6 +108,8 @@ class LearnedPositions(keras.layers.Layer):
         )
 
     def call(self, positions: Tensor) -> Tensor:
+        if keras.backend.is_float_dtype(positions.dtype):  # integers keep their type: int32 leaves TensorFlow's GPU
+            positions = ops.cast(positions, "int32")
         positions = ops.minimum(positions, self.max_length - 1)
         return ops.take(ops.cast(self.embeddings, self.compute_dtype), positions, axis=0)
 

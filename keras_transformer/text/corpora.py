@@ -368,6 +368,7 @@ def _fetch(url: str, path: Path, sha256: str) -> None:
 
 
 def _download(url: str) -> bytes:
+    # Imported when first used: they take a while, and `train.py --help` reads the recipes of this module.
     import http.client
     import urllib.request
 

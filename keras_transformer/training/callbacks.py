@@ -25,6 +25,7 @@ from keras_transformer.training.checkpoints import Checkpoints
 
 LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal to rewrite one in
 NUM_SAMPLES = 5
+STEPS_BETWEEN_LOOKS = 10  # at the loss, whether it is a number
 
 
 @dataclass
@@ -77,13 +78,12 @@ class StopOnNaN(keras.callbacks.Callback):
     loss is to wait for the device: so not at every step.
     """
 
-    def __init__(self, progress: Progress, every: int = 10):
+    def __init__(self, progress: Progress):
         super().__init__()
         self.progress = progress
-        self.every = every
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self.progress.step % self.every == 0:
+        if self.progress.step % STEPS_BETWEEN_LOOKS == 0:
             self.check(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:

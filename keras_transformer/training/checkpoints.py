@@ -188,7 +188,7 @@ def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
 def write_model(run: RunFolder, config: dict[str, Any], model: Any, origin: dict[str, Any]) -> None:
     """Writes `model.keras`, and says in `config.json` where its weights are from."""
     save_model(run, model)
-    write_config(run, {**{k: v for k, v in config.items() if k != "format"}, "weights": origin})
+    write_config(run, {**config, "weights": origin})
 
 
 def weight_arrays(model: Any) -> Arrays:

@@ -33,7 +33,9 @@ class _WeightedFit:
 
     _sum_loss: Any = None
 
-    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, **kwargs: Any) -> None:
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         """As in Keras.
 
         Raises:
@@ -42,13 +44,14 @@ class _WeightedFit:
         losses = [] if loss is None else keras.tree.flatten(loss)
         if len(losses) > 1:
             raise ValueError(f"`loss` must be one loss, for the model has one output. Received: loss={loss!r}")
-        super().compile(optimizer, loss, loss_weights, **kwargs)  # type: ignore[misc]
-        self._sum_loss = _as_sum(losses[0]) if losses and not self._loss_is_a_sum else None
-        if self._sum_loss is not None and loss_weights is not None:
+        takes_a_mean = bool(losses) and getattr(loss, "reduction", None) != "sum"
+        if takes_a_mean and loss_weights is not None:
             raise ValueError(
                 "`loss_weights` must be left out, for the model has one loss: scale the learning rate instead. "
                 f"Received: loss_weights={loss_weights!r}"
             )
+        super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
+        self._sum_loss = _as_sum(losses[0]) if takes_a_mean else None
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as a saved model was."""
@@ -65,11 +68,8 @@ class _WeightedFit:
         return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)  # type: ignore[attr-defined]
 
     def _normalized(self, weights: Tensor) -> Tensor:
-        return ops.cast(weights, "float32") / ops.maximum(ops.sum(ops.cast(weights, "float32")), 1e-30)
-
-    @property
-    def _loss_is_a_sum(self) -> bool:
-        return getattr(self.loss, "reduction", None) == "sum"  # type: ignore[attr-defined]
+        weights = ops.cast(weights, "float32")
+        return weights / ops.maximum(ops.sum(weights), 1e-30)
 
 
 def _as_sum(loss: Any) -> keras.losses.Loss:
@@ -145,11 +145,9 @@ class _TensorFlowFit(_WeightedFit):
         import tensorflow as tf
 
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        if weights is None and self._loss_is_a_sum:
-            weights = tf.not_equal(labels, 0)
-        elif weights is None or self._sum_loss is None:
-            return inputs, labels, weights
-        weights = tf.cast(weights, tf.float32)
+        if (weights is None) == (self._sum_loss is not None):
+            return inputs, labels, weights  # a sum takes the weights that come, a mean does without
+        weights = tf.cast(tf.not_equal(labels, 0) if weights is None else weights, tf.float32)
         if training:
             total = tf.reduce_sum(weights)
             context = tf.distribute.get_replica_context()
@@ -198,8 +196,7 @@ class _TensorFlowFit(_WeightedFit):
         """Counts a batch so that `loss` is the mean over all tokens, however they are spread over replicas."""
         import tensorflow as tf
 
-        if weights is None or not (self._loss_is_a_sum or self._sum_loss):
-            # Keras divided a mean by the number of replicas, whose shares are summed.
+        if weights is None:  # Keras divided a mean by the number of replicas, whose shares are summed.
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             self._loss_tracker.update_state(loss * replicas)  # type: ignore[attr-defined]
             return

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -189,22 +189,19 @@ def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Sett
     asked = {name for name, value in given.items() if value is not None}
     if "steps" not in asked:  # the recipe's warm-up is for the recipe's steps
         asked |= corpus.recipe.keys()
-    fitting = warm_up_of_fine_tuning(settings, inherited, fits="warmup_steps" not in asked)
+    parent = Settings(**{**inherited, "hidden_dim": settings.hidden_dim})
+    fitting = warm_up_of_fine_tuning(settings, parent, fits="warmup_steps" not in asked)
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked}), corpus
 
 
 def _say_what_is_inherited(given: dict[str, Any], settings: Settings, corpus: Corpus) -> None:
-    usual = resolve(given, corpus.recipe)
-    own = {*SIZES, *NOT_INHERITED, "vocabulary_size", "separate_vocabularies", "warmup_steps", "learning_rate_factor"}
-    own |= {"preset", "out", "resume", "overwrite"}
-    kept = [
-        f"{name} {value}"
-        for name, value in asdict(settings).items()
-        if name not in own and value != getattr(usual, name)
-    ]
+    usual = resolve(given, corpus.recipe).as_dict()
+    own = {*SIZES, *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
+    own |= {"warmup_steps", "learning_rate_factor"}  # said before
+    kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
     say(
         f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
-        f"learning rate of {settings.peak_learning_rate:.2g}; from that run, besides its sizes: "
+        f"learning rate of {settings.learning_rate(settings.warmup_steps):.2g}; from that run, besides its sizes: "
         f"{', '.join(kept) or 'nothing'}; a flag wins"
     )
 
@@ -299,7 +296,7 @@ def begun(run: Run) -> Iterator[Path]:
         if run.settings.overwrite and run.folder.is_run():
             _remove_run(run.folder)
         run.folder.path.mkdir(parents=True, exist_ok=True)
-        write_config(run.folder, {key: value for key, value in run.config.items() if key != "format"})
+        write_config(run.folder, run.config)
         yield run.folder.cache
     except RequestError:
         if not run.is_resumed:
@@ -390,7 +387,7 @@ def _record_vocabularies(run: Run, tokenizers: tuple[Tokenizer, Tokenizer]) -> N
     if not sizes.items() <= run.config["model"].items():
         run.config["model"] |= sizes
         if run.is_chief:
-            write_config(run.folder, {key: value for key, value in run.config.items() if key != "format"})
+            write_config(run.folder, run.config)
 
 
 def _learned_tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,10 @@ class Settings:
         """The corpus's name: the named one, or "files" for the user's own."""
         return self.dataset if self.dataset and not self.source else "files"
 
-    @property
-    def peak_learning_rate(self) -> float:
-        """The highest that the schedule reaches, after the warm-up (paper, equation 3)."""
-        return self.learning_rate_factor * (self.hidden_dim * self.warmup_steps) ** -0.5
+    def learning_rate(self, step: int) -> float:
+        """The schedule's, at a step counted from 1 (paper, equation 3); `schedules` has it for training."""
+        rate = min(step**-0.5, step * self.warmup_steps**-1.5)
+        return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
 
     def as_dict(self) -> dict[str, Any]:
         """What config.json keeps."""
@@ -196,18 +196,17 @@ def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
     return {setting.name: stored[setting.name] for setting in known if setting.name not in NOT_INHERITED}
 
 
-def warm_up_of_fine_tuning(settings: Settings, stored: dict[str, Any], fits: bool) -> dict[str, Any]:
+def warm_up_of_fine_tuning(settings: Settings, parent: Settings, fits: bool) -> dict[str, Any]:
     """A warm-up of a tenth of the steps, up to the learning rate at which the run that is fine-tuned ended.
 
     Args:
         settings: of the new run, but for these two.
-        stored: those of the run that it begins with.
+        parent: of the run that it begins with.
         fits: False leaves the warm-up as it is.
     """
     warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if fits else settings.warmup_steps
-    ended = max(stored.get("steps", 1), stored.get("warmup_steps", 1), 1)
-    factor = float(f"{stored.get('learning_rate_factor', 1.0) * (warmup / ended) ** 0.5:.3g}")
-    return {"warmup_steps": warmup, "learning_rate_factor": factor}
+    peak = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
+    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{parent.learning_rate(parent.steps) / peak:.3g}")}
 
 
 def check(settings: Settings) -> None:

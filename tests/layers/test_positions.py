@@ -46,6 +46,13 @@ def test_positions_in_a_functional_model_of_variable_length(layer, of_states):
         np.testing.assert_allclose(with_positions - without, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_positions_may_come_in_any_type(dtype):
+    for layer in (SinusoidalPositions(HIDDEN_DIM), LearnedPositions(9, HIDDEN_DIM)):
+        expected = ops.convert_to_numpy(layer(POSITIONS))
+        np.testing.assert_allclose(ops.convert_to_numpy(layer(POSITIONS.astype(dtype))), expected, atol=1e-6)
+
+
 def test_sinusoids_by_hand():
     np.testing.assert_array_equal(sinusoids(0), [0, 1, 0, 1, 0, 1])
     angles = [7, 7 / 10000 ** (1 / 3), 7 / 10000 ** (2 / 3)]

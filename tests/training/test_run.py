@@ -17,7 +17,8 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.run import _rounds, open_run
-from keras_transformer.training.settings import Settings, parser, resumed
+from keras_transformer.training.schedules import InverseSquareRootDecay
+from keras_transformer.training.settings import Settings, parser, resumed, warm_up_of_fine_tuning
 from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -307,15 +308,22 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, 
     assert {name for name in parent if parent[name] != child[name]} <= own
     assert (child["sampling"], child["dropout"], child["token_budget"]) == (0.3, 0.2, 256)
     assert (child["steps"], child["warmup_steps"]) == (4, 1)
-    peak, ended = (settings_of(child).peak_learning_rate, 16**-0.5 * 17**-0.5)  # 17 steps, 10 of them warm-up
+    peak, ended = Settings(**child).learning_rate(1), float(InverseSquareRootDecay(16, 10)(16))  # the 17th step
     assert peak == pytest.approx(ended, rel=0.01)
     line = next(line for line in message.splitlines() if line.startswith("fine-tuning whole: "))
     assert f"4 steps with a warm-up of 1, up to a learning rate of {peak:.2g}; from that run" in line
     assert "dropout 0.2" in line and "sampling 0.3" in line and "hidden_dim" not in line and "seed" not in line
 
 
-def settings_of(stored: dict) -> Settings:
-    return Settings(**stored)
+@pytest.mark.parametrize(("steps", "warmup"), [(900, 200), (100, 200)], ids=["past its warm-up", "within it"])
+def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended(steps, warmup):
+    parent = Settings(hidden_dim=64, steps=steps, warmup_steps=warmup, learning_rate_factor=0.7)
+    ended = float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1))
+    for wanted, fits in ((6, True), (200, False)):
+        fitting = warm_up_of_fine_tuning(Settings(hidden_dim=64, steps=60, warmup_steps=200), parent, fits)
+        assert fitting["warmup_steps"] == wanted
+        schedule = InverseSquareRootDecay(64, fitting["warmup_steps"], fitting["learning_rate_factor"])
+        assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
 
 
 def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
