@@ -23,7 +23,7 @@ def train(given: dict) -> None:
     with run.begun(job) as cache:
         text = run.prepare_text(job, cache, strategy.num_replicas_in_sync)
         with strategy.scope():
-            model = run.make_model(job)
+            model = run.compiled_model(job)
         run.fit(job, text, model, strategy)
 
 

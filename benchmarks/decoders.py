@@ -163,6 +163,11 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
     """A model's weights by plain names; kernels stand as (in, out)."""
     from keras import ops
 
+    if unusual := unlike_the_papers(model):
+        raise RequestError(
+            "expected a model that all peers can hold: the paper's, of any size, with one embedding, stacks of the "
+            f"same depth and key_dim = hidden_dim / num_heads; received {unusual}"
+        )
     arrays: dict[str, Any] = {
         "embeddings": model.target_embedding.embeddings,
         "positions": model.positions(ops.arange(model.max_source_length)),
@@ -180,13 +185,26 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
             for name in (*(f"{name}_attention" for name in attentions), "feed_forward"):
                 for part in ("gamma", "beta"):
                     arrays[f"{stack}/{number}/{name}/{part}"] = getattr(getattr(block, f"{name}_residual").norm, part)
-    if model.normalize_first or model.source_vocabulary_size or model.key_dim * model.num_heads != model.hidden_dim:
-        names = "normalize_first", "source_vocabulary_size", "key_dim", "hidden_dim", "num_heads"
-        raise RequestError(
-            "expected a model that all peers can hold: post-norm, one embedding, key_dim = hidden_dim / num_heads; "
-            f"received { ({name: getattr(model, name) for name in names}) }"
-        )
     return {name: np.asarray(ops.convert_to_numpy(array)) for name, array in arrays.items()}
+
+
+def unlike_the_papers(model: Any) -> dict[str, Any]:
+    """The arguments of a model in which it is not the paper's; sizes, rates and positions, which are arrays, are left
+    out."""
+    from keras_transformer import family
+
+    any_value = {
+        "vocabulary_size", "num_layers", "encoder_layers", "decoder_layers", "num_heads", "hidden_dim",
+        "intermediate_dim", "key_dim", "dropout", "attention_dropout", "max_source_length", "positions",
+    }  # fmt: skip
+    arguments = model.arguments()
+    usual = family.complete({"vocabulary_size": model.vocabulary_size})
+    unusual = {name: arguments[name] for name in usual.keys() - any_value if arguments[name] != usual[name]}
+    if model.encoder_layers != model.decoder_layers:
+        unusual |= {"encoder_layers": model.encoder_layers, "decoder_layers": model.decoder_layers}
+    if model.key_dim * model.num_heads != model.hidden_dim:
+        unusual |= {name: getattr(model, name) for name in ("key_dim", "hidden_dim", "num_heads")}
+    return dict(sorted(unusual.items()))
 
 
 def write_ctranslate2(folder: Path, weights: dict[str, np.ndarray], run: Any) -> None:
@@ -194,7 +212,7 @@ def write_ctranslate2(folder: Path, weights: dict[str, np.ndarray], run: Any) ->
     from ctranslate2.specs import TransformerSpec
 
     model = run.model
-    spec = TransformerSpec.from_config(model.num_layers, model.num_heads, pre_norm=False)
+    spec = TransformerSpec.from_config(model.encoder_layers, model.num_heads, pre_norm=False)
 
     def linear(target: Any, *kernels: str, bias: str | None = None) -> None:
         target.weight = np.concatenate([weights[kernel].T for kernel in kernels])

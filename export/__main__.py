@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import JobError, RequestError, exit_status, load_tensorflow, say
-from keras_transformer.run_folder import check_writable, write_folder_whole
+from keras_transformer.files import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
     from export.signatures import Decoding, TrainedRun
+    from keras_transformer.models.transformer import Transformer
 
 # Keras and TensorFlow take seconds: `--help` does not wait for them.
 FORMATS = ("saved_model", "onnx", "tflite")
@@ -24,6 +25,8 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
     "tflite": ("tensorflow_text", "ai_edge_litert"),
 }
+# What makes the model again from its configuration, in another precision.
+REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 # What stands in an export folder; a tokenizer's name begins with "tokenizer".
 CONTENTS = ("saved_model", "onnx", "tflite", "tokenizer", "certificate.json", "CERTIFICATE.md")
 
@@ -45,6 +48,7 @@ def export(arguments: argparse.Namespace) -> None:
     decoding = Decoding(arguments.beams, arguments.length_penalty, arguments.max_length, arguments.n_best)
     run = open_run(arguments.run)
     plan = planned(arguments.format, arguments.precision)
+    check_parts(run.model, plan)
     sentences, references = text_to_certify_on(arguments)
     check_text(sentences, references, arguments.precision)
     with write_folder_whole(folder) as aside:
@@ -94,6 +98,19 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
         for refusal in refusals:
             say(f"left out: {refusal}")
     return plan
+
+
+def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
+    """Raises RequestError where a format of the plan cannot write a part of the model."""
+    from export.signatures import require_own_parts
+
+    for format, precision in plan:
+        if format == "onnx":
+            from export.onnx_parts import require_writers
+
+            require_writers(model, precision)
+        elif (format, precision) in REMADE:
+            require_own_parts(model, format, precision)
 
 
 def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[str] | None]:

@@ -17,10 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from export.judgement import BATCH_SIZE, RULES, BrokenArtefact, Difference, Judge, Judgement, bleu_signature
+from export.judgement import BATCH_SIZE, RULES, BrokenArtefact, Difference, Judge, Judgement
 from export.signatures import PRECISIONS, Decoding, TrainedRun, import_optional, stem
+from keras_transformer.bleu import bleu_signature
 from keras_transformer.errors import RequestError, say
-from keras_transformer.run_folder import RunFolder, write_text
+from keras_transformer.files import write_text
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.corpora import read_lines
 
 RUNNER = Path(__file__).with_name("runner.py")

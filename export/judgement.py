@@ -12,9 +12,11 @@ import numpy as np
 from keras import ops
 
 from export.signatures import Decoding, limits_of
+from keras_transformer.bleu import bleu_metric
 from keras_transformer.decoding import search
-from keras_transformer.decoding.translator import Hypothesis, SearchOptions, Translator, is_blank, padded, penalty
-from keras_transformer.text.tokenizer import END, PAD, START, plain
+from keras_transformer.decoding.translator import Hypothesis, SearchOptions, Translator, is_blank
+from keras_transformer.lengths import penalty
+from keras_transformer.text.tokenizer import END, plain
 
 Ids = tuple[int, ...]
 
@@ -228,13 +230,9 @@ class Judge:
         scores: list[float] = []
         for first in range(0, len(rows), BATCH_SIZE):
             some, here = rows[first : first + BATCH_SIZE], places[first : first + BATCH_SIZE]
-            labels = padded([list(ids) or [END] for ids in some])  # (B, T)
-            target_ids = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)
-            inputs = {"source_ids": padded([self._source(place) for place in here]), "target_ids": target_ids}
-            logits = ops.cast(self.translator.model(inputs, training=False), "float32")
-            log_probs = ops.take_along_axis(ops.log_softmax(logits), labels[..., None], axis=-1)[..., 0]  # (B, T)
-            sums = ops.convert_to_numpy(ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1))
-            for place, ids, log_prob in zip(here, some, sums, strict=True):
+            sources = [self._source(place)[:-1] for place in here]
+            log_probs = self.translator.log_probs(sources, [list(ids) or [END] for ids in some])
+            for place, ids, log_prob in zip(here, some, log_probs, strict=True):
                 whole = is_whole(ids, self._limit(place))
                 scores.append(float(log_prob) / penalty(len(ids), self.decoding.length_penalty) if whole else -math.inf)
         return scores
@@ -334,21 +332,19 @@ def narrowest_choice(model: Any, source_ids: np.ndarray, limit: int, ids: Ids, d
         The least distance, over all steps, in log-probability, between the beginning of the translation and the best
         that was left out; and at which piece, from 1.
     """
-    num_beams, narrowest = decoding.num_beams, (math.inf, 0)
+    num_beams, narrowest, limits = decoding.num_beams, (math.inf, 0), np.array([limit], "int32")
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, limit)
-    state = search.start_beams(cache, np.array([limit], "int32"), num_beams, limit)
+    state = search.start_beams(cache, limits, num_beams, limit)
     for index, id in enumerate(ids):
-        logits, cache = model.step(state.token_ids, state.cache, state.index)
-        log_probs = search.permit(ops.log_softmax(ops.cast(logits, "float32")), None, state.index)  # (1, K, V)
+        log_probs, cache = search.permitted_log_probs(model.step, state, None, model.num_control_ids)  # (1, K, V)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]
         if not own.size:
             break  # rounding let it go here, alone: at the step before it stood at the edge
         narrowest = min(narrowest, (abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        candidates = search.extend(state, log_probs, num_beams)
-        state = search.keep_finished(state, candidates, num_beams, decoding.length_penalty)
-        state = search.keep_live(state, candidates, num_beams, cache)._replace(index=state.index + 1)
+        n_best = decoding.n_best or num_beams
+        state = search.next_beams(state, log_probs, cache, limits, num_beams, decoding.length_penalty, n_best)
     return narrowest
 
 
@@ -362,20 +358,6 @@ def best_left_out(reached: np.ndarray, id: int) -> float:
         reached = np.delete(reached, END, axis=1)
     ranked = np.sort(reached, axis=None)[::-1]
     return float(ranked[num_kept]) if num_kept < ranked.size else -math.inf
-
-
-def bleu_metric() -> Any:
-    """sacreBLEU's, which stays meaningful where every translation is shorter than four words (number words)."""
-    from sacrebleu.metrics import BLEU
-
-    return BLEU(effective_order=True)
-
-
-def bleu_signature() -> str:
-    """What sacreBLEU says of how it counts."""
-    bleu = bleu_metric()
-    bleu.corpus_score(["a"], [["a"]])
-    return str(bleu.get_signature())
 
 
 def compare_bleu(
@@ -401,4 +383,6 @@ def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> np.ndarr
 def bleu_of(sums: np.ndarray) -> float:
     """BLEU of a corpus, from its statistics (10,) summed over the sentences."""
     matches, totals, lengths = sums[:4].tolist(), sums[4:8].tolist(), sums[8:].tolist()
-    return bleu_metric().compute_bleu(matches, totals, *lengths, smooth_method="exp", effective_order=True).score
+    metric = bleu_metric()
+    how = {name: getattr(metric, name) for name in ("smooth_method", "smooth_value", "effective_order")}
+    return metric.compute_bleu(matches, totals, *lengths, **how).score

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from export.onnx_graph import Graph, Model, Value, ValueInfo, write_model
-from export.onnx_model import ARITHMETIC, Memory, OnnxTransformer, Past
-from export.onnx_search import Cache, search
+from export.onnx_model import Memory, OnnxTransformer, Past
+from export.onnx_parts import require_writers
+from export.onnx_search import Cache, Vocabulary, search
 from export.onnx_text import detokenized, tokenized
-from export.signatures import Decoding, TrainedRun, require_own_parts, require_precision, stem
+from export.signatures import Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
-from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
+from keras_transformer.lengths import longest
+from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 
 SOURCE = ("source_ids", np.int32, ["batch", "source"])
@@ -46,10 +48,10 @@ def export_onnx(
         The paths of the files.
 
     Raises:
-        RequestError: an unknown precision, or a part of the model that is not one of this project's own.
+        RequestError: an unknown precision, or a part of the model, or an option of one, that has no writer.
     """
     require_precision("onnx", precision)
-    require_own_parts(run.model, "onnx", precision)
+    require_writers(run.model, precision)
     decoding = decoding or Decoding()
     models: dict[str, Callable[[], Model]] = {
         "translate": lambda: translate_model(run, decoding, precision),
@@ -103,8 +105,9 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
     g = Graph()
     source_ids = permitted(g, SOURCE[0], run.model)
     limits = g.cast(limits_of(g, source_ids, None), np.int32)
-    memory = OnnxTransformer(run.model, precision).encode(g, source_ids)
-    outputs = [*memory_infos(run.model, precision), ("limit", np.int32, ["batch"])]
+    transformer = OnnxTransformer(run.model, precision)
+    memory = transformer.encode(g, source_ids)
+    outputs = [*transformer.memory_infos(), ("limit", np.int32, ["batch"])]
     return Model(g, [SOURCE], name_outputs(g, [*memory.keys, *memory.values, memory.bias, limits], outputs))
 
 
@@ -122,35 +125,32 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     g, model = Graph(), run.model
     transformer = OnnxTransformer(model, precision)
     inputs = [("token_ids", np.int32, ["batch", "beams"]), ("index", np.int32, [])]
-    given = [*cache_infos(model, precision, "past"), *memory_infos(model, precision)]
-    names, layers = [name for name, *_ in given], model.num_layers
-    keys, values, memory_keys, memory_values = (names[start : start + layers] for start in range(0, 4 * layers, layers))
-    memory = Memory(memory_keys, memory_values, names[-1])
-    logits, present = transformer.step(g, "token_ids", "index", Past(keys, values), memory, g("Shape", "token_ids"))
+    pasts, memories = transformer.cache_infos("past"), transformer.memory_infos()
+    past = by_layer([name for name, *_ in pasts], model.decoder_layers)
+    memory = memory_of([name for name, *_ in memories])
+    logits, present = transformer.step(g, "token_ids", "index", past, memory, g("Shape", "token_ids"))
     logits = g("Reshape", logits, g.joined(g("Shape", "token_ids"), [model.vocabulary_size]), allowzero=1)
     outputs = [
         ("logits", np.float32, ["batch", "beams", model.vocabulary_size]),
-        *cache_infos(model, precision, "present"),
+        *transformer.cache_infos("present"),
     ]
-    return Model(g, [*inputs, *given], name_outputs(g, [logits, *present.keys, *present.values], outputs))
+    return Model(g, [*inputs, *pasts, *memories], name_outputs(g, [logits, *flat(present)], outputs))
 
 
-def memory_infos(model: Transformer, precision: str) -> list[ValueInfo]:
-    """What stands between `encoder` and `step`."""
-    dtype, layers = ARITHMETIC[precision].dtype, range(model.num_layers)
-    heads, size = model.num_heads, model.key_dim
-    return [
-        *((f"memory_key_{layer}", dtype, ["batch", heads, size, "source"]) for layer in layers),
-        *((f"memory_value_{layer}", dtype, ["batch", heads, "source", size]) for layer in layers),
-        ("memory_bias", np.float32, ["batch", 1, 1, "source"]),
-    ]
+def flat(past: Past) -> list[Value]:
+    """All layers' keys, then all layers' values: each layer's first tensor, then each layer's second."""
+    return [value for values in zip(*past, strict=True) for value in values]
 
 
-def cache_infos(model: Transformer, precision: str, when: str) -> list[ValueInfo]:
-    """What stands between one step and the next."""
-    shape = ["rows", model.num_heads, when, model.key_dim]
-    dtype, layers = ARITHMETIC[precision].dtype, range(model.num_layers)
-    return [(f"{when}_{part}_{layer}", dtype, shape) for part in ("key", "value") for layer in layers]
+def by_layer(values: Sequence[Value], num_layers: int) -> Past:
+    """The past of each layer, from what `flat` made."""
+    return [list(values[layer::num_layers]) for layer in range(num_layers)]
+
+
+def memory_of(values: Sequence[Value]) -> Memory:
+    """Memory from keys, values and the bias, one after the other."""
+    layers = len(values) // 2
+    return Memory(list(values[:layers]), list(values[layers : 2 * layers]), values[-1])
 
 
 def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:
@@ -164,7 +164,7 @@ def translation(
     g: Graph, run: TrainedRun, source_ids: Value, decoding: Decoding, precision: str
 ) -> tuple[Value, Value]:
     """Source ids (B, S) int32 → ids (B, n, T) int32 and scores (B, n), the best first; see `translate_ids`."""
-    model, num_beams, layers = run.model, decoding.num_beams, run.model.num_layers
+    model, num_beams, layers = run.model, decoding.num_beams, run.model.decoder_layers
     transformer = OnnxTransformer(model, precision)
     source_ids = permitted(g, source_ids, model)
     limits = limits_of(g, source_ids, decoding.max_length)
@@ -177,20 +177,20 @@ def translation(
         return [*keys, *values, bias, *beams]
 
     def step(g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
-        past = Past(cache.shared[:layers], cache.shared[layers : 2 * layers])
-        memory = Memory(cache.sentences[:layers], cache.sentences[layers : 2 * layers], cache.sentences[2 * layers])
+        memory = memory_of(cache.sentences[: 2 * layers + 1])
         if num_beams == 1:
-            logits, past = transformer.step(g, token_ids, index, past, memory)
-            return logits, Cache([], [*past.keys, *past.values], [])
+            logits, past = transformer.step(g, token_ids, index, by_layer(cache.shared, layers), memory)
+            return logits, Cache([], flat(past), [])
+        past = by_layer(cache.shared[:-1], layers)
         bias = g.joined(cache.beams[0], cache.shared[-1], axis=2)  # (A, k, P + k)
         shape, seen = g("Shape", token_ids), g("Unsqueeze", bias, [1])
         logits, past = transformer.step(g, token_ids, index, past, memory, shape, seen)
-        return logits, Cache([bias], [*past.keys, *past.values, cache.sentences[-1]], [])
+        return logits, Cache([bias], [*flat(past), cache.sentences[-1]], [])
 
     def first_cache(g: Graph, num_active: Value, first_beams: int) -> Cache:
         """Nothing decoded yet, and no sentence encoded: of the sizes that will grow, each is 0."""
         heads, size, width = model.num_heads, model.key_dim, g.shape(source_ids, 1)
-        past = [g.zeros(g.joined(num_active, [heads, 0, size]), transformer.dtype)] * 2 * layers
+        past = flat(transformer.first_past(g, num_active))
         sentences = [
             *[g.zeros(g.joined([0, heads, size], width), transformer.dtype)] * layers,
             *[g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)] * layers,
@@ -202,7 +202,8 @@ def translation(
         beams = [g.zeros(g.joined(num_active, [first_beams, 0]), np.float32)]
         return Cache(beams, [*past, own], [*sentences, g.value(np.zeros((0, *own_bias.shape), "float32"))])
 
-    ids, scores = search(g, source_ids, encode, step, first_cache, limits, model.vocabulary_size, decoding)
+    vocabulary = Vocabulary(model.vocabulary_size, model.num_control_ids)
+    ids, scores = search(g, source_ids, encode, step, first_cache, limits, vocabulary, decoding)
     return g.cast(ids, np.int32), scores
 
 
@@ -223,7 +224,7 @@ def limits_of(g: Graph, source_ids: Value, max_length: int | None) -> Value:
     # With a column that counts nothing: on a GPU there is no sum over none.
     counted = g.joined(g.cast(g("Not", blank), np.int64), g.zeros(g.joined(g.shape(blank, 0), [1]), np.int64), axis=1)
     lengths = g("ReduceSum", counted, [1], keepdims=0)
-    limits = g("Where", g("Greater", lengths, 0), g("Add", lengths, EXTRA_LENGTH), 0)
+    limits = g("Where", g("Greater", lengths, 0), g("Add", lengths, longest(0)), 0)
     return limits if max_length is None else g("Min", limits, max_length)
 
 

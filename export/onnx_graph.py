@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from keras_transformer.run_folder import write_whole
+from keras_transformer.files import write_whole
 
 OPSET = 17  # the first with LayerNormalization; every operator of it runs in ONNX Runtime from 1.12 on
 IR_VERSION = 8  # the one that belongs to this opset

@@ -22,8 +22,25 @@ from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
 
 NONE = np.float32(-np.inf)  # log-probability and score of a hypothesis that does not exist
-NUM_FORBIDDEN = END  # pad, unknown and start stand before the end
 DONE_SHARE = 8  # one in so many active sentences must be done to be put aside
+
+
+class Vocabulary(NamedTuple):
+    """How many ids there are, and how many of the first are no text: pad, unknown, start, end, perhaps more."""
+
+    size: int
+    num_control_ids: int
+
+    @property
+    def num_forbidden(self) -> int:
+        """How many ids are never emitted: the control ids but the end."""
+        return self.num_control_ids - 1
+
+    def is_forbidden(self, g: Graph, token_ids: Value) -> Value:
+        """Whether ids are never emitted."""
+        if self.num_forbidden == END:  # those before the end alone
+            return g("Less", token_ids, END)
+        return g("And", g("Less", token_ids, self.num_control_ids), g("Not", g("Equal", token_ids, END)))
 
 
 class Cache(NamedTuple):
@@ -58,7 +75,7 @@ def search(
     step: Step,
     first_cache: FirstCache,
     limits: Value,
-    vocabulary_size: int,
+    vocabulary: Vocabulary,
     decoding: Decoding,
 ) -> tuple[Value, Value]:
     """ids (B, n, T) int64 and scores (B, n) float32, the best first, T of the longest; a blank sentence has an end.
@@ -72,12 +89,12 @@ def search(
         encode, step: of the model.
         first_cache: before the first step; in it `sentences` are for no sentence at all, each (0, ...).
         limits: (B,) int64, the most tokens to emit; 0 for a blank sentence.
-        vocabulary_size: V.
+        vocabulary: V, and what of it is never emitted.
         decoding: K, α and n.
     """
     num_beams, n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
     # At the first step all beams would be the same: one is enough, unless it has too few continuations.
-    num_first_beams = 1 if vocabulary_size >= 2 * num_beams else num_beams
+    num_first_beams = 1 if vocabulary.size >= 2 * num_beams else num_beams
     num_fields = len(State._fields)
 
     def advance(g: Graph, _: Value, *values: Value) -> list[Value]:
@@ -85,7 +102,7 @@ def search(
         state, cache = State(*rest[:num_fields]), split(rest[num_fields:], parts)
         pairs = zip(cache.sentences, encode(g, new), strict=True)
         cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
-        how = (GreedySearch if num_beams == 1 else BeamSearch)(g, limits, vocabulary_size, decoding)
+        how = (GreedySearch if num_beams == 1 else BeamSearch)(g, limits, vocabulary, decoding)
         length, state, cache = run_round(g, step, how, index, state, cache, limits)
         new_ids, new_scores = how.results(g, state)  # of all that were active: the last word is the right one
         places = g("Unsqueeze", active, [1])
@@ -162,16 +179,17 @@ class BeamSearch:
     Args:
         graph: of the round, in which the loop of steps stands.
         limits: (A,) int64, the most tokens to emit.
-        vocabulary_size: V.
+        vocabulary: V, and what of it is never emitted.
         decoding: K, α and n.
     """
 
-    def __init__(self, graph: Graph, limits: Value, vocabulary_size: int, decoding: Decoding):
+    def __init__(self, graph: Graph, limits: Value, vocabulary: Vocabulary, decoding: Decoding):
+        self.vocabulary = vocabulary
         self.num_beams, self.n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
         self.length_penalty = float(decoding.length_penalty)
         self.num_candidates = 2 * self.num_beams if self.num_beams > 1 else 1
         # Of one beam: as many as there are candidates, and those that stand before them but are forbidden.
-        self.num_continuations = min(self.num_candidates + NUM_FORBIDDEN, vocabulary_size)
+        self.num_continuations = min(self.num_candidates + vocabulary.num_forbidden, vocabulary.size)
         self.flat = graph.joined(graph("Shape", limits), [-1])  # the shape (A, anything)
         numbers = graph.joined(graph("Shape", limits), [self.n_best])
         self.finished_rows = graph("Expand", np.arange(self.n_best), numbers)  # (A, n) in `ids`
@@ -205,7 +223,7 @@ class BeamSearch:
         Each beam's own likeliest are found first: the vocabulary is passed over twice, and never copied.
         """
         log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
-        log_probs = g("Where", g("Less", token_ids, NUM_FORBIDDEN), NONE, log_probs)  # (A · k, continuations)
+        log_probs = g("Where", self.vocabulary.is_forbidden(g, token_ids), NONE, log_probs)  # (A · k, continuations)
         log_probs = g("Add", log_probs, g("Reshape", state.live_log_probs, [-1, 1]))
         log_probs, places = g("TopK", g("Reshape", log_probs, self.flat), [self.num_candidates], outputs=2)
         token_ids = g("GatherElements", g("Reshape", token_ids, self.flat), places, axis=1)
@@ -251,7 +269,7 @@ class GreedySearch(BeamSearch):
     def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
         """As that of `BeamSearch`; behind an end comes anything, and the beam stays where it is."""
         log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
-        log_probs = g("Where", g("Less", token_ids, NUM_FORBIDDEN), NONE, log_probs)
+        log_probs = g("Where", self.vocabulary.is_forbidden(g, token_ids), NONE, log_probs)
         log_probs, places = g("TopK", log_probs, [1], outputs=2)
         token_ids = g("GatherElements", token_ids, places, axis=1)
         log_probs = g("Add", state.live_log_probs, log_probs)

@@ -22,7 +22,7 @@ from export.signatures import (
     translate_ids,
 )
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.run_folder import write_folder_whole
+from keras_transformer.files import write_folder_whole
 from keras_transformer.text.tokenizer import Tokenizer
 
 Tensor = Any

@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
-import keras
 from keras import ops
 
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
-from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
+from keras_transformer.lengths import longest
+from keras_transformer.models import make_model, model_config
+from keras_transformer.models.inspection import Difference, difference
+from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
@@ -98,7 +99,7 @@ class TrainedRun:
             "languages": self.languages,
             "precision": precision,
             "decoding": json.dumps(asdict(decoding)),
-            "model": json.dumps(transformer_config(self.model), sort_keys=True),
+            "model": json.dumps(model_config(self.model), sort_keys=True),
         }
 
 
@@ -134,11 +135,6 @@ def stem(name: str, precision: str) -> str:
     return name if precision == "float32" else f"{name}-{precision}"
 
 
-def transformer_config(model: Transformer) -> dict[str, Any]:
-    """The arguments of `Transformer` that made the model, without Keras's own."""
-    return {key: value for key, value in model.get_config().items() if key not in ("name", "trainable", "dtype")}
-
-
 def require_precision(format: str, precision: str) -> None:
     """Raises RequestError, with the reason, unless the format can be written in the precision."""
     if precision not in PRECISIONS:
@@ -148,52 +144,21 @@ def require_precision(format: str, precision: str) -> None:
 
 
 def require_own_parts(model: Transformer, format: str, precision: str) -> None:
-    """Raises RequestError unless the model has the very parts that `Transformer` makes of its configuration.
+    """Raises RequestError unless the model has the very parts that are made of its configuration.
 
-    For what is built from the weights alone: a part of another type, such as a subclass of `FeedForward`, or one with
-    other options would be written as if it were the usual one.
+    For what makes the model again in another precision: a part that was put in by hand would be lost.
     """
-    advice = "export saved_model in float32, or tflite in float32 or float16, which trace any model as it is"
-
-    def refuse(path: str, expected: Any, received: Any) -> NoReturn:
-        raise RequestError(
-            f"{format} in {precision} can write only {expected} at {path}; received a model with {received} there: "
-            f"{advice}"
-        )
-
-    if type(model) is not Transformer:
-        refuse("model", "Transformer", type(model).__name__)
-    usual = dict(parts_of(Transformer(**transformer_config(model), dtype="float32"), "model"))
-    found = dict(parts_of(model, "model"))
-    for path in sorted(usual.keys() | found.keys()):
-        expected, part = usual.get(path), found.get(path)
-        if type(part) is not type(expected):
-            refuse(path, *("nothing" if each is None else type(each).__name__ for each in (expected, part)))
-        ours, theirs = options_of(expected), options_of(part)
-        for name in ours:
-            if ours[name] != theirs[name]:
-                refuse(f"{path}.{name}", ours[name], theirs[name])
+    if found := difference(model):
+        raise unwritable(format, precision, found)
 
 
-def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.layers.Layer]]:
-    """(path of attributes, layer) of a layer and of all layers in it."""
-    yield path, layer
-    for name, value in vars(layer).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, keras.layers.Layer):
-            yield from parts_of(value, f"{path}.{name}")
-        elif isinstance(value, list | tuple):
-            for place, each in enumerate(value):
-                if isinstance(each, keras.layers.Layer):
-                    yield from parts_of(each, f"{path}.{name}[{place}]")
-
-
-def options_of(part: keras.layers.Layer) -> dict[str, Any]:
-    """What a part is configured by, but for what acts in training alone."""
-    names = ("name", "trainable", "dtype", "dropout", "attention_dropout")
-    config = {} if isinstance(part, keras.layers.Dropout) else part.get_config()
-    return {name: value for name, value in config.items() if name not in names}
+def unwritable(format: str, precision: str, found: Difference) -> RequestError:
+    """The error that says which part, or option of one, a format cannot write."""
+    return RequestError(
+        f"{format} in {precision} can write only {found.expected} at {found.path}; received a model with "
+        f"{found.received} there: export saved_model in float32, or tflite in float32 or float16, which trace any "
+        "model as it is"
+    )
 
 
 def model_of_precision(model: Transformer, precision: str) -> Transformer:
@@ -201,7 +166,7 @@ def model_of_precision(model: Transformer, precision: str) -> Transformer:
     if precision == "float32":
         return model
     require_own_parts(model, "saved_model", precision)
-    half = Transformer(**transformer_config(model), dtype="float16")
+    half = make_model(model_config(model), "float16")
     half.set_weights(model.get_weights())
     return half
 
@@ -227,8 +192,9 @@ def translate_ids(
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
-        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype
-    )
+        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype,
+        num_control_ids=model.num_control_ids,
+    )  # fmt: skip
 
 
 def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
@@ -242,7 +208,7 @@ def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
 def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
     """(B,) The most ids to emit: the source's length, pad and end not counted, + 50; 0 for a blank source."""
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
-    limits = ops.where(lengths > 0, lengths + EXTRA_LENGTH, 0)
+    limits = ops.where(lengths > 0, longest(lengths), 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -21,41 +20,36 @@ from export.signatures import (
     require_precision,
     source_ids_of,
     stem,
-    transformer_config,
     translate_ids,
 )
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import say
+from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.models import make_model, model_config
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.run_folder import write_whole
 
 Tensor = Any
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64 bits as 32, silently
 
 
-class Int8Embedding(TokenEmbedding):
-    """A `TokenEmbedding` that reads its rows from int8, a scale a row; the converter would take one for all rows."""
+class Int8Rows:
+    """An embedding's rows in int8, a scale a row; the converter would take one scale for all rows."""
 
-    def quantise(self) -> None:
-        """Makes the int8 rows from the weights as they are."""
-        rows = ops.convert_to_numpy(self.embeddings)  # (V, D)
+    def __init__(self, embedding: TokenEmbedding):
+        rows = ops.convert_to_numpy(embedding.embeddings)  # (V, D)
         scales = np.maximum(np.abs(rows).max(axis=1), 1e-30) / 127  # (V,)
         self.rows = np.round(rows / scales[:, None]).astype("int8")
         # In whole units, which a float32 holds exactly: scales in float32 the converter would quantise too.
-        self.unit = float(scales.max()) / 2**24
-        self.scales = np.round(scales / self.unit).astype("int32")
+        unit = float(scales.max()) / 2**24
+        self.scales = np.round(scales / unit).astype("int32")
+        self.factor = unit * embedding.scale
 
-    def call(self, ids: Tensor) -> Tensor:
-        scales = ops.cast(ops.take(self.scales, ids), "float32") * (self.unit * math.sqrt(self.hidden_dim))
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Ids (...) → their scaled rows (..., D)."""
+        scales = ops.cast(ops.take(self.scales, ids), "float32") * self.factor
         return ops.cast(ops.take(self.rows, ids, axis=0), "float32") * ops.expand_dims(scales, -1)
-
-
-class Int8EmbeddedTransformer(Transformer):
-    """A `Transformer` that embeds by `Int8Embedding`."""
-
-    embedding_type = Int8Embedding
 
 
 def export_tflite(
@@ -101,10 +95,10 @@ def export_tflite(
 
 def _with_int8_embeddings(model: Transformer) -> Transformer:
     require_own_parts(model, "tflite", "int8")
-    twin = Int8EmbeddedTransformer(**transformer_config(model), dtype="float32")
+    twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
     for embedding in {twin.source_embedding, twin.target_embedding}:
-        embedding.quantise()
+        embedding.call = Int8Rows(embedding)
     return twin
 
 

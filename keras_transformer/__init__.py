@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
+from keras_transformer import family
+from keras_transformer.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.models.transformer import Transformer as Transformer
 
-__version__ = "0.1.0"
 __all__ = ["Transformer", "Translator", "load"]
 
 # Imported when first used: Keras and TensorFlow take seconds, and `--help` wants neither.
@@ -30,15 +32,11 @@ _HOME = {
     "Translator": "keras_transformer.decoding.translator",
     "load": "keras_transformer.decoding.translator",
 }
-# What Keras may meet in a saved model, by module.
+# What Keras may meet in a saved model beside the parts of the family, by module.
 _SERIALIZABLE = {
-    "layers.attention": ["MultiHeadAttention"],
     "layers.blocks": ["EncoderBlock", "DecoderBlock"],
     "layers.embedding": ["TokenEmbedding"],
-    "layers.feed_forward": ["FeedForward"],
-    "layers.positions": ["SinusoidalPositions", "LearnedPositions"],
-    "layers.residual": ["Residual"],
-    "models.transformer": ["Transformer"],
+    "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
     "training.metrics": ["TokenAccuracy", "Perplexity"],
     "training.replicas": ["Adam"],
@@ -71,6 +69,8 @@ class _Unimported:
 def _register(keras: Any) -> None:
     """Registers all classes with Keras: at once where Keras is there, else as soon as it is imported."""
     known = keras.saving.get_custom_objects()
-    for module, names in _SERIALIZABLE.items():
-        for name in names:
-            known.setdefault(f"{__name__}>{name}", _Unimported(f"{__name__}.{module}", name))
+    homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
+    homes += [part.home for parts in family.SLOTS.values() for part in parts.values()] + [*family.KINDS.values()]
+    for home in homes:
+        module, name = home.split(":")
+        known.setdefault(f"{__name__}>{name}", _Unimported(module, name))

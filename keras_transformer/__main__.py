@@ -144,12 +144,14 @@ def average(arguments: argparse.Namespace) -> None:
 
 def info(arguments: argparse.Namespace) -> None:
     """What the run is made of, and how it went; what is missing is left out."""
-    from keras_transformer.run_folder import RunFolder, count_parameters, read_config
+    from keras_transformer.models import count_parameters
+    from keras_transformer.run_folder import RunFolder, read_config
 
     run = RunFolder(arguments.run)
     config = read_config(run)
     print(f"run: {run.path}")
-    print(f"parameters: {count_parameters(config['model']):,}")
+    # A run says it; one of version 0.1 does not, and Keras takes seconds to import.
+    print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if config["settings"].get("source"):  # a run of the user's own text; older ones name the default corpus too
         config["settings"]["dataset"] = None
     for section in ("model", "corpus", "settings", "versions", "weights"):

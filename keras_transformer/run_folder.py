@@ -1,40 +1,34 @@
-"""A run on disk: where its files are, how they are written whole, and how a stranger's are read without trust."""
+"""A run on disk: where its files are, and how a stranger's are read without trust."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import math
 import os
+import platform
+import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer import family
 from keras_transformer.errors import RequestError
+from keras_transformer.files import check_writable, write_folder_whole, write_text, write_whole
+from keras_transformer.models import count_parameters, make_model, model_config
+from keras_transformer.version import __version__
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
+    from keras_transformer.text.tokenizer import Tokenizer
 
-# What `Transformer` is made of, and the largest value of each that a run may ask for.
-MODEL_BOUNDS: dict[str, int] = {
-    "vocabulary_size": 4_000_000,
-    "num_layers": 512,
-    "num_heads": 1024,
-    "hidden_dim": 65_536,
-    "intermediate_dim": 1_048_576,
-    "key_dim": 65_536,
-    "source_vocabulary_size": 4_000_000,
-    "max_source_length": 1_000_000,
-}
-MODEL_RATES = ("dropout", "attention_dropout")
-MODEL_SWITCHES = ("normalize_first", "learned_positions")
-OPTIONAL_SIZES = ("key_dim", "source_vocabulary_size")
-CONFIG_KEYS = {"format", "model", "settings", "corpus", "versions", "weights"}
-FORMAT = 1
+CONFIG_KEYS = {"format", "model", "settings", "corpus", "versions", "weights", "parameters"}
+FORMAT = 2  # 1 is that of version 0.1, which is read too
 MAX_CONFIG_BYTES = 1_000_000
 # What HDF5 and the dropout layers' seeds may take beside the weights themselves.
 SLACK_BYTES = 16_000_000
@@ -69,71 +63,22 @@ class RunFolder:
         return self.config.is_file()
 
 
-@contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not."""
-    aside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the suffix: Keras and NumPy go by it
-    aside.unlink(missing_ok=True)  # in a stranger's folder it may be a link to somewhere else
-    try:
-        yield aside
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        # Of a full disk it does not say which file was being written; of the others it is the one aside.
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def check_writable(path: Path) -> None:
-    """Raises RequestError unless files can be written into the folder, which may have to be made."""
-    above = path
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        problem = "no permission to write in" if above.is_dir() else "not a folder:"
-        raise RequestError(f"{problem} {above}; choose another folder with --out")
-
-
-@contextlib.contextmanager
-def write_folder_whole(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it
-    did not."""
-    path = path.resolve()  # "." has no name, and a link stays one
-    aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        if path.exists():
-            path.rename(old)
-        aside.rename(path)
-    finally:
-        if old.exists() and not path.exists():  # stopped between the two
-            old.rename(path)
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a UTF-8 file whole or not at all."""
-    with write_whole(path) as aside:
-        aside.write_text(text, encoding="utf-8")
-
-
 def write_config(run: RunFolder, config: dict[str, Any]) -> None:
-    """Writes `config.json`, in the present format."""
-    write_text(
-        run.config, json.dumps({"format": FORMAT} | config | {"format": FORMAT}, indent=2, ensure_ascii=False) + "\n"
-    )
+    """Writes `config.json`, in the present format and by this version."""
+    by = {"versions": {**config.get("versions", {}), "keras-transformer": __version__}}
+    present = {"format": FORMAT} | config | {"format": FORMAT} | by
+    write_text(run.config, json.dumps(present, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
     """Reads `config.json` of any folder, a stranger's included: known keys, bounded sizes, data alone.
 
+    Returns:
+        The configuration in the present format, the model's complete, whatever version wrote it.
+
     Raises:
-        RequestError: there is no run, or its `config.json` is damaged or asks for what no run has.
+        RequestError: there is no run, its `config.json` is damaged or asks for what no run has, or a newer version
+            wrote it (it is named).
     """
     run = run if isinstance(run, RunFolder) else RunFolder(run)
     path = run.config
@@ -146,56 +91,144 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
             raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
         config = json.loads(path.read_bytes().decode("utf-8"))
         _check_config(config)
+        return {
+            **config,
+            "format": FORMAT,
+            "model": _complete(config["model"], config),
+            "settings": family.modern(config["settings"]),
+        }
+    except NewerVersion as error:
+        raise RequestError(f"{path} was {error}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
-    return config
+
+
+def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The model's configuration with its kind, complete."""
+    model = dict(model)
+    kind = model.pop("kind", "translator")
+    try:
+        if kind not in list(family.KINDS):  # a list: it may be of any type, and not all can be looked up
+            raise family.Unknown(f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}")
+        return {"kind": kind, **family.complete(model)}
+    except family.Unknown as error:
+        if _is_newer(writer(config)):
+            raise NewerVersion(_by_whom(config, str(error))) from error
+        raise
+
+
+class NewerVersion(Exception):
+    """A version after this one wrote the file."""
 
 
 def _check_config(config: Any) -> None:
-    if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys() <= CONFIG_KEYS:
+    if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
         raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
-    if config["format"] != FORMAT:
-        raise ValueError(f"expected format {FORMAT}; received {config['format']!r:.40}")
-    for key in CONFIG_KEYS - {"format"}:
+    if type(config["format"]) is not int or config["format"] < 1:
+        raise ValueError(f"expected a format from 1 to {FORMAT}; received {config['format']!r:.40}")
+    if config["format"] > FORMAT:
+        raise NewerVersion(_by_whom(config, f"format {config['format']}"))
+    for key in ("model", "settings", "corpus", "versions", "weights"):
         if not isinstance(config.get(key, {}), dict):
             raise ValueError(f"expected an object under {key!r}")
-    check_model_config(config["model"])
+    known = family.ARGUMENTS.keys() | {"kind"} if config["format"] == FORMAT else config["model"].keys()
+    unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
+    if unknown and _is_newer(writer(config)):
+        raise NewerVersion(_by_whom(config, f"the key {unknown[0]!r:.40}"))
+    if unknown:
+        raise ValueError(f"expected known keys alone; received {unknown[0]!r:.40}")
+    if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
+        raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
 
 
-def check_model_config(model: dict[str, Any]) -> None:
-    """Raises ValueError unless `model` is what `Transformer` takes, of sizes that a model can have."""
-    expected = {*MODEL_BOUNDS, *MODEL_RATES, *MODEL_SWITCHES}
-    if model.keys() != expected:
-        raise ValueError(f"expected the model's keys {sorted(expected)}; received {sorted(model)!r:.200}")
-    for name, bound in MODEL_BOUNDS.items():
-        size = model[name]
-        if size is None and name in OPTIONAL_SIZES:
+def _by_whom(config: dict[str, Any], what: str) -> str:
+    return (
+        f"written by version {writer(config)!s:.20} of keras-transformer, with what this version, {__version__}, does "
+        f"not know: install that version ({what})"
+    )
+
+
+def writer(config: dict[str, Any]) -> str:
+    """The version that wrote a configuration."""
+    versions = config.get("versions")
+    return str(versions.get("keras-transformer", "unknown")) if isinstance(versions, dict) else "unknown"
+
+
+def _is_newer(version: str) -> bool:
+    """Whether a version comes after this one."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d{1,9}", text)[:3]]
+
+    return numbers(version) > numbers(__version__)
+
+
+def write_run(
+    folder: str | os.PathLike[str],
+    model: Transformer,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    languages: tuple[str, str] | None = None,
+    validation: tuple[Sequence[str], Sequence[str]] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a run folder of a model that train.py did not train; see `Translator.save`.
+
+    Raises:
+        RequestError: see `Translator.save`.
+    """
+    from keras_transformer.models.inspection import difference
+    from keras_transformer.text.tokenizer import plain
+
+    path = Path(folder)
+    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    if not is_free and not (overwrite and RunFolder(path).is_run()):
+        raise RequestError(f"expected a new or empty folder, or a run and `overwrite=True`; {path} holds something")
+    if found := difference(model):
+        raise RequestError(
+            f"a run can hold only what its configuration tells: {found.expected} at {found.path}; received a model "
+            f"with {found.received} there: enter the part in `keras_transformer.family`, and make the model of its name"
+        )
+    config = model_config(model)
+    sizes = (config["source_vocabulary_size"] or config["vocabulary_size"], config["vocabulary_size"])
+    for tokenizer, size in zip(tokenizers, sizes, strict=True):
+        if tokenizer.vocabulary_size != size:
+            raise RequestError(f"expected a vocabulary of {size} pieces; received {tokenizer.vocabulary_size}")
+    if config["source_vocabulary_size"] is None and tokenizers[0].model != tokenizers[1].model:
+        raise RequestError("expected one vocabulary, for the model has one matrix for both; received two")
+    if languages is not None and (isinstance(languages, str) or len(languages) != 2):
+        raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
+    if validation is not None and not len(validation[0]) == len(validation[1]) > 0:
+        raise RequestError(
+            f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
+            f"{len(validation[1])} translations"
+        )
+    check_writable(path)
+    with write_folder_whole(path) as aside:
+        run = RunFolder(aside)
+        named = dict(zip(("source_language", "target_language"), languages or (), strict=bool(languages)))
+        corpus = {"corpus": {"name": path.resolve().name, **named}}
+        parameters = {"parameters": count_parameters(config)}
+        write_config(run, {"model": config, "settings": {}, **corpus, "versions": versions(), **parameters})
+        for to, tokenizer in zip(run.tokenizers(config["source_vocabulary_size"] is not None), tokenizers, strict=True):
+            tokenizer.save(to)
+        for to, lines in zip((run.valid_source, run.valid_target), validation or ((), ()), strict=True):
+            if len(lines):
+                write_text(to, "".join(f"{plain(line)}\n" for line in lines))
+        twin = make_model(config)  # in float32, and without the optimizer of a model that was compiled
+        twin.set_weights(model.get_weights())
+        save_model(run, twin)
+
+
+def versions() -> dict[str, str]:
+    """What is installed of what a run depends on."""
+    packages = ("tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
+    found = {"python": platform.python_version(), "keras-transformer": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except ImportError:
             continue
-        if type(size) is not int or not 0 < size <= bound:
-            raise ValueError(f"expected {name} between 1 and {bound}; received {size!r:.40}")
-    for name in MODEL_RATES:
-        rate = model[name]
-        if type(rate) not in (int, float) or not 0 <= rate < 1:
-            raise ValueError(f"expected {name} of at least 0 and less than 1; received {rate!r:.40}")
-    heads, width = model["num_heads"], model["hidden_dim"]
-    if model["key_dim"] is None and width % heads:
-        raise ValueError(f"expected num_heads to divide hidden_dim; received {heads} and {width}")
-    if width % 2 and not model["learned_positions"]:
-        raise ValueError(f"expected an even hidden_dim, for sinusoidal positions; received {width}")
-    for name in MODEL_SWITCHES:
-        if type(model[name]) is not bool:
-            raise ValueError(f"expected {name} to be true or false; received {model[name]!r:.40}")
-
-
-def count_parameters(model: dict[str, Any]) -> int:
-    """Parameters of the `Transformer` that a checked model configuration describes, without making it."""
-    hidden, intermediate, layers = model["hidden_dim"], model["intermediate_dim"], model["num_layers"]
-    attention = 4 * hidden * model["num_heads"] * (model["key_dim"] or hidden // model["num_heads"])
-    feed_forward, norm = 2 * hidden * intermediate + intermediate + hidden, 2 * hidden
-    blocks = layers * (3 * attention + 2 * feed_forward + 5 * norm)
-    embeddings = model["vocabulary_size"] + (model["source_vocabulary_size"] or 0)
-    positions = model["max_source_length"] + 50 if model["learned_positions"] else 0
-    return blocks + (embeddings + positions) * hidden + (2 * norm if model["normalize_first"] else 0)
+    return found
 
 
 def save_model(run: RunFolder, model: Transformer) -> None:
@@ -220,7 +253,7 @@ def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
 
 
 def check_model(run: RunFolder) -> None:
-    """Raises RequestError unless `model.keras` is there and whole. No model is made, and TensorFlow not touched."""
+    """Raises RequestError unless `model.keras` is there and whole. No model is made."""
     with _checked_weights(run, read_config(run)["model"]):
         pass
 
@@ -237,7 +270,7 @@ def _checked_weights(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
         weights = Path(folder) / "model.weights.h5"
         try:
             _extract_weights(run.model, weights, num_bytes)
-            _check_weights(weights, num_bytes, ENTRIES_PER_LAYER * (config["num_layers"] + 1))
+            _check_weights(weights, num_bytes, ENTRIES_PER_LAYER * (sum(family.depths(config)) + 2))
             yield weights
         except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -297,9 +330,7 @@ def _is_plain_array(item: Any) -> bool:
 
 
 def _model_with_weights(config: dict[str, Any], weights: Path) -> Transformer:
-    from keras_transformer.models.transformer import Transformer
-
-    model = Transformer(**config, dtype="float32")
+    model = make_model(config)
     with contextlib.redirect_stdout(io.StringIO()):
         model.load_weights(weights)
     return model

@@ -32,6 +32,12 @@ for name, value in {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "OMP_NUM_THREADS": "1",
+    # JAX compiles each operation alone and each model anew, for longer than either runs: what one process has
+    # compiled, the others find, and nothing is optimised. Workers take this folder from the process that started them.
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }.items():
     os.environ.setdefault(name, value)
 

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+# Arguments for which 0 and 1 are numbers like any other.
+ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers")
+
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     """Normal float32 numbers."""
@@ -62,12 +65,16 @@ def check_config(layer_class: type, settings: dict[str, Any]) -> None:
 
 
 def check_refusals(layer_class: type, settings: dict[str, Any]) -> None:
-    """No size may be 0, no rate 1."""
+    """No size may be 0, no rate 1, and no part may have a name that its slot lacks."""
     for name, value in settings.items():
-        if not isinstance(value, bool):
-            wrong = 0 if isinstance(value, int) else 1.0
-            with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}={wrong}"):
-                layer_class(**{**settings, name: wrong})
+        if isinstance(value, bool) or name in ANY_NUMBER or name == "block":
+            continue
+        wrong: Any = 0 if isinstance(value, int) else 1.0
+        called = name
+        if isinstance(value, str | dict):  # a part; an inner norm is a norm
+            wrong, called = "nonsense", name.removeprefix("inner_")
+        with pytest.raises(ValueError, match=rf"`{called}` must be .*Received: {called}={wrong!r}"):
+            layer_class(**{**settings, name: wrong})
 
 
 def check_building(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:
@@ -113,7 +120,10 @@ def check_saving(model: keras.Model, inputs: tuple, folder: Path) -> None:
 
 
 def check_training(model: keras.Model, inputs: tuple) -> None:
-    """A step down a random direction of the output moves every weight, each by a finite amount."""
+    """A step down a random direction of the output moves every weight, each by a finite amount.
+
+    A bias of keys alone may rest: it adds the same to all logits of a query, which their softmax does not see.
+    """
     if not model.trainable_weights:
         return
     before = [weight.numpy() for weight in model.trainable_weights]
@@ -122,4 +132,5 @@ def check_training(model: keras.Model, inputs: tuple) -> None:
     model.train_on_batch(list(inputs), direction)
     for weight, old in zip(model.trainable_weights, before, strict=True):
         moved = weight.numpy() - old
-        assert np.isfinite(moved).all() and moved.any(), f"{weight.path} did not move"
+        assert np.isfinite(moved).all(), weight.path
+        assert moved.any() or weight.name == "key_bias", f"{weight.path} did not move"

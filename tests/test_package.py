@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import keras_transformer
+from keras_transformer import family
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -82,11 +84,18 @@ def test_every_class_that_is_registered_is_known_before_its_module_is_imported()
         for path in package.rglob("*.py")
         for name in re.findall(pattern, path.read_text(encoding="utf-8"))
     }
-    known = keras_transformer._SERIALIZABLE
-    assert found == {(module, name) for module, names in known.items() for name in names}
+    parts = [part.home for parts in family.SLOTS.values() for part in parts.values()] + [*family.KINDS.values()]
+    known = {tuple(home.removeprefix("keras_transformer.").split(":")) for home in parts}
+    known |= {(module, name) for module, names in keras_transformer._SERIALIZABLE.items() for name in names}
+    assert found == known
     for module, name in found:
         cls = getattr(import_module(f"keras_transformer.{module}"), name)
         assert keras.saving.get_registered_object(f"keras_transformer>{name}") is cls
+
+
+def test_the_version_is_that_of_the_distribution():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == keras_transformer.__version__
 
 
 def test_load_in_python_is_as_quiet_as_the_commands(run_folder):

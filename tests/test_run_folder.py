@@ -15,20 +15,23 @@ import h5py
 import numpy as np
 import pytest
 
+import keras_transformer
+from keras_transformer import family, files
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError, Stopped
+from keras_transformer.models import count_parameters, model_config
 from keras_transformer.models.transformer import Transformer
 
-pytest_plugins = ["tests.tiny_run"]
+pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
 WEIGHTS = "model.weights.h5"
 
 
 def test_what_is_written_replaces_the_whole_file(tmp_path):
     path = tmp_path / "file.txt"
-    runs.write_text(path, "a long text")
-    runs.write_text(path, "short ü")
+    files.write_text(path, "a long text")
+    files.write_text(path, "short ü")
     assert path.read_bytes() == "short ü".encode()
     assert list(tmp_path.iterdir()) == [path]
 
@@ -38,7 +41,7 @@ def test_what_fails_leaves_nothing(tmp_path, before):
     path = tmp_path / "file.txt"
     if before is not None:
         path.write_text(before)
-    with pytest.raises(OSError, match="full"), runs.write_whole(path) as aside:
+    with pytest.raises(OSError, match="full"), files.write_whole(path) as aside:
         aside.write_text("half of")
         raise OSError("the disk is full")
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
@@ -56,7 +59,7 @@ def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_ag
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", stopped)
-    with pytest.raises(Stopped), runs.write_folder_whole(folder) as aside:
+    with pytest.raises(Stopped), files.write_folder_whole(folder) as aside:
         (aside / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
 
@@ -66,13 +69,13 @@ def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):
     victim.write_text("mine")
     path.parent.mkdir()
     path.symlink_to(victim)
-    with runs.write_whole(path) as aside:
+    with files.write_whole(path) as aside:
         aside.write_text("text")
-    with runs.write_whole(path) as aside:
+    with files.write_whole(path) as aside:
         pass_by = aside
         aside.write_text("text")
     pass_by.symlink_to(victim)  # as if guessed
-    runs.write_text(path, "more text")
+    files.write_text(path, "more text")
     assert (victim.read_text(), path.read_text()) == ("mine", "more text")
 
 
@@ -94,26 +97,81 @@ CONFIGS = {
     "deeply nested": (nested(200_000), "damaged or not a run's"),
     "a list": ([], "expected an object with the keys"),
     "without a model": ({"format": 1, "settings": {}}, "expected an object with the keys"),
-    "an unknown key": (lambda config: {**config, "class_name": "Lambda"}, "expected an object with the keys"),
-    "another format": (lambda config: {**config, "format": 2}, "expected format 1; received 2"),
+    "an unknown key": (lambda c: {**c, "class_name": "Lambda"}, "expected known keys alone; received 'class_name'"),
+    "no format": (lambda c: {**c, "format": "2"}, "expected a format from 1 to 2; received '2'"),
+    "format 0": (lambda c: {**c, "format": 0}, "expected a format from 1 to 2; received 0"),
+    "true for a format": (lambda c: {**c, "format": True}, "expected a format from 1 to 2; received True"),
     "a list for a section": (lambda config: {**config, "settings": []}, "expected an object under 'settings'"),
-    "an unknown model key": (lambda c: changed(c, "class_name", "Lambda"), "expected the model's keys"),
+    "a text for the versions": (lambda config: {**config, "versions": "9"}, "expected an object under 'versions'"),
+    "no count of parameters": (lambda c: {**c, "parameters": "many"}, "expected a positive integer under 'parameters'"),
+    "another kind": (lambda c: changed(c, "kind", "painter"), "expected a model of the kinds translator; received"),
+    "a list for a kind": (lambda c: changed(c, "kind", []), r"expected a model of the kinds translator; received \[\]"),
+    "an unknown model key": (
+        lambda c: changed(c, "class_name", "Lambda"),
+        "expected known keys alone; received 'class_name'",
+    ),
+    "an unknown model key of format 1": (
+        lambda c: {**changed(c, "class_name", "Lambda"), "format": 1},
+        "expected arguments among vocabulary_size, .*; received 'class_name'",
+    ),
+    "an unknown part": (
+        lambda c: changed(c, "norm", "Lambda"),
+        "`norm` must be one of layer. Received: norm='Lambda'",
+    ),
+    "an unknown option": (
+        lambda c: changed(c, "norm", {"name": "layer", "class_name": "Lambda"}),
+        "`norm`: 'layer' has the options epsilon. Received: class_name",
+    ),
+    "a part that is a list": (lambda c: changed(c, "norm", ["layer"]), "`norm` must be a name, or a dictionary"),
+    "a part whose name is a list": (lambda c: changed(c, "norm", {"name": ["layer"]}), "`norm` must be a name, or a"),
     "a text for a size": (
         lambda c: changed(c, "num_layers", "2"),
-        "expected num_layers between 1 and 512; received '2'",
+        "`num_layers` must be an integer from 1 to 512. Received: num_layers='2'",
     ),
-    "a fraction for a size": (lambda c: changed(c, "num_heads", 2.0), "expected num_heads between 1 and 1024"),
-    "true for a size": (lambda c: changed(c, "num_heads", True), "expected num_heads .*; received True"),
-    "zero": (lambda c: changed(c, "hidden_dim", 0), "expected hidden_dim between 1 and 65536; received 0"),
-    "none for a size": (lambda c: changed(c, "hidden_dim", None), "expected hidden_dim between"),
-    "a huge size": (lambda c: changed(c, "vocabulary_size", 10**12), "expected vocabulary_size between 1 and 4000000"),
-    "a huge optional size": (lambda c: changed(c, "key_dim", 10**9), "expected key_dim between 1 and 65536"),
-    "a rate of one": (lambda c: changed(c, "dropout", 1), "expected dropout of at least 0 and less than 1"),
-    "a rate that is no number": (lambda c: changed(c, "dropout", float("nan")), "expected dropout .*; received nan"),
-    "true for a rate": (lambda c: changed(c, "attention_dropout", True), "expected attention_dropout of at least 0"),
+    "a fraction for a size": (lambda c: changed(c, "num_heads", 2.0), "`num_heads` must be an integer from 1 to 1,024"),
+    "true for a size": (lambda c: changed(c, "num_heads", True), "`num_heads` must be .* Received: num_heads=True"),
+    "zero": (
+        lambda c: changed(c, "hidden_dim", 0),
+        "`hidden_dim` must be an integer from 1 to 65,536. Received: hidden_dim=0",
+    ),
+    "none for a size": (lambda c: changed(c, "hidden_dim", None), "`hidden_dim` must be an integer .* hidden_dim=None"),
+    "a huge size": (
+        lambda c: changed(c, "vocabulary_size", 10**12),
+        "`vocabulary_size` must be an integer from 1 to 4,000,000",
+    ),
+    "a huge optional size": (lambda c: changed(c, "key_dim", 10**9), "`key_dim` must be an integer from 1 to 65,536"),
+    "a huge option": (
+        lambda c: changed(c, "positions", {"name": "learned", "offset": 10**9}),
+        "`positions:offset` must be an integer from 0 to 1,000",
+    ),
+    "heads that do not divide the width": (
+        lambda c: changed(c, "num_heads", 5),
+        "`num_heads` must divide `hidden_dim`, or `key_dim` must be given",
+    ),
+    "a rate of one": (
+        lambda c: changed(c, "dropout", 1),
+        "`dropout` must be a number of at least 0 and less than 1. Received: dropout=1",
+    ),
+    "a rate that is no number": (lambda c: changed(c, "dropout", float("nan")), "`dropout` must be .* dropout=nan"),
+    "true for a rate": (
+        lambda c: changed(c, "attention_dropout", True),
+        "`attention_dropout` must be a number of at least 0",
+    ),
     "a number for a switch": (
-        lambda c: changed(c, "normalize_first", 1),
-        "expected normalize_first to be true",
+        lambda c: changed(c, "tied_output", 1),
+        "`tied_output` must be true or false. Received: tied_output=1",
+    ),
+    "a switch of format 1 in format 2": (
+        lambda c: changed(c, "normalize_first", True),
+        "expected known keys alone; received 'normalize_first'",
+    ),
+    "a number for a switch of format 1": (
+        lambda c: {**changed(c, "normalize_first", 1), "format": 1},
+        "`normalize_first` must be true or false. Received: normalize_first=1",
+    ),
+    "a number for an old switch among the settings": (
+        lambda c: {**c, "settings": {"learned_positions": 1}},
+        "`learned_positions` must be true or false. Received: learned_positions=1",
     ),
 }
 
@@ -141,21 +199,19 @@ def test_a_missing_run_is_named(tmp_path):
     "options",
     [
         {},
-        {"normalize_first": True},
+        {"residual": "pre_norm"},
         {"key_dim": 5, "num_heads": 3},
         {"source_vocabulary_size": 13},
-        {"learned_positions": True, "max_source_length": 7, "normalize_first": True},
+        {"positions": "learned", "max_source_length": 7, "residual": "pre_norm"},
+        {"encoder_layers": 1, "tied_output": False, "output_bias": True, "attention_bias": True},
     ],
     ids=str,
 )
 def test_parameters_are_counted_without_a_model(options):
     sizes = {"vocabulary_size": 11, "num_layers": 3, "num_heads": 2, "hidden_dim": 14, "intermediate_dim": 17}
     model = Transformer(**{**sizes, **options})
-    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
-    config = {key: value for key, value in model.get_config().items() if key in keys}
-    runs.check_model_config(config)
     trainable = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    assert runs.count_parameters(config) == trainable == model.count_params()
+    assert count_parameters(model_config(model)) == trainable == model.count_params()
 
 
 def test_save_and_load_keep_every_weight(run_folder, tiny_model):
@@ -168,6 +224,150 @@ def test_a_run_without_a_model_says_how_to_finish_it(run_folder):
     (run_folder / "model.keras").unlink()
     with pytest.raises(RequestError, match="has no model.keras yet: finish its training with train.py --resume"):
         runs.load_model(run_folder)
+
+
+# What other versions wrote.
+
+
+def write_run_config(run: Path, change: Callable[[dict], dict]) -> dict:
+    """Changes config.json as a person would, and returns what it says now."""
+    config = change(json.loads((run / "config.json").read_text(encoding="utf-8")))
+    (run / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return config
+
+
+def test_a_config_is_written_in_the_present_format(run_folder):
+    before = runs.read_config(run_folder)
+    runs.write_config(runs.RunFolder(run_folder), {**before, "format": 1})
+    assert json.loads((run_folder / "config.json").read_text())["format"] == runs.FORMAT == 2
+    assert runs.read_config(run_folder) == before
+
+
+def test_what_a_config_leaves_out_has_its_default(run_folder, tiny_model):
+    whole = runs.read_config(run_folder)
+    needed = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim", "max_source_length")
+    write_run_config(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
+    assert runs.read_config(run_folder) == whole
+    assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *family.ARGUMENTS}
+    write_run_config(run_folder, lambda config: changed(config, "norm", {"name": "layer"}))
+    assert runs.read_config(run_folder)["model"]["norm"] == {"name": "layer", "epsilon": 1e-6}
+
+
+def test_a_run_of_version_0_1_is_read_as_one_of_today(format_1):
+    before = json.loads((format_1 / "run" / "config.json").read_text())
+    assert before["format"] == 1 and before["model"]["normalize_first"] and before["settings"]["learned_positions"]
+    config = runs.read_config(format_1 / "run")
+    assert (config["format"], config["model"]["kind"]) == (2, "translator")
+    model = {name: value for name, value in before["model"].items() if name in family.ARGUMENTS}
+    parts = {"residual": {"name": "pre_norm"}, "positions": {"name": "learned", "offset": 0}}
+    assert config["model"] == {"kind": "translator", **family.complete({**model, **parts})}
+    old = ("normalize_first", "learned_positions")
+    settings = {name: value for name, value in before["settings"].items() if name not in old}
+    assert config["settings"] == {**settings, "residual": "pre_norm", "positions": "learned"}
+    for key in ("corpus", "versions", "weights"):
+        assert config[key] == before[key]
+    assert json.loads((format_1 / "run" / "config.json").read_text()) == before, "reading writes nothing"
+
+
+def test_a_run_of_version_0_1_translates_as_it_did(format_1, monkeypatch, capfdbinary):
+    source = (format_1 / "lines.txt").read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
+    assert main(["translate", str(format_1 / "run"), "--n-best", "2"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert (out, err) == ((format_1 / "translations.txt").read_bytes(), b"")
+
+
+def test_a_model_of_version_0_1_is_read_by_keras(format_1):
+    import keras
+
+    mine = runs.load_model(format_1 / "run")
+    theirs = keras.saving.load_model(format_1 / "run" / "model.keras")
+    assert type(theirs) is Transformer and theirs.arguments() == mine.arguments()
+    for one, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    inputs = {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7, 8]])}
+    np.testing.assert_array_equal(*[keras.ops.convert_to_numpy(model(inputs)) for model in (mine, theirs)])
+    # Were weights put in other places, as those of norms into one another, shapes alone would not tell.
+    with zipfile.ZipFile(format_1 / "run" / "model.keras") as file:
+        weights = io.BytesIO(file.read(WEIGHTS))
+    with h5py.File(weights) as file:
+        for norm in ("encoder_norm", "decoder_norm"):
+            for place, array in enumerate(getattr(mine, norm).get_weights()):
+                np.testing.assert_array_equal(array, file[f"{norm}/vars/{place}"][()])
+
+
+def test_info_of_a_run_of_version_0_1(format_1, capsys):
+    assert main(["info", str(format_1 / "run")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    size = runs.load_model(format_1 / "run").count_params()
+    for line in (f"parameters: {size:,}", '  residual: {"name": "pre_norm"}', '  keras-transformer: "0.1.0"'):
+        assert f"{line}\n" in out
+    assert "normalize_first" not in out
+
+
+def later(change: Callable[[dict], dict], version: str) -> Callable[[dict], dict]:
+    """A change to config.json by a version."""
+    return lambda config: change({**config, "versions": {**config["versions"], "keras-transformer": version}})
+
+
+NEWER = {
+    "a format": (lambda c: {**c, "format": 3}, "9.1.0", "format 3"),
+    "a format, by a version that it does not tell": (
+        lambda c: {**c, "format": 3, "versions": {}},
+        "unknown",
+        "format 3",
+    ),
+    "a format, with keys of its own": (lambda c: {**c, "format": 7, "model": {"depth": 2}}, "9.1.0", "format 7"),
+    "a key of the model": (lambda c: changed(c, "drop_path", 0.1), "0.10.1", "the key 'drop_path'"),
+    "a kind": (
+        lambda c: changed(c, "kind", "seer"),
+        "0.10.1",
+        "expected a model of the kinds translator; received 'seer'",
+    ),
+    "a format, of another shape": (lambda c: {**c, "format": 3, "model": [], "weights": 1}, "9.1.0", "format 3"),
+    "a part": (
+        lambda c: changed(c, "positions", {"name": "rotary"}),
+        "0.10.1",
+        "`positions` must be one of sinusoidal, learned. Received: positions='rotary'",
+    ),
+    "an option of a part": (
+        lambda c: changed(c, "positions", {"name": "learned", "scale": 2}),
+        "0.10.1",
+        "`positions`: 'learned' has the options offset. Received: scale",
+    ),
+    "a key beside the model": (lambda c: {**c, "lineage": []}, "1", "the key 'lineage'"),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_what_a_newer_version_wrote_is_refused_by_its_number(run_folder, name, capsys):
+    change, version, what = NEWER[name]
+    write_run_config(run_folder, later(change, version))
+    message = (
+        f"{run_folder / 'config.json'} was written by version {version} of keras-transformer, with what this version, "
+        f"{keras_transformer.__version__}, does not know: install that version ({what})"
+    )
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+        runs.read_config(run_folder)
+    assert main(["info", str(run_folder)]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("version", [keras_transformer.__version__, "0.0.9", "", "dev"])
+def test_a_key_that_no_version_so_far_knows_is_damage(run_folder, version):
+    write_run_config(run_folder, later(lambda config: changed(config, "drop_path", 0.1), version))
+    with pytest.raises(
+        RequestError, match="is damaged or not a run's: expected known keys alone; received 'drop_path'"
+    ):
+        runs.read_config(run_folder)
+
+
+def test_a_version_of_any_length_is_told_in_a_few_words(run_folder):
+    write_run_config(run_folder, later(lambda config: {**config, "format": 3}, "9" * 5000))
+    with pytest.raises(RequestError) as caught:
+        runs.read_config(run_folder)
+    assert len(str(caught.value)) < 400 + len(str(run_folder))
 
 
 # Archives: each entry makes another model.keras out of the whole one.

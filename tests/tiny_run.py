@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from keras_transformer import run_folder as runs
+from keras_transformer.models import model_config
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
 
@@ -49,9 +50,7 @@ def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
     run = runs.RunFolder(tmp_path_factory.mktemp("runs") / "tiny")
     run.path.mkdir()
     tokenizer.save(run.path / "tokenizer.model")
-    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
-    model = {key: value for key, value in tiny_model.get_config().items() if key in keys}
-    runs.write_config(run, {"model": model, "settings": {"seed": 1}, "versions": {"keras": "3"}})
+    runs.write_config(run, {"model": model_config(tiny_model), "settings": {"seed": 1}, "versions": {"keras": "3"}})
     runs.save_model(run, tiny_model)
     return run.path
 

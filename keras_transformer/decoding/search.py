@@ -1,7 +1,7 @@
 """Beam search, greedy search and sampling over any `step(token_ids, cache, index)`: no model is known here.
 
 Letters of the shapes: B sentences, K beams, C candidates, V vocabulary, L the longest output, P the longest
-prefix. A cache is {"beams": [tensors (B, K, ...)], "sentences": [tensors (B, ...)]}: what stands under
+prefix. A cache is {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}: what stands under
 "beams" follows its beam when beams change places, what stands under "sentences" is left alone.
 """
 
@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+from keras_transformer import lengths
+from keras_transformer.text.tokenizer import END, PAD, START
 
 Tensor = Any
-Cache = dict[str, list]
+Cache = dict[str, Any]
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
 
 NONE = float("-inf")  # log-probability and score of a hypothesis that does not exist
@@ -65,6 +66,7 @@ def beam_search(
     prefix_ids: Tensor | None = None,
     n_best: int | None = None,
     index_dtype: str | None = None,
+    num_control_ids: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -73,7 +75,7 @@ def beam_search(
     hypothesis can still reach is no better than the worst of its `n_best` finished ones, which no more steps
     could change then; it is frozen while others go on. A hypothesis that meets its limit without an end takes
     only a place of these that no finished one fills. With one beam a step looks at the likeliest continuation alone:
-    this is greedy search. Pad, unknown and start are emitted only by a prefix.
+    this is greedy search. Of the control ids, the first ones, all but the end are emitted only by a prefix.
 
     Args:
         step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache); ids and index in `index_dtype`.
@@ -85,6 +87,7 @@ def beam_search(
         prefix_ids: (B, P) int32, tokens with which the translation must begin; 0 leaves a position free.
         n_best: how many translations to return, at most K; K by default. Fewer take fewer steps.
         index_dtype: of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
+        num_control_ids: pad, unknown, start and end, and how many more.
 
     Returns:
         ids (B, n_best, L) int32, the best first, but none that was cut at its limit before one that finished;
@@ -96,13 +99,8 @@ def beam_search(
 
     def advance(*fields: Any) -> tuple:
         state = BeamState(*fields)
-        logits, cache = step(state.token_ids, state.cache, state.index)
-        log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), prefix_ids, state.index)
-        candidates = extend(state, log_probs, num_beams)
-        new = keep_finished(state, candidates, num_beams, length_penalty)
-        new = keep_live(new, candidates, num_beams, cache)
-        new = freeze(state, new)._replace(index=state.index + 1)
-        return tuple(new._replace(done=is_done(new, limits, length_penalty, n_best)))
+        log_probs, cache = permitted_log_probs(step, state, prefix_ids, num_control_ids)
+        return tuple(next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best))
 
     first = start_beams(cache, limits, num_beams, max_length)
     state = BeamState(*ops.while_loop(goes_on(BeamState), advance, tuple(first)))
@@ -120,6 +118,7 @@ def sample(
     top_k: int = 0,
     top_p: float = 1.0,
     prefix_ids: Tensor | None = None,
+    num_control_ids: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """K independent draws from what the model believes, for each sentence.
 
@@ -129,7 +128,7 @@ def sample(
     can be drawn.
 
     Args:
-        step, cache, limits, prefix_ids: as for `beam_search`.
+        step, cache, limits, prefix_ids, num_control_ids: as for `beam_search`.
         uniforms: (B, K, L) float32 in [0, 1).
         num_samples: K.
         temperature: divides the logits.
@@ -147,7 +146,8 @@ def sample(
         log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
         here = ops.equal(ops.arange(max_length), state.index)  # (L,)
         uniform = ops.sum(ops.where(here, uniforms, 0.0), axis=-1)  # (B, K)
-        token_ids = draw(permit(log_probs, prefix_ids, state.index) / temperature, uniform, top_k, top_p)
+        permitted = permit(log_probs, prefix_ids, state.index, num_control_ids)
+        token_ids = draw(permitted / temperature, uniform, top_k, top_p)
         new = SampleState(
             index=state.index + 1,
             token_ids=token_ids,
@@ -212,10 +212,37 @@ def goes_on(state_type: type) -> Callable[..., Tensor]:
     return lambda *fields: ops.logical_not(ops.all(state_type(*fields).done))
 
 
-def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor) -> Tensor:
-    """(B, K, V), -inf for what may not be emitted: pad, unknown, start; under a prefix all but its token."""
+def permitted_log_probs(
+    step: Step, state: BeamState, prefix_ids: Tensor | None = None, num_control_ids: int = 4
+) -> tuple[Tensor, Cache]:
+    """The log-probabilities (B, K, V) of the next token of each beam, -inf for what may not be emitted; and the cache
+    after the step."""
+    logits, cache = step(state.token_ids, state.cache, state.index)
+    log_probs = ops.log_softmax(ops.cast(logits, "float32"))
+    return permit(log_probs, prefix_ids, state.index, num_control_ids), cache
+
+
+def next_beams(
+    state: BeamState,
+    log_probs: Tensor,
+    cache: Cache,
+    limits: Tensor,
+    num_beams: int,
+    length_penalty: float,
+    n_best: int,
+) -> BeamState:
+    """The state after one step: what finished, what lives on, and which sentences are done."""
+    candidates = extend(state, log_probs, num_beams)
+    new = keep_finished(state, candidates, num_beams, length_penalty)
+    new = keep_live(new, candidates, num_beams, cache)
+    new = freeze(state, new)._replace(index=state.index + 1)
+    return new._replace(done=is_done(new, limits, length_penalty, n_best))
+
+
+def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control_ids: int = 4) -> Tensor:
+    """(B, K, V), -inf for what may not be emitted: control ids but the end; under a prefix all but its token."""
     vocabulary = ops.arange(ops.shape(logits)[-1])  # (V,)
-    permitted = (vocabulary != PAD) & (vocabulary != UNKNOWN) & (vocabulary != START)
+    permitted = (vocabulary >= num_control_ids) | (vocabulary == END)
     if prefix_ids is not None:
         here = ops.equal(ops.arange(ops.shape(prefix_ids)[1]), index)  # (P,)
         forced = ops.sum(ops.where(here, prefix_ids, 0), axis=1)[:, None, None]  # (B, 1, 1)
@@ -251,7 +278,8 @@ def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: C
     log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
     beams = gather_beams(candidates.beams, places)  # (B, K)
     if num_beams > 1:
-        cache = {**cache, "beams": [gather_beams(entry, beams) for entry in cache["beams"]]}
+        followed = keras.tree.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
+        cache = {**cache, "beams": followed}
     return state._replace(
         token_ids=gather_beams(candidates.token_ids, places),
         live_ids=gather_beams(candidates.ids, places),
@@ -293,9 +321,9 @@ def fill_with_live(state: BeamState, limits: Tensor, n_best: int, length_penalty
     return ops.cast(ops.where(scores[..., None] > NONE, ids, PAD), "int32"), scores
 
 
-def penalty(lengths: Tensor, length_penalty: float) -> Tensor:
-    """((5 + |y|) / 6)^α, of any shape."""
-    return ops.power((5.0 + ops.cast(lengths, "float32")) / 6.0, length_penalty)
+def penalty(tokens: Tensor, length_penalty: float) -> Tensor:
+    """((5 + |y|) / 6)^α of integers |y|, of any shape."""
+    return lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
 
 
 def draw(logits: Tensor, uniforms: Tensor, top_k: int, top_p: float) -> Tensor:

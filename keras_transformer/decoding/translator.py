@@ -17,8 +17,9 @@ from keras import ops
 
 from keras_transformer.decoding.search import beam_search, sample
 from keras_transformer.errors import RequestError, warn
-from keras_transformer.models.transformer import EXTRA_LENGTH, Transformer
-from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.lengths import longest, penalty
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.run_folder import RunFolder, load_model, write_run
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 Ids = list[int]
@@ -128,7 +129,7 @@ class Job:
 
     def limit(self, max_length: int | None) -> int:
         """The most pieces to emit, the end included."""
-        limit = max(len(self.source), len(self.prefix)) + EXTRA_LENGTH
+        limit = longest(max(len(self.source), len(self.prefix)))
         return limit if max_length is None else min(limit, max_length)
 
 
@@ -166,10 +167,11 @@ class Translator:
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.max_source_length = model.max_source_length if max_source_length is None else max_source_length
         require_whole("max_source_length", self.max_source_length, 1)
-        if model.learned_positions and self.max_source_length > model.max_source_length:
+        num_positions = model.positions.max_length
+        if num_positions is not None and longest(self.max_source_length) > num_positions:
             raise RequestError(
-                f"max_source_length must be at most {model.max_source_length}, the positions that the model "
-                f"has learned; received: {self.max_source_length}"
+                f"max_source_length must be at most {model.max_source_length}, for the model knows no further "
+                f"positions; received: {self.max_source_length}"
             )
         self._functions: dict[tuple, Callable] = {}
 
@@ -177,7 +179,7 @@ class Translator:
         model, vocabulary = self.model, f"{self.target_tokenizer.vocabulary_size:,}"
         if self.source_tokenizer is not self.target_tokenizer:
             vocabulary = f"{self.source_tokenizer.vocabulary_size:,} → {vocabulary}"
-        layers = f"{model.num_layers} + {model.num_layers} layers of width {model.hidden_dim}"
+        layers = f"{model.encoder_layers} + {model.decoder_layers} layers of width {model.hidden_dim}"
         return (
             f"<Translator: {model.count_params():,} parameters, {layers}, vocabulary {vocabulary}, "
             f"sources of up to {self.max_source_length} pieces>"
@@ -271,10 +273,10 @@ class Translator:
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         scores = [Score(0.0, 1)] * len(lengths)
         for places in batches_by_length(lengths, batch_size):
-            batch = [target_ids[place] for place in places]
-            log_probs = self._log_probs([source_ids[place] for place in places], batch)
+            batch = [[*target_ids[place], END] for place in places]
+            log_probs = self.log_probs([source_ids[place] for place in places], batch)
             for place, ids, log_prob in zip(places, batch, log_probs, strict=True):
-                scores[place] = Score(float(log_prob), len(ids) + 1)
+                scores[place] = Score(float(log_prob), len(ids))
         return scores
 
     def evaluate(
@@ -289,7 +291,9 @@ class Translator:
         Raises:
             RequestError: there are not as many references as sources, or none.
         """
-        from sacrebleu.metrics import BLEU, CHRF
+        from sacrebleu.metrics import CHRF
+
+        from keras_transformer.bleu import bleu, bleu_signature
 
         if len(sources) != len(references) or not sources:
             raise RequestError(
@@ -301,11 +305,11 @@ class Translator:
         best = [hypotheses[0] for hypotheses in self.stream(sources, options)]
         seconds = time.perf_counter() - start
         texts = [hypothesis.text for hypothesis in best]
-        bleu, chrf = BLEU(), CHRF()
+        chrf = CHRF()
         return {
-            "bleu": bleu.corpus_score(texts, [references]).score,
+            "bleu": bleu(texts, references),
             "chrf": chrf.corpus_score(texts, [references]).score,
-            "bleu_signature": str(bleu.get_signature()),
+            "bleu_signature": bleu_signature(),
             "chrf_signature": str(chrf.get_signature()),
             "sentences": len(texts),
             "seconds": seconds,
@@ -313,6 +317,27 @@ class Translator:
             "beams": options.num_beams,
             "length_penalty": options.length_penalty,
         }
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        languages: tuple[str, str] | None = None,
+        validation: tuple[Sequence[str], Sequence[str]] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Writes a run folder, which every command and the export take as they take one of train.py's.
+
+        Args:
+            folder: where to; new or empty.
+            languages: of source and target, such as ("en", "de").
+            validation: sentences and their translations, on which an export is certified.
+            overwrite: a run in the folder is replaced.
+
+        Raises:
+            RequestError: the folder holds something, the validation text has no translation for each sentence, a
+                vocabulary is not the model's, or the model has a part that its configuration does not tell of.
+        """
+        write_run(folder, self.model, (self.source_tokenizer, self.target_tokenizer), languages, validation, overwrite)
 
     def _jobs(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Job]:
         """Lines in pieces; blank ones are left out."""
@@ -368,7 +393,10 @@ class Translator:
             max_length = ops.shape(prefix_ids)[1]
             cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_beams, max_length)
             step = self.model.step
-            return beam_search(step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best)
+            return beam_search(
+                step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best,
+                num_control_ids=self.model.num_control_ids,
+            )  # fmt: skip
 
         ids, scores = self._run(("search", *how), run, *arrays_of(jobs, options))
         return ids, scores
@@ -381,7 +409,8 @@ class Translator:
         def run(source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
             max_length = ops.shape(prefix_ids)[1]
             cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_samples, max_length)
-            return sample(self.model.step, cache, limits, uniforms, num_samples, *how, prefix_ids)
+            num_control_ids = self.model.num_control_ids
+            return sample(self.model.step, cache, limits, uniforms, num_samples, *how, prefix_ids, num_control_ids)
 
         source_ids, limits, prefix_ids = arrays_of(jobs, options)
         uniforms = np.zeros((len(jobs), num_samples, prefix_ids.shape[1]), "float32")
@@ -394,7 +423,7 @@ class Translator:
 
     def _align(self, pairs: list[tuple[Ids, Ids]]) -> list[tuple[tuple[int, int], ...]]:
         """The alignment of each (source, target), as `Hypothesis` describes it."""
-        layer = max(self.model.num_layers - 2, 0)
+        layer = max(self.model.decoder_layers - 2, 0)
 
         def run(source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor]:
             inputs = {"source_ids": source_ids, "target_ids": target_ids}
@@ -410,8 +439,13 @@ class Translator:
             for rows, (source, target) in zip(weights, pairs, strict=True)
         ]
 
-    def _log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        """log P of each target and its end, (B,)."""
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
+        """log P of each target as it stands, (B,): pieces, and an end id where there is one.
+
+        Args:
+            sources: pieces of each source, without its end.
+            targets: ids of each target.
+        """
 
         def run(source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
             logits = self.model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
@@ -420,8 +454,8 @@ class Translator:
             return (ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1),)
 
         source_ids = padded([[*source, END] for source in sources])
-        target_ids = padded([[START, *target] for target in targets])
-        labels = padded([[*target, END] for target in targets])
+        labels = padded(targets)
+        target_ids = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)
         return self._run(("score",), run, source_ids, target_ids, labels)[0]
 
     def _run(self, key: tuple, function: Callable, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -500,11 +534,6 @@ def padded(rows: list[Ids], width: int | None = None) -> np.ndarray:
     for to, row in zip(ids, rows, strict=True):
         to[: min(len(row), width)] = row[:width]
     return ids
-
-
-def penalty(length: Any, length_penalty: float) -> Any:
-    """((5 + |y|) / 6)^α."""
-    return ((5 + length) / 6) ** length_penalty
 
 
 def compiled(function: Callable, model: Transformer, arrays: Sequence[np.ndarray]) -> Callable[..., Sequence[Any]]:

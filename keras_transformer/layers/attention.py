@@ -1,20 +1,30 @@
-"""Scaled dot-product and multi-head attention (paper, 3.2)."""
+"""Scaled dot-product and multi-head attention (paper, 3.2), over whole sequences and step by step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive, require_rates
+from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.masks import keys_mask
+from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.score import scaled_dot
+from keras_transformer.layers.shared import Shared, rotate
 
 Tensor = Any
 Shape = Sequence[int | None]
 HIDDEN = -1e9  # Added to the logit of a hidden key: in float32 its exponential is exactly 0.
+
+
+class KeysValues(NamedTuple):
+    """What queries are held against: each (..., N, S, H)."""
+
+    keys: Tensor
+    values: Tensor
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -30,12 +40,15 @@ def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None =
     Returns:
         (..., T, S), in the type of `query`.
     """
-    logits = ops.matmul(query, ops.swapaxes(key, -1, -2))  # (..., T, S)
-    logits = ops.cast(logits, "float32") / math.sqrt(query.shape[-1])
+    return ops.cast(masked_softmax(scaled_dot(query, key), attention_mask), query.dtype)
+
+
+def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Logits (..., T, S) in float32 → scores: 0 of a hidden key, and 0 throughout for a query that sees no key."""
     if attention_mask is None:
-        return ops.cast(_softmax(logits), query.dtype)
+        return _softmax(logits)
     seen = ops.cast(attention_mask, "float32")
-    return ops.cast(_softmax(logits + (1.0 - seen) * HIDDEN) * seen, query.dtype)
+    return _softmax(logits + (1.0 - seen) * HIDDEN) * seen
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -54,6 +67,10 @@ class MultiHeadAttention(keras.layers.Layer):
         num_heads: N, the paper's h.
         key_dim: H, the paper's d_k = d_v. N·H need not equal D.
         dropout: rate on the scores while training.
+        score: how well a query and a key fit, a part.
+        use_bias: adds a bias to each of the four projections.
+        inner_norm: a norm on the joined heads, before W^O, a part; None for none.
+        gain: factor on the initial W^V and W^O.
 
     Call arguments:
         query: (B, T, D).
@@ -61,6 +78,7 @@ class MultiHeadAttention(keras.layers.Layer):
         attention_mask: booleans (B, T, S) or what broadcasts to it, of three axes; True = may be seen.
         memory_mask: booleans (B, S), True = may be seen by every query. Keras fills it in where `memory` carries a
             mask of its own, as after `Embedding(mask_zero=True)`; the output carries the mask of `query`.
+        shared: what positions add to self-attention.
 
     Returns:
         (B, T, D).
@@ -77,23 +95,45 @@ class MultiHeadAttention(keras.layers.Layer):
     (2, 5, 512)
     """
 
-    def __init__(self, num_heads: int, key_dim: int, dropout: float = 0.0, **kwargs: Any):
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        dropout: float = 0.0,
+        score: str | dict[str, Any] = "scaled_dot",
+        use_bias: bool = False,
+        inner_norm: str | dict[str, Any] | None = None,
+        gain: float = 1.0,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, key_dim=key_dim)
         require_rates(dropout=dropout)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.dropout = dropout
+        self.score_config = score
+        self.use_bias = use_bias
+        self.inner_norm_config = inner_norm
+        self.gain = gain
         self.supports_masking = True
+        sizes = {"num_heads": num_heads, "key_dim": key_dim}
+        self.score = make_part("score", score, self.dtype_policy, sizes)
         self.scores_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, sizes)
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
         query_dim, memory_dim = query_shape[-1], (memory_shape or query_shape)[-1]
         heads_dim = self.num_heads * self.key_dim
-        self.query_kernel = self._kernel("query", query_dim, heads_dim)
-        self.key_kernel = self._kernel("key", memory_dim, heads_dim)
-        self.value_kernel = self._kernel("value", memory_dim, heads_dim)
-        self.output_kernel = self._kernel("output", heads_dim, query_dim)
+        self.query_kernel, self.query_bias = self._projection("query", query_dim, heads_dim)
+        self.key_kernel, self.key_bias = self._projection("key", memory_dim, heads_dim)
+        self.value_kernel, self.value_bias = self._projection("value", memory_dim, heads_dim, self.gain)
+        self.output_kernel, self.output_bias = self._projection("output", heads_dim, query_dim, self.gain)
+        if not self.score.built:
+            heads = (None, self.num_heads, None, self.key_dim)
+            self.score.build(heads, heads)
+        if self.inner_norm is not None:
+            self.inner_norm.build((None, None, heads_dim))
 
     def call(
         self,
@@ -101,48 +141,115 @@ class MultiHeadAttention(keras.layers.Layer):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
+        return self.with_scores(query, memory, attention_mask, memory_mask, shared, training)[0]
+
+    def with_scores(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
+        training: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """What `call` returns, and the scores that it weighs values with, (B, N, T, S), for plots and research."""
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         if memory_mask is not None:
             seen = keys_mask(memory_mask)  # (B, 1, S)
             attention_mask = seen if attention_mask is None else ops.logical_and(attention_mask, seen)
-        keys, values = self.project_memory(memory)
-        return self.attend(self.project_query(query), keys, values, attention_mask, training)
-
-    def project_query(self, query: Tensor) -> Tensor:
-        """(B, T, D) → (B, N, T, H)."""
-        return self._split_heads(self._multiply(query, self.query_kernel))
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, D) → keys and values, each (B, N, S, H). Decoding computes them once for a sentence."""
-        keys = self._split_heads(self._multiply(memory, self.key_kernel))
-        return keys, self._split_heads(self._multiply(memory, self.value_kernel))
-
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, training: bool = False
-    ) -> Tensor:
-        """Projected query (..., N, T, H), keys and values (..., N, S, H) → (..., T, D)."""
-        scores = attention_scores(query, keys, _for_every_head(attention_mask))
-        scores = self.scores_dropout(scores, training=training)
-        heads = ops.swapaxes(ops.matmul(scores, values), -2, -3)  # (..., T, N, H)
-        joined = ops.reshape(heads, (*ops.shape(heads)[:-2], self.num_heads * self.key_dim))
-        return self._multiply(joined, self.output_kernel)
+        # In this order: it is that in which version 0.1 summed gradients.
+        keys_values = self.project_memory(memory, shared)
+        return self._attend(self.project_query(query, shared), keys_values, attention_mask, shared, training)
 
     def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores that `call` weighs values with, (B, N, T, S), for plots and research."""
-        _check_axes(query.shape, memory.shape, None if attention_mask is None else attention_mask.shape, None)
-        keys, _ = self.project_memory(memory)
-        return attention_scores(self.project_query(query), keys, _for_every_head(attention_mask))
+        """The scores alone, (B, N, T, S)."""
+        return self.with_scores(query, memory, attention_mask)[1]
 
-    def _kernel(self, name: str, inputs: int, outputs: int) -> Tensor:
+    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
+        """Room for what `step` will know of each beam's positions: any nest of tensors (B, K, ...).
+
+        Here keys and values (B, K, N, L, H), L = `max_length`.
+        """
+        shape = (batch_size, num_beams, self.num_heads, max_length, self.key_dim)
+        return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
+
+    def positions_of_keys(self, cache: Any) -> Tensor:
+        """(S,) Which positions the keys have that `step` holds its query against."""
+        return ops.arange(ops.shape(cache.keys)[-2])
+
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+        """Self-attention of one more position, for each of K beams.
+
+        Args:
+            x: (B, K, D), the beams' tokens at `index`.
+            cache: from `init_cache`, or from the step before.
+            index: the position, from 0.
+            shared: what positions add: the bias (N, 1, S) for the keys that `positions_of_keys` names, the rotation of
+                this position.
+
+        Returns:
+            (B, K, D), and the cache with this position in it.
+        """
+        x = ops.expand_dims(x, -2)  # (B, K, 1, D)
+        new = self.project_memory(x, shared)  # each (B, K, N, 1, H)
+        cache = KeysValues(*(write_at(old, one, index) for old, one in zip(cache, new, strict=True)))
+        seen = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
+        x, _ = self._attend(self.project_query(x, shared), cache, seen[None, None, None], shared)
+        return ops.squeeze(x, -2), cache
+
+    def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
+        """Encoder-decoder attention of one position: x (B, K, D), what `project_memory` made, booleans (B, 1, S)."""
+        # The beams are the queries of their sentence: (B, K, D) is (B, T, D) with T = K.
+        return self._attend(self.project_query(x), memory, memory_mask)[0]
+
+    def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
+        """(B, T, D) → (B, N, T, H)."""
+        query = self._split_heads(self._project(query, self.query_kernel, self.query_bias))
+        turn = None if shared is None else shared.rotation
+        return query if turn is None else rotate(query, turn.query_cosines, turn.query_sines)
+
+    def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
+        """(B, S, D) → keys and values, each (B, N, S, H). Decoding computes them once for a sentence."""
+        keys = self._split_heads(self._project(memory, self.key_kernel, self.key_bias))
+        turn = None if shared is None else shared.rotation
+        keys = keys if turn is None else rotate(keys, turn.key_cosines, turn.key_sines)
+        return KeysValues(keys, self._split_heads(self._project(memory, self.value_kernel, self.value_bias)))
+
+    def _attend(
+        self,
+        query: Tensor,
+        memory: KeysValues,
+        attention_mask: Tensor | None,
+        shared: Shared | None = None,
+        training: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Projected query (..., N, T, H), keys and values (..., N, S, H) → (..., T, D), and scores (..., N, T, S)."""
+        logits = self.score(query, memory.keys)
+        if shared is not None and shared.bias is not None:
+            logits = logits + shared.bias
+        mask = None if attention_mask is None else ops.expand_dims(attention_mask, -3)  # for every head
+        scores = ops.cast(masked_softmax(logits, mask), self.compute_dtype)
+        weights = self.scores_dropout(scores, training=training)
+        heads = ops.swapaxes(ops.matmul(weights, memory.values), -2, -3)  # (..., T, N, H)
+        joined = ops.reshape(heads, (*ops.shape(heads)[:-2], self.num_heads * self.key_dim))
+        joined = joined if self.inner_norm is None else self.inner_norm(joined)
+        return self._project(joined, self.output_kernel, self.output_bias), scores
+
+    def _projection(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
         # Two axes, so that Glorot counts D and N·H as fans; a (D, N, H) kernel would be counted wrongly.
-        return self.add_weight(name=name, shape=(inputs, outputs), initializer="glorot_uniform")
+        kernel = self.add_weight(name=name, shape=(inputs, outputs), initializer=glorot(gain))
+        if not self.use_bias:
+            return kernel, None
+        return kernel, self.add_weight(name=f"{name}_bias", shape=(outputs,), initializer="zeros")
 
-    def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
+    def _project(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         # Keras casts weights inside `__call__` only; decoding projects outside it.
-        return ops.matmul(x, ops.cast(kernel, self.compute_dtype))
+        x = ops.matmul(x, ops.cast(kernel, self.compute_dtype))
+        return x if bias is None else x + ops.cast(bias, self.compute_dtype)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         x = ops.reshape(x, (*ops.shape(x)[:-1], self.num_heads, self.key_dim))  # (B, T, N, H)
@@ -154,13 +261,38 @@ class MultiHeadAttention(keras.layers.Layer):
         memory_shape: tuple,
         attention_mask_shape: tuple | None = None,
         memory_mask_shape: tuple | None = None,
+        shared_shape: None = None,
     ) -> tuple:
         _check_axes(query_shape, memory_shape, attention_mask_shape, memory_mask_shape)
         return query_shape
 
+    def num_parameters(self, hidden_dim: int) -> int:
+        """Of projections between the width D and N heads of H, of the score and of the inner norm."""
+        heads_dim = self.num_heads * self.key_dim
+        own = 4 * hidden_dim * heads_dim + self.use_bias * (3 * heads_dim + hidden_dim)
+        inner = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
+        return own + inner + self.score.num_parameters(self.key_dim)
+
     def get_config(self) -> dict[str, Any]:
-        config = {"num_heads": self.num_heads, "key_dim": self.key_dim, "dropout": self.dropout}
+        config = {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "dropout": self.dropout,
+            "score": self.score_config,
+            "use_bias": self.use_bias,
+            "inner_norm": self.inner_norm_config,
+            "gain": self.gain,
+        }
         return {**super().get_config(), **config}
+
+
+def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+    """`cache` (..., L, H) with `new` (..., 1, H) at position `index`.
+
+    A blend, not a slice update: every backend, XLA, tf2onnx and LiteRT take it.
+    """
+    positions = ops.arange(ops.shape(cache)[-2])  # (L,)
+    return ops.where(ops.expand_dims(ops.equal(positions, index), -1), new, cache)
 
 
 def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memory_mask: Shape | None) -> None:
@@ -176,7 +308,3 @@ def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memor
         )
     if memory_mask is not None and len(memory_mask) != 2:
         raise ValueError(f"`memory_mask` must have two axes, (B, S). Received the shape {tuple(memory_mask)}")
-
-
-def _for_every_head(attention_mask: Tensor | None) -> Tensor | None:
-    return None if attention_mask is None else ops.expand_dims(attention_mask, -3)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import family
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masks import keys_mask
-from keras_transformer.layers.residual import Residual
+from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.shared import Shared
 
 Tensor = Any
+PartConfig = str | dict[str, Any]
+Sublayer = Callable[[Tensor], Tensor]
 
 
 class _Block(keras.layers.Layer):
@@ -26,7 +29,16 @@ class _Block(keras.layers.Layer):
         intermediate_dim: int,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        normalize_first: bool = False,
+        normalize_first: bool | None = None,
+        *,
+        attention: PartConfig = "full",
+        score: PartConfig = "scaled_dot",
+        residual: PartConfig = "post_norm",
+        norm: PartConfig = "layer",
+        feed_forward: PartConfig = "plain",
+        activation: PartConfig = "relu",
+        attention_bias: bool = False,
+        gain: float = 1.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -36,21 +48,50 @@ class _Block(keras.layers.Layer):
         self.intermediate_dim = intermediate_dim
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        self.normalize_first = normalize_first
+        self.attention = attention
+        self.score = score
+        self.residual = family.modern({"residual": residual, "normalize_first": normalize_first})["residual"]
+        self.norm = norm
+        self.feed_forward_config = feed_forward
+        self.activation = activation
+        self.attention_bias = attention_bias
+        self.gain = gain
         self.supports_masking = True
         self._make_sublayers()
 
     def _make_sublayers(self) -> None:
         raise NotImplementedError
 
-    def _attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(self.num_heads, self.key_dim, self.attention_dropout, dtype=self.dtype_policy)
+    def _self_attention(self) -> Any:
+        wanted = {"use_bias": self.attention_bias, "inner_norm": self._inner_norm(), "gain": self.gain}
+        return make_part("attention", self.attention, self.dtype_policy, self._attention_sizes(), **wanted)
 
-    def _feed_forward(self) -> FeedForward:
-        return FeedForward(self.intermediate_dim, dtype=self.dtype_policy)
+    def _cross_attention(self) -> MultiHeadAttention:
+        return MultiHeadAttention(**self._attention_sizes(), use_bias=self.attention_bias, dtype=self.dtype_policy)
 
-    def _residual(self) -> Residual:
-        return Residual(self.dropout, self.normalize_first, dtype=self.dtype_policy)
+    def _attention_sizes(self) -> dict[str, Any]:
+        return {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "dropout": self.attention_dropout,
+            "score": self.score,
+        }
+
+    def _feed_forward(self) -> Any:
+        sizes = {"intermediate_dim": self.intermediate_dim, "activation": self.activation}
+        wanted = {"inner_norm": self._inner_norm(), "gain": self.gain}
+        return make_part("feed_forward", self.feed_forward_config, self.dtype_policy, sizes, **wanted)
+
+    def _residual(self) -> Any:
+        sizes = {"dropout": self.dropout, "norm": self.norm}
+        return make_part("residual", self.residual, self.dtype_policy, sizes)
+
+    def _inner_norm(self) -> PartConfig | None:
+        return self.norm if family.row("residual", self.residual).load().has_inner_norm else None  # type: ignore[attr-defined]
+
+    def num_parameters(self, hidden_dim: int) -> int:
+        """Those of all sub-layers, which are all parts that can count."""
+        return sum(layer.num_parameters(hidden_dim) for layer in self._layers)
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -59,7 +100,14 @@ class _Block(keras.layers.Layer):
             "intermediate_dim": self.intermediate_dim,
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
-            "normalize_first": self.normalize_first,
+            "attention": self.attention,
+            "score": self.score,
+            "residual": self.residual,
+            "norm": self.norm,
+            "feed_forward": self.feed_forward_config,
+            "activation": self.activation,
+            "attention_bias": self.attention_bias,
+            "gain": self.gain,
         }
         return {**super().get_config(), **config}
 
@@ -74,12 +122,17 @@ class EncoderBlock(_Block):
         intermediate_dim: F.
         dropout: rate on each sub-layer's output.
         attention_dropout: rate on the attention scores.
-        normalize_first: pre-norm in place of the paper's post-norm.
+        attention, score, residual, norm, feed_forward, activation: parts, each a name or a dictionary of name and
+            options, see `keras_transformer.family`.
+        attention_bias: biases in the projections of attention.
+        gain: factor on the initial values, outputs and feed-forward products.
+        normalize_first: another spelling of `residual="pre_norm"`.
 
     Call arguments:
         x: (B, S, D). Where it carries a mask of Keras's, as after `Embedding(mask_zero=True)`, no query sees what that
             mask hides, and the output carries it too.
         attention_mask: booleans (B, S, S) or what broadcasts to it, of three axes.
+        shared: what positions add to self-attention.
 
     Returns:
         (B, S, D).
@@ -90,29 +143,46 @@ class EncoderBlock(_Block):
     """
 
     def _make_sublayers(self) -> None:
-        self.self_attention = self._attention()
+        self.self_attention = self._self_attention()
         self.self_attention_residual = self._residual()
         self.feed_forward = self._feed_forward()
         self.feed_forward_residual = self._residual()
 
     def build(self, x_shape: tuple) -> None:
-        self.self_attention.build(x_shape)
-        self.feed_forward.build(x_shape)
-        for residual in (self.self_attention_residual, self.feed_forward_residual):
-            residual.build(x_shape)
+        for layer in (self.self_attention, self.feed_forward, self.self_attention_residual, self.feed_forward_residual):
+            layer.build(x_shape)
 
-    def call(self, x: Tensor, attention_mask: Tensor | None = None, training: bool = False) -> Tensor:
-        x = self.self_attention_residual(
-            x, sublayer=lambda x: self.self_attention(x, x, attention_mask, training=training), training=training
-        )
-        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+    def call(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None, training: bool = False
+    ) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return self.self_attention(x, x, attention_mask, shared=shared, training=training)
+
+        return self._sublayers(x, attend, training)
+
+    def with_scores(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `call` returns, and the self-attention's scores, (B, N, S, S)."""
+        found: list[Tensor] = []
+
+        def attend(x: Tensor) -> Tensor:
+            return _noting(found, self.self_attention.with_scores(x, x, attention_mask, shared=shared))
+
+        x = self._sublayers(x, attend)
+        return x, found[0]
 
     def attention_scores(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The self-attention's scores, (B, N, S, S)."""
-        x = self.self_attention_residual.sublayer_input(x)
-        return self.self_attention.attention_scores(x, x, attention_mask)
+        """The scores alone, (B, N, S, S)."""
+        return self.with_scores(x, attention_mask)[1]
 
-    def compute_output_shape(self, x_shape: tuple, attention_mask_shape: tuple | None = None) -> tuple:
+    def _sublayers(self, x: Tensor, attend: Sublayer, training: bool = False) -> Tensor:
+        x = self.self_attention_residual(x, sublayer=attend, training=training)
+        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+
+    def compute_output_shape(
+        self, x_shape: tuple, attention_mask_shape: tuple | None = None, shared_shape: None = None
+    ) -> tuple:
         return self.self_attention.compute_output_shape(x_shape, x_shape, attention_mask_shape)
 
 
@@ -121,7 +191,7 @@ class DecoderBlock(_Block):
     """Masked self-attention, encoder-decoder attention, feed-forward (paper, 3.1; Figure 1, right).
 
     `call` takes a whole target (teacher forcing), `step` one position of it against a cache: both are made of the
-    same pieces and compute the same.
+    same sub-layers and compute the same. Encoder-decoder attention is the paper's, whatever the self-attention is.
 
     Args:
         As for `EncoderBlock`.
@@ -132,6 +202,7 @@ class DecoderBlock(_Block):
         attention_mask: booleans (B, T, T) or what broadcasts to it, of three axes.
         memory_mask: booleans (B, T, S) or what broadcasts to it, of three axes; or a padding mask (B, S), which Keras
             fills in where `memory` carries one.
+        shared: what positions add to self-attention.
 
     Returns:
         (B, T, D).
@@ -141,9 +212,9 @@ class DecoderBlock(_Block):
     """
 
     def _make_sublayers(self) -> None:
-        self.self_attention = self._attention()
+        self.self_attention = self._self_attention()
         self.self_attention_residual = self._residual()
-        self.cross_attention = self._attention()
+        self.cross_attention = self._cross_attention()
         self.cross_attention_residual = self._residual()
         self.feed_forward = self._feed_forward()
         self.feed_forward_residual = self._residual()
@@ -161,57 +232,77 @@ class DecoderBlock(_Block):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        if memory_mask is not None and len(memory_mask.shape) == 2:
-            memory_mask = keys_mask(memory_mask)  # (B, 1, S)
-        x = self._attend_self(x, attention_mask, training)
-        x = self.cross_attention_residual(
-            x, sublayer=lambda x: self.cross_attention(x, memory, memory_mask, training=training), training=training
-        )
-        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+        memory_mask = _of_keys(memory_mask)
+
+        def attend_self(x: Tensor) -> Tensor:
+            return self.self_attention(x, x, attention_mask, shared=shared, training=training)
+
+        def attend_memory(x: Tensor) -> Tensor:
+            return self.cross_attention(x, memory, memory_mask, training=training)
+
+        return self._sublayers(x, attend_self, attend_memory, training)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], memory_mask: Tensor, index: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, cache: Any, memory: Any, memory_mask: Tensor, index: Tensor, shared: Shared | None = None
+    ) -> tuple[Tensor, Any]:
         """One target position for each of K beams.
 
         Args:
             x: (B, K, D), the beams' tokens at `index`.
-            past: keys and values of the positions before, each (B, K, N, L, H).
-            memory: keys and values of the source, each (B, N, S, H), shared by the beams.
+            cache: of the self-attention, from its `init_cache` or from the step before.
+            memory: what the encoder-decoder attention's `project_memory` made, shared by the beams.
             memory_mask: booleans (B, 1, S).
             index: the position, from 0.
+            shared: what positions add to self-attention, for this position.
 
         Returns:
-            (B, K, D), and `past` with this position written into it.
+            (B, K, D), and the cache with this position in it.
         """
+        written: list[Any] = []
 
         def attend_self(x: Tensor) -> Tensor:
-            nonlocal past
-            x = ops.expand_dims(x, -2)  # (B, K, 1, D)
-            new = self.self_attention.project_memory(x)  # each (B, K, N, 1, H)
-            past = (write_at(past[0], new[0], index), write_at(past[1], new[1], index))
-            seen = ops.less_equal(ops.arange(ops.shape(past[0])[-2]), index)  # (L,)
-            x = self.self_attention.attend(self.self_attention.project_query(x), *past, seen[None, None, None])
-            return ops.squeeze(x, -2)
+            return _noting(written, self.self_attention.step(x, cache, index, shared))
 
         def attend_memory(x: Tensor) -> Tensor:
-            # The beams are the queries of their sentence: (B, K, D) is (B, T, D) with T = K.
-            return self.cross_attention.attend(self.cross_attention.project_query(x), *memory, memory_mask)
+            return self.cross_attention.attend_memory(x, memory, memory_mask)
 
-        x = self.self_attention_residual(x, sublayer=attend_self)
-        x = self.cross_attention_residual(x, sublayer=attend_memory)
-        return self.feed_forward_residual(x, sublayer=self.feed_forward), past
+        x = self._sublayers(x, attend_self, attend_memory)
+        return x, written[0]
+
+    def with_scores(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `call` returns; the scores of the self-attention, (B, N, T, T), and of the other, (B, N, T, S)."""
+        found: list[Tensor] = []
+        memory_mask = _of_keys(memory_mask)
+
+        def attend_self(x: Tensor) -> Tensor:
+            return _noting(found, self.self_attention.with_scores(x, x, attention_mask, shared=shared))
+
+        def attend_memory(x: Tensor) -> Tensor:
+            return _noting(found, self.cross_attention.with_scores(x, memory, memory_mask))
+
+        x = self._sublayers(x, attend_self, attend_memory)
+        return x, found[0], found[1]
 
     def attention_scores(
         self, x: Tensor, memory: Tensor, attention_mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The scores of the self-attention, (B, N, T, T), and of the encoder-decoder attention, (B, N, T, S)."""
-        own = self.self_attention_residual.sublayer_input(x)
-        own_scores = self.self_attention.attention_scores(own, own, attention_mask)
-        x = self.cross_attention_residual.sublayer_input(self._attend_self(x, attention_mask, training=False))
-        return own_scores, self.cross_attention.attention_scores(x, memory, memory_mask)
+        """Both scores alone, (B, N, T, T) and (B, N, T, S)."""
+        return self.with_scores(x, memory, attention_mask, memory_mask)[1:]
+
+    def _sublayers(self, x: Tensor, attend_self: Sublayer, attend_memory: Sublayer, training: bool = False) -> Tensor:
+        x = self.self_attention_residual(x, sublayer=attend_self, training=training)
+        x = self.cross_attention_residual(x, sublayer=attend_memory, training=training)
+        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 
     def compute_output_shape(
         self,
@@ -219,22 +310,21 @@ class DecoderBlock(_Block):
         memory_shape: tuple,
         attention_mask_shape: tuple | None = None,
         memory_mask_shape: tuple | None = None,
+        shared_shape: None = None,
     ) -> tuple:
         if memory_mask_shape is not None and len(memory_mask_shape) == 2:
             memory_mask_shape = (memory_mask_shape[0], 1, memory_mask_shape[1])
         self.cross_attention.compute_output_shape(x_shape, memory_shape, memory_mask_shape)
         return self.self_attention.compute_output_shape(x_shape, x_shape, attention_mask_shape)
 
-    def _attend_self(self, x: Tensor, attention_mask: Tensor | None, training: bool) -> Tensor:
-        return self.self_attention_residual(
-            x, sublayer=lambda x: self.self_attention(x, x, attention_mask, training=training), training=training
-        )
+
+def _of_keys(memory_mask: Tensor | None) -> Tensor | None:
+    """A padding mask (B, S) as an attention mask (B, 1, S); any other as it is."""
+    is_padding_mask = memory_mask is not None and len(memory_mask.shape) == 2
+    return keys_mask(memory_mask) if is_padding_mask else memory_mask
 
 
-def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-    """`cache` (..., L, H) with `new` (..., 1, H) at position `index`.
-
-    A blend, not a slice update: every backend, XLA, tf2onnx and LiteRT take it.
-    """
-    positions = ops.arange(ops.shape(cache)[-2])  # (L,)
-    return ops.where(ops.expand_dims(ops.equal(positions, index), -1), new, cache)
+def _noting(notes: list[Any], result: tuple[Tensor, Any]) -> Tensor:
+    """The first of two results; the second is noted."""
+    notes.append(result[1])
+    return result[0]

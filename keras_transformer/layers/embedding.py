@@ -20,6 +20,8 @@ class TokenEmbedding(keras.layers.Layer):
     Args:
         vocabulary_size: V.
         hidden_dim: D.
+        scale: the factor on the rows; √D by default.
+        output_bias: adds a bias to the logits.
 
     Call arguments:
         ids: (...) token ids.
@@ -31,11 +33,20 @@ class TokenEmbedding(keras.layers.Layer):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, vocabulary_size: int, hidden_dim: int, **kwargs: Any):
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_dim: int,
+        scale: float | None = None,
+        output_bias: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
+        self.scale = math.sqrt(hidden_dim) if scale is None else scale
+        self.output_bias = output_bias
 
     def build(self, ids_shape: tuple) -> None:
         self.embeddings = self.add_weight(
@@ -44,18 +55,31 @@ class TokenEmbedding(keras.layers.Layer):
             # N(0, D^−0.5): tied to the output, it begins with logits of variance 1.
             initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
         )
+        self.bias = None
+        if self.output_bias:
+            self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
 
     def call(self, ids: Tensor) -> Tensor:
         rows = ops.take(self.embeddings, ids, axis=0)
-        return ops.cast(rows, self.compute_dtype) * math.sqrt(self.hidden_dim)
+        return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., D) → (..., V)."""
-        return ops.matmul(x, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
+        logits = ops.matmul(x, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
+        return logits if self.bias is None else logits + ops.cast(self.bias, self.compute_dtype)
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
 
+    def num_parameters(self, hidden_dim: int) -> int:
+        """A row a token, and the bias."""
+        return self.vocabulary_size * (hidden_dim + self.output_bias)
+
     def get_config(self) -> dict[str, Any]:
-        config = {"vocabulary_size": self.vocabulary_size, "hidden_dim": self.hidden_dim}
+        config = {
+            "vocabulary_size": self.vocabulary_size,
+            "hidden_dim": self.hidden_dim,
+            "scale": self.scale,
+            "output_bias": self.output_bias,
+        }
         return {**super().get_config(), **config}

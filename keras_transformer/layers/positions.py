@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive
+from keras_transformer.layers.shared import Rotation
 
 Tensor = Any
 
@@ -39,12 +40,38 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
     return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
 
 
+class Positions(keras.layers.Layer):
+    """What tells a model where its tokens stand; this base tells it nothing.
+
+    A part overrides one of three methods. What they return is made once for all layers of a stack.
+    """
+
+    max_length: int | None = None  # how many positions it knows; None: any number
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings (..., T, D) of tokens at positions (T,), or (B, K, D) at one position () → the same, with them."""
+        return x
+
+    def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor | None:
+        """What is added to the logits of self-attention, (N, T, S) float32, for positions (T,) and (S,)."""
+        return None
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """What turns the queries and keys of self-attention at positions (T,), or at one position ()."""
+        return None
+
+    def num_parameters(self, hidden_dim: int) -> int:
+        """None here."""
+        return 0
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SinusoidalPositions(keras.layers.Layer):
+class SinusoidalPositions(Positions):
     """Adds no weights: positions (...) → their sinusoids (..., D) (paper, 3.5).
 
     Args:
         hidden_dim: D, even.
+        offset: added to every position.
 
     In a functional model of variable length, give `positions_of(ids)`: `ops.arange` needs a length that is known.
 
@@ -59,7 +86,7 @@ class SinusoidalPositions(keras.layers.Layer):
     (None, None, 512)
     """
 
-    def __init__(self, hidden_dim: int, **kwargs: Any):
+    def __init__(self, hidden_dim: int, offset: int = 0, **kwargs: Any):
         super().__init__(**kwargs)
         require_positive(hidden_dim=hidden_dim)
         if hidden_dim % 2:
@@ -68,20 +95,25 @@ class SinusoidalPositions(keras.layers.Layer):
                 f"Received: hidden_dim={hidden_dim}"
             )
         self.hidden_dim = hidden_dim
+        self.offset = offset
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
+        positions = positions + self.offset if self.offset else positions
         return ops.cast(sinusoidal_positions(positions, self.hidden_dim), self.compute_dtype)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self(positions)
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "hidden_dim": self.hidden_dim}
+        return {**super().get_config(), "hidden_dim": self.hidden_dim, "offset": self.offset}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LearnedPositions(keras.layers.Layer):
+class LearnedPositions(Positions):
     """A learned vector for each of the first `max_length` positions: (...) → (..., D) (paper, table 3 row E).
 
     A position beyond the last takes the last one's vector. In a functional model, give `positions_of(ids)`.
@@ -89,32 +121,43 @@ class LearnedPositions(keras.layers.Layer):
     Args:
         max_length: how many positions there are.
         hidden_dim: D.
+        offset: added to every position; there are as many more vectors.
 
     Raises:
         ValueError: a size is not positive.
     """
 
-    def __init__(self, max_length: int, hidden_dim: int, **kwargs: Any):
+    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, **kwargs: Any):
         super().__init__(**kwargs)
         require_positive(max_length=max_length, hidden_dim=hidden_dim)
-        self.max_length = max_length
+        self.max_length: int = max_length
         self.hidden_dim = hidden_dim
+        self.offset = offset
 
     def build(self, positions_shape: tuple) -> None:
         self.embeddings = self.add_weight(
             name="embeddings",
-            shape=(self.max_length, self.hidden_dim),
+            shape=(self.max_length + self.offset, self.hidden_dim),
             initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
         )
 
     def call(self, positions: Tensor) -> Tensor:
         if keras.backend.is_float_dtype(positions.dtype):  # integers keep their type: int32 leaves TensorFlow's GPU
             positions = ops.cast(positions, "int32")
-        positions = ops.minimum(positions, self.max_length - 1)
+        positions = positions + self.offset if self.offset else positions
+        positions = ops.minimum(positions, self.max_length + self.offset - 1)
         return ops.take(ops.cast(self.embeddings, self.compute_dtype), positions, axis=0)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self(positions)
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
+    def num_parameters(self, hidden_dim: int) -> int:
+        """A vector a position."""
+        return (self.max_length + self.offset) * hidden_dim
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "max_length": self.max_length, "hidden_dim": self.hidden_dim}
+        config = {"max_length": self.max_length, "hidden_dim": self.hidden_dim, "offset": self.offset}
+        return {**super().get_config(), **config}

@@ -1,4 +1,4 @@
-"""Residual connection, dropout and layer normalisation around a sub-layer, written once (paper, 3.1 and 5.4)."""
+"""Residual connection, dropout and norm around a sub-layer, written once (paper, 3.1 and 5.4)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 import keras
 
 from keras_transformer.errors import require_rates
+from keras_transformer.layers.parts import make_part
 
 Tensor = Any
-EPSILON = 1e-6  # Keras's own default is 1e-3.
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Residual(keras.layers.Layer):
-    """LayerNorm(x + Dropout(Sublayer(x))), or with `normalize_first` x + Dropout(Sublayer(LayerNorm(x))).
-
-    The first is the paper's (post-norm), the second pre-norm, which wants one more norm after the stack.
+    """What every residual has: a norm, and dropout on what the sub-layer adds.
 
     Args:
         dropout: rate on the sub-layer's output while training.
-        normalize_first: pre-norm.
+        norm: the norm, a part.
 
     Call arguments:
         x: (B, T, D).
@@ -34,29 +32,69 @@ class Residual(keras.layers.Layer):
         ValueError: `dropout` is not at least 0 and less than 1.
     """
 
-    def __init__(self, dropout: float = 0.0, normalize_first: bool = False, **kwargs: Any):
+    closes_stack = False  # True: the stack ends with one more norm
+    has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last product
+
+    def __init__(self, dropout: float = 0.0, norm: str | dict[str, Any] = "layer", **kwargs: Any):
         super().__init__(**kwargs)
         require_rates(dropout=dropout)
         self.supports_masking = True
         self.dropout_rate = dropout
-        self.normalize_first = normalize_first
-        self.norm = keras.layers.LayerNormalization(epsilon=EPSILON, dtype=self.dtype_policy)
+        self.norm_config = norm
+        self.norm = make_part("norm", norm, self.dtype_policy, {})
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Residual:
+        """Makes a residual; of version 0.1's `normalize_first` the one that it named."""
+        if "normalize_first" not in config:
+            return cls(**config)
+        config = dict(config)
+        return (PreNorm if config.pop("normalize_first") else PostNorm)(**config)
+
+    @staticmethod
+    def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
+        """The factor on what begins as Glorot's: values, output, and both products of feed-forward.
+
+        Args:
+            encoder_layers, decoder_layers: of the model; 0 for a side that it lacks.
+            is_decoder: of which side the sub-layer is.
+        """
+        return 1.0
 
     def build(self, input_shape: tuple) -> None:
         self.norm.build(input_shape)
 
     def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
-        x = x + self.dropout(sublayer(self.sublayer_input(x)), training=training)
-        return x if self.normalize_first else self.norm(x)
-
-    def sublayer_input(self, x: Tensor) -> Tensor:
-        """What the sub-layer is given: `x`, normalised where normalisation comes first."""
-        return self.norm(x) if self.normalize_first else x
+        raise NotImplementedError
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
+    def num_parameters(self, hidden_dim: int) -> int:
+        """Those of the norm."""
+        return self.norm.num_parameters(hidden_dim)
+
     def get_config(self) -> dict[str, Any]:
-        config = {"dropout": self.dropout_rate, "normalize_first": self.normalize_first}
-        return {**super().get_config(), **config}
+        return {**super().get_config(), "dropout": self.dropout_rate, "norm": self.norm_config}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PostNorm(Residual):
+    """Norm(x + Dropout(Sublayer(x))) (paper, 3.1). Arguments and shapes are those of `Residual`."""
+
+    def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
+        return self.norm(x + self.dropout(sublayer(x), training=training))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PreNorm(Residual):
+    """x + Dropout(Sublayer(Norm(x))), and one more norm after the stack (Xiong et al. 2020, arXiv 2002.04745).
+
+    Arguments and shapes are those of `Residual`.
+    """
+
+    closes_stack = True
+
+    def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
+        return x + self.dropout(sublayer(self.norm(x)), training=training)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_transformer.family import ARGUMENTS
+
+SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
+
 # `tiny` is ours, for small corpora; `base` and `big` are the paper's, 25,000 tokens a batch and all.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -19,11 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocabulary_size": 8_000,
     },
     "base": {
-        "num_layers": 6,
-        "hidden_dim": 512,
-        "intermediate_dim": 2048,
-        "num_heads": 8,
-        "dropout": 0.1,
+        **{name: ARGUMENTS[name].default for name in SIZES},
         "label_smoothing": 0.1,
         "steps": 100_000,
         "token_budget": 25_000,

@@ -7,18 +7,18 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.errors import require_positive, require_rates
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer import family
+from keras_transformer.fit import ReplicatedFit
+from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, PartConfig
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
-from keras_transformer.layers.positions import LearnedPositions, SinusoidalPositions
-from keras_transformer.layers.residual import EPSILON
-from keras_transformer.training.replicas import ReplicatedFit
+from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.positions import Positions
+from keras_transformer.layers.shared import Shared
+from keras_transformer.lengths import longest
 
 Tensor = Any
-
-# A translation may be this many tokens longer than its source (paper, 6.1).
-EXTRA_LENGTH = 50
+Parts = dict[str, Any]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -26,21 +26,32 @@ class Transformer(ReplicatedFit, keras.Model):
     """The encoder-decoder of "Attention Is All You Need", the paper's base size by default.
 
     The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. All
-    weights exist once the constructor returns. Ids: pad 0, unknown 1, start 2, end 3.
+    weights exist once the constructor returns. Ids: pad 0, unknown 1, start 2, end 3. A part is a name, or a dictionary
+    of name and options: `keras_transformer.family` lists them.
 
     Args:
         vocabulary_size: V of source, target and output, which share one matrix (paper, 3.4).
         num_layers: blocks in the encoder, and in the decoder.
         num_heads: N, heads of each attention.
-        hidden_dim: D, even unless positions are learned.
+        hidden_dim: D, even where positions are sinusoidal.
         intermediate_dim: F.
         dropout: rate on each sub-layer's output and on the sums of embedding and position (paper, 5.4).
-        normalize_first: pre-norm, with one more norm after each stack, in place of the paper's post-norm.
         key_dim: H; D / N by default.
         attention_dropout: rate on the attention scores.
         source_vocabulary_size: V of the source when it has a vocabulary of its own; target and output still share.
         max_source_length: the longest source in pieces, its end not counted; longer text is cut when translated.
-        learned_positions: a learned vector a position in place of sinusoids (paper, table 3 row E).
+        encoder_layers, decoder_layers: where the two stacks differ; `num_layers` by default.
+        positions: how a token's place is told, a part.
+        attention: the self-attention of encoder and decoder, a part.
+        decoder_attention: the self-attention of the decoder, a part; as `attention` by default.
+        score, residual, norm, feed_forward, activation, stack: parts.
+        attention_bias: biases in the projections of attention.
+        output_bias: a bias on the logits.
+        tied_output: False gives the output a matrix of its own.
+        embedding_scale: the factor on embeddings; √D by default.
+        embedding_norm: a norm on the sum of embedding and position.
+        num_control_ids: how many ids are no text: the four, then others, which no translation holds.
+        normalize_first, learned_positions: other spellings of `residual="pre_norm"` and `positions="learned"`.
 
     Call arguments:
         inputs: {"source_ids": (B, S), "target_ids": (B, T)}, integers: the source ends with the end id, the target
@@ -50,7 +61,7 @@ class Transformer(ReplicatedFit, keras.Model):
         Logits (B, T, V) of the token after each target position.
 
     Raises:
-        ValueError: a size is not positive, or `num_heads` does not divide `hidden_dim` and `key_dim` is not given.
+        ValueError: an argument has a value that it cannot have, or two contradict each other.
 
     Example:
 
@@ -60,7 +71,16 @@ class Transformer(ReplicatedFit, keras.Model):
     (1, 2, 37000)
     """
 
-    embedding_type = TokenEmbedding  # export has one of its own
+    vocabulary_size: int
+    num_heads: int
+    hidden_dim: int
+    source_vocabulary_size: int | None
+    max_source_length: int
+    num_control_ids: int
+    positions: Positions
+    source_embedding: TokenEmbedding
+    target_embedding: TokenEmbedding
+    output_embedding: TokenEmbedding
 
     def __init__(
         self,
@@ -70,73 +90,65 @@ class Transformer(ReplicatedFit, keras.Model):
         hidden_dim: int = 512,
         intermediate_dim: int = 2048,
         dropout: float = 0.1,
-        normalize_first: bool = False,
+        normalize_first: bool | None = None,
         key_dim: int | None = None,
         attention_dropout: float = 0.0,
         source_vocabulary_size: int | None = None,
         max_source_length: int = 512,
-        learned_positions: bool = False,
+        learned_positions: bool | None = None,
+        *,
+        encoder_layers: int | None = None,
+        decoder_layers: int | None = None,
+        positions: PartConfig = "sinusoidal",
+        attention: PartConfig = "full",
+        decoder_attention: PartConfig | None = None,
+        score: PartConfig = "scaled_dot",
+        residual: PartConfig = "post_norm",
+        norm: PartConfig = "layer",
+        feed_forward: PartConfig = "plain",
+        activation: PartConfig = "relu",
+        stack: PartConfig = "layers",
+        attention_bias: bool = False,
+        output_bias: bool = False,
+        tied_output: bool = True,
+        embedding_scale: float | None = None,
+        embedding_norm: bool = False,
+        num_control_ids: int = 4,
         **kwargs: Any,
     ):
-        check_sizes(
-            vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim, key_dim, source_vocabulary_size,
-            max_source_length, dropout, attention_dropout,
-        )  # fmt: skip
+        given = {
+            "vocabulary_size": vocabulary_size, "num_layers": num_layers, "num_heads": num_heads,
+            "hidden_dim": hidden_dim, "intermediate_dim": intermediate_dim, "dropout": dropout, "key_dim": key_dim,
+            "attention_dropout": attention_dropout, "source_vocabulary_size": source_vocabulary_size,
+            "max_source_length": max_source_length, "encoder_layers": encoder_layers,
+            "decoder_layers": decoder_layers, "positions": positions, "attention": attention,
+            "decoder_attention": decoder_attention, "score": score, "residual": residual, "norm": norm,
+            "feed_forward": feed_forward, "activation": activation, "stack": stack, "attention_bias": attention_bias,
+            "output_bias": output_bias, "tied_output": tied_output, "embedding_scale": embedding_scale,
+            "embedding_norm": embedding_norm, "num_control_ids": num_control_ids,
+            "normalize_first": normalize_first, "learned_positions": learned_positions,
+        }  # fmt: skip
+        self._config = family.complete(given)  # before anything is made: what is wrong is said here
         super().__init__(**kwargs)
-        self.vocabulary_size = vocabulary_size
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.hidden_dim = hidden_dim
-        self.intermediate_dim = intermediate_dim
-        self.dropout = dropout
-        self.normalize_first = normalize_first
-        self.key_dim = key_dim or hidden_dim // num_heads
-        self.attention_dropout = attention_dropout
-        self.source_vocabulary_size = source_vocabulary_size
-        self.max_source_length = max_source_length
-        self.learned_positions = learned_positions
-        self._make_layers()
-        self._build_layers()
+        sizes = ("vocabulary_size", "num_heads", "hidden_dim", "source_vocabulary_size", "max_source_length",
+                 "num_control_ids", "num_layers", "intermediate_dim", "dropout", "attention_dropout")  # fmt: skip
+        for name in sizes:
+            setattr(self, name, self._config[name])
+        self.key_dim = family.key_dim(self._config)
+        self.encoder_layers, self.decoder_layers = family.depths(self._config)
+        for name, part in parts_of(self._config, self.dtype_policy).items():
+            setattr(self, name, part)
+        self._build_parts()
 
-    def _make_layers(self) -> None:
-        dtype = self.dtype_policy
-        self.target_embedding = self.embedding_type(self.vocabulary_size, self.hidden_dim, dtype=dtype)
-        self.source_embedding = self.target_embedding
-        if self.source_vocabulary_size is not None:
-            self.source_embedding = self.embedding_type(self.source_vocabulary_size, self.hidden_dim, dtype=dtype)
-        longest = self.max_source_length + EXTRA_LENGTH
-        self.positions: keras.layers.Layer = (
-            LearnedPositions(longest, self.hidden_dim, dtype=dtype)
-            if self.learned_positions
-            else SinusoidalPositions(self.hidden_dim, dtype=dtype)
-        )
-        self.embedding_dropout = keras.layers.Dropout(self.dropout, dtype=dtype)
-        block = {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "normalize_first": self.normalize_first,
-            "dtype": dtype,
-        }
-        self.encoder_blocks = [EncoderBlock(**block) for _ in range(self.num_layers)]
-        self.decoder_blocks = [DecoderBlock(**block) for _ in range(self.num_layers)]
-        self.encoder_norm = self.decoder_norm = None
-        if self.normalize_first:
-            self.encoder_norm = keras.layers.LayerNormalization(epsilon=EPSILON, dtype=dtype)
-            self.decoder_norm = keras.layers.LayerNormalization(epsilon=EPSILON, dtype=dtype)
-
-    def _build_layers(self) -> None:
+    def _build_parts(self) -> None:
         ids, states = (None, None), (None, None, self.hidden_dim)
-        for layer in (self.target_embedding, self.source_embedding, self.positions):
-            if not layer.built:
-                layer.build(ids)
-        for layer in (*self.encoder_blocks, self.encoder_norm, self.decoder_norm):
-            if layer is not None:
-                layer.build(states)
-        for layer in self.decoder_blocks:
-            layer.build(states, states)
+        for part in (self.target_embedding, self.source_embedding, self.positions, self.output_embedding):
+            if not part.built:
+                part.build(ids)
+        for part in (self.source_norm, self.target_norm, self.encoder_stack):
+            if part is not None:
+                part.build(states)
+        self.decoder_stack.build(states, states)
         self.built = True
 
     def build(self, *_: Any) -> None:
@@ -145,21 +157,17 @@ class Transformer(ReplicatedFit, keras.Model):
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
         source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
         memory = self.encode(source_ids, training=training)
-        x = self._embed(self.target_embedding, target_ids, training)
-        attention_mask, memory_mask = self._decoder_masks(source_ids, target_ids)
-        for block in self.decoder_blocks:
-            x = block(x, memory, attention_mask, memory_mask, training=training)
-        return self.target_embedding.logits(self._after_stack(self.decoder_norm, x))
+        x, attention_mask, shared = self._decoder_inputs(target_ids, training)
+        memory_mask = keys_mask(padding_mask(source_ids))
+        x = self.decoder_stack(x, attention_mask, memory, memory_mask, shared=shared, training=training)
+        return self.output_embedding.logits(x)
 
     def encode(self, source_ids: Tensor, training: bool = False) -> Tensor:
         """Source ids (B, S) → memory (B, S, D)."""
-        attention_mask = keys_mask(padding_mask(source_ids))
-        x = self._embed(self.source_embedding, source_ids, training)
-        for block in self.encoder_blocks:
-            x = block(x, attention_mask, training=training)
-        return self._after_stack(self.encoder_norm, x)
+        x, attention_mask, shared = self._encoder_inputs(source_ids, training)
+        return self.encoder_stack(x, attention_mask, shared=shared, training=training)
 
-    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> dict[str, list]:
+    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:
         """What `step` needs to know of a sentence, and room for what it will know of its beams.
 
         Args:
@@ -169,17 +177,17 @@ class Transformer(ReplicatedFit, keras.Model):
             max_length: L, how many positions can be decoded.
 
         Returns:
-            "beams": for each layer keys and values (B, K, N, L, H), which a search reorders with its beams;
-            "sentences": for each layer keys and values (B, N, S, H), then the padding mask (B, S), one copy a sentence.
+            "beams": of each layer's self-attention, by default keys and values (B, K, N, L, H), which a search reorders
+            with its beams; "sentences": each layer's keys and values (B, N, S, H) under "memory", and the padding mask
+            (B, S) under "mask", one copy a sentence.
         """
-        shape = (ops.shape(source_ids)[0], num_beams, self.num_heads, max_length, self.key_dim)
-        beams = [ops.zeros(shape, dtype=self.compute_dtype) for _ in range(2 * self.num_layers)]
-        sentences: list[Tensor] = []
-        for block in self.decoder_blocks:
-            sentences.extend(block.cross_attention.project_memory(memory))
-        return {"beams": beams, "sentences": [*sentences, padding_mask(source_ids)]}
+        cache = self.decoder_stack.init_cache(memory, num_beams, max_length)
+        return {
+            "beams": cache["beams"],
+            "sentences": {"memory": cache["sentences"], "mask": padding_mask(source_ids)},
+        }
 
-    def step(self, token_ids: Tensor, cache: dict[str, list], index: Tensor) -> tuple[Tensor, dict[str, list]]:
+    def step(self, token_ids: Tensor, cache: dict[str, Any], index: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """One position of the target, for every beam.
 
         Args:
@@ -190,16 +198,17 @@ class Transformer(ReplicatedFit, keras.Model):
         Returns:
             Logits (B, K, V) of the tokens at `index` + 1, in float32, and the cache with this position in it.
         """
-        past, (*memory, source_mask) = cache["beams"], cache["sentences"]
-        memory_mask = keys_mask(source_mask)
-        x = self.target_embedding(token_ids) + self.positions(ops.convert_to_tensor(index))  # (B, K, D)
-        beams: list[Tensor] = []
-        for layer, block in enumerate(self.decoder_blocks):
-            own = slice(2 * layer, 2 * layer + 2)
-            x, written = block.step(x, tuple(past[own]), tuple(memory[own]), memory_mask, index)
-            beams.extend(written)
-        logits = self.target_embedding.logits(self._after_stack(self.decoder_norm, x))
-        return ops.cast(logits, "float32"), {"beams": beams, "sentences": cache["sentences"]}
+        sentences = cache["sentences"]
+        known = {"beams": cache["beams"], "sentences": sentences["memory"]}
+        position = ops.convert_to_tensor(index)
+        keys = self.decoder_stack.positions_of_keys(known)
+        shared = Shared(
+            self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True), self.positions.rotation(position)
+        )
+        x = self._embed(self.target_embedding, self.target_norm, token_ids, position)  # (B, K, D)
+        x, known = self.decoder_stack.step(x, known, keys_mask(sentences["mask"]), index, shared)
+        logits = ops.cast(self.output_embedding.logits(x), "float32")
+        return logits, {"beams": known["beams"], "sentences": sentences}
 
     def attention_scores(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Every layer's scores: "encoder" (layers, B, N, S, S), "decoder" (layers, B, N, T, T), "cross" (layers, B,
@@ -209,33 +218,60 @@ class Transformer(ReplicatedFit, keras.Model):
             inputs: as for `call`.
         """
         source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
-        source_mask = keys_mask(padding_mask(source_ids))
-        encoder, decoder, cross = [], [], []
-        x = self._embed(self.source_embedding, source_ids, training=False)
-        for block in self.encoder_blocks:
-            encoder.append(block.attention_scores(x, source_mask))
-            x = block(x, source_mask)
-        memory = self._after_stack(self.encoder_norm, x)
-        x = self._embed(self.target_embedding, target_ids, training=False)
-        masks = self._decoder_masks(source_ids, target_ids)
-        for block in self.decoder_blocks:
-            own_scores, cross_scores = block.attention_scores(x, memory, *masks)
-            decoder.append(own_scores)
-            cross.append(cross_scores)
-            x = block(x, memory, *masks)
-        return {"encoder": ops.stack(encoder), "decoder": ops.stack(decoder), "cross": ops.stack(cross)}
+        x, attention_mask, shared = self._encoder_inputs(source_ids)
+        memory, encoder = self.encoder_stack.with_scores(x, attention_mask, shared=shared)
+        x, attention_mask, shared = self._decoder_inputs(target_ids)
+        memory_mask = keys_mask(padding_mask(source_ids))
+        _, decoder = self.decoder_stack.with_scores(x, attention_mask, memory, memory_mask, shared=shared)
+        return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
 
-    def _embed(self, embedding: TokenEmbedding, ids: Tensor, training: bool) -> Tensor:
-        positions = self.positions(ops.arange(ops.shape(ids)[1]))  # (T, D)
-        return self.embedding_dropout(embedding(ids) + positions, training=training)
+    def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
+        """What the encoder takes: states (B, S, D), the mask (B, 1, S), and what its layers share."""
+        positions = ops.arange(ops.shape(source_ids)[1])
+        x = self._embed(self.source_embedding, self.source_norm, source_ids, positions)
+        x = self.embedding_dropout(x, training=training)
+        return x, keys_mask(padding_mask(source_ids)), self._shared(positions, is_causal=False)
 
-    def _decoder_masks(self, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
+        """What the decoder takes: states (B, T, D), the mask (B, T, T), and what its layers share."""
+        positions = ops.arange(ops.shape(target_ids)[1])
+        x = self._embed(self.target_embedding, self.target_norm, target_ids, positions)
+        x = self.embedding_dropout(x, training=training)
         own = ops.logical_and(causal_mask(ops.shape(target_ids)[1]), keys_mask(padding_mask(target_ids)))
-        return own, keys_mask(padding_mask(source_ids))
+        return x, own, self._shared(positions, is_causal=True)
 
-    @staticmethod
-    def _after_stack(norm: keras.layers.Layer | None, x: Tensor) -> Tensor:
+    def _embed(self, embedding: TokenEmbedding, norm: Any, ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.positions.embed(embedding(ids), positions)
         return x if norm is None else norm(x)
+
+    def _shared(self, positions: Tensor, is_causal: bool) -> Shared:
+        return Shared(self.positions.bias(positions, positions, is_causal), self.positions.rotation(positions))
+
+    # Version 0.1 had these lists in the model. Their names come before those of the stacks, so that Keras writes and
+    # finds blocks and norms in model.keras where that version did.
+    @property
+    def encoder_blocks(self) -> list[EncoderBlock]:
+        """The encoder's blocks that have weights of their own."""
+        return self.encoder_stack.blocks
+
+    @property
+    def decoder_blocks(self) -> list[DecoderBlock]:
+        """The decoder's blocks that have weights of their own."""
+        return self.decoder_stack.blocks
+
+    @property
+    def encoder_norm(self) -> keras.layers.Layer | None:
+        """The norm behind the encoder's blocks, if there is one."""
+        return self.encoder_stack.norm
+
+    @property
+    def decoder_norm(self) -> keras.layers.Layer | None:
+        """The norm behind the decoder's blocks, if there is one."""
+        return self.decoder_stack.norm
+
+    def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
+        """As in Keras, but the blocks of both stacks are shown unless `expand_nested=False`."""
+        super().summary(*args, expand_nested=expand_nested, **kwargs)
 
     def symbolic_batch(self) -> tuple:
         """Inputs, labels and weights of no particular size, from which Keras can build what a batch would build."""
@@ -245,50 +281,62 @@ class Transformer(ReplicatedFit, keras.Model):
 
         return {"source_ids": of("int32"), "target_ids": of("int32")}, of("int32"), of("float32")
 
+    @classmethod
+    def num_parameters(cls, config: dict[str, Any]) -> int:
+        """How many parameters the model of a complete configuration has. No weight is made, and no seed drawn."""
+        width, depths = config["hidden_dim"], family.depths(config)
+        # One layer is made for all: a stranger's configuration may ask for hundreds. Dropout would draw a seed.
+        changes = {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0, "attention_dropout": 0.0}
+        parts = parts_of({**config, **changes}, "float32")
+        stacks = [parts.pop("encoder_stack"), parts.pop("decoder_stack")]
+        parts.pop("embedding_dropout")
+        others = {id(part): part for part in parts.values() if part is not None}.values()
+        in_stacks = sum(stack.num_parameters(width, depth) for stack, depth in zip(stacks, depths, strict=True))
+        return in_stacks + sum(part.num_parameters(width) for part in others)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that make this model again, complete, without Keras's own."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._config.items()}
+
     def get_config(self) -> dict[str, Any]:
-        config = {
-            "vocabulary_size": self.vocabulary_size,
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "hidden_dim": self.hidden_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "normalize_first": self.normalize_first,
-            "key_dim": self.key_dim,
-            "attention_dropout": self.attention_dropout,
-            "source_vocabulary_size": self.source_vocabulary_size,
-            "max_source_length": self.max_source_length,
-            "learned_positions": self.learned_positions,
-        }
-        return {**super().get_config(), **config}
+        return {**super().get_config(), **self.arguments()}
 
 
-def check_sizes(
-    vocabulary_size: int,
-    num_layers: int,
-    num_heads: int,
-    hidden_dim: int,
-    intermediate_dim: int,
-    key_dim: int | None,
-    source_vocabulary_size: int | None,
-    max_source_length: int,
-    dropout: float,
-    attention_dropout: float,
-) -> None:
-    """Raises ValueError, saying what was expected and what came, for sizes of which no model can be made."""
-    require_positive(
-        vocabulary_size=vocabulary_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        hidden_dim=hidden_dim,
-        intermediate_dim=intermediate_dim,
-        key_dim=key_dim,
-        source_vocabulary_size=source_vocabulary_size,
-        max_source_length=max_source_length,
-    )
-    require_rates(dropout=dropout, attention_dropout=attention_dropout)
-    if key_dim is None and hidden_dim % num_heads:
-        raise ValueError(
-            "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
-            f"Received: num_heads={num_heads}, hidden_dim={hidden_dim}"
-        )
+def parts_of(config: dict[str, Any], dtype: Any) -> Parts:
+    """The layers of a model, not built, by the names that they have in it.
+
+    Args:
+        config: complete, see `family.complete`.
+        dtype: of the layers.
+    """
+    hidden_dim, tied = config["hidden_dim"], config["tied_output"]
+
+    def embedding(size: int, output_bias: bool = False) -> TokenEmbedding:
+        return TokenEmbedding(size, hidden_dim, config["embedding_scale"], output_bias, dtype=dtype)
+
+    def norm() -> Any:
+        return make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
+
+    target = embedding(config["vocabulary_size"], config["output_bias"] and tied)
+    parts: Parts = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
+    if config["source_vocabulary_size"] is not None:
+        parts["source_embedding"] = embedding(config["source_vocabulary_size"])
+    sizes = {name: config[name] for name in ("hidden_dim", "num_heads")} | {
+        "key_dim": family.key_dim(config),
+        "max_length": longest(config["max_source_length"]),
+    }
+    parts["positions"] = make_part("positions", config["positions"], dtype, sizes)
+    parts["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
+    layers = family.depths(config)
+    names = ("num_heads", "intermediate_dim", "dropout", "attention_dropout", "attention", "score", "residual", "norm",
+             "feed_forward", "activation", "attention_bias")  # fmt: skip
+    block = {name: config[name] for name in names} | {"key_dim": sizes["key_dim"]}
+    own = {**block, "attention": config["decoder_attention"] or config["attention"]}
+    encoder = {"num_layers": layers[0], "block": block, "other_layers": layers[1]}
+    decoder = {"num_layers": layers[1], "block": own, "other_layers": layers[0], "is_decoder": True}
+    parts["encoder_stack"] = make_part("stack", config["stack"], dtype, encoder)
+    parts["decoder_stack"] = make_part("stack", config["stack"], dtype, decoder)
+    parts["source_norm"], parts["target_norm"] = norm(), norm()
+    if not tied:
+        parts["output_embedding"] = embedding(config["vocabulary_size"], config["output_bias"])
+    return parts

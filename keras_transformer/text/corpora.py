@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.files import write_whole
 
 Pair = tuple[str, str]
 
@@ -357,14 +358,10 @@ def _text_sha256(path: Path) -> str | None:
 def _fetch(url: str, path: Path, sha256: str) -> None:
     """Fetches `url` to `path`, whole and checked or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        partial.write_bytes(_download(url))
-        if _text_sha256(partial) != sha256:
+    with write_whole(path) as aside:
+        aside.write_bytes(_download(url))
+        if _text_sha256(aside) != sha256:
             raise JobError(f"{url} sent another text than expected (its SHA-256 differs); {_FETCH_MEND}")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _download(url: str) -> bytes:

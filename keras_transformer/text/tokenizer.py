@@ -13,6 +13,7 @@ from typing import Any
 import sentencepiece
 
 from keras_transformer.errors import RequestError
+from keras_transformer.files import write_whole
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -126,13 +127,8 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the SentencePiece model, which any SentencePiece library reads; whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(f".{os.getpid()}-{path.name}")
-        try:
-            partial.write_bytes(self.model)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with write_whole(Path(path)) as aside:
+            aside.write_bytes(self.model)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Ids of each line's pieces, without start and end; never pad, start, end. A blank line has none."""

@@ -18,8 +18,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_transformer.bleu import bleu as count_bleu
 from keras_transformer.errors import JobError, Stopped, say
-from keras_transformer.run_folder import RunFolder, write_text, write_whole
+from keras_transformer.files import write_text, write_whole
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.batches import BatchPlan, Place
 from keras_transformer.training.checkpoints import Checkpoints
 
@@ -184,7 +186,7 @@ class Bleu(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         translations = self.translate(self.sources)
-        bleu = validation_bleu(translations, self.references)
+        bleu = count_bleu(translations, self.references)
         if logs is not None:
             logs["val_bleu"] = bleu
         progress = self.progress
@@ -197,14 +199,6 @@ class Bleu(keras.callbacks.Callback):
             triples = zip(self.sources, self.references, translations, strict=True)
             lines = [f"source      {s}\nreference   {r}\ntranslation {t}\n" for s, r, t in triples]
             self.show(progress.step, "\n".join(lines[:NUM_SAMPLES]))
-
-
-def validation_bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """sacreBLEU's, of the effective order: where every translation is one word, as of number words, there are no
-    four-grams."""
-    import sacrebleu
-
-    return sacrebleu.corpus_bleu(translations, [list(references)], use_effective_order=True).score
 
 
 class Records(keras.callbacks.Callback):

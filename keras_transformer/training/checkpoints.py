@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from keras_transformer.errors import JobError, RequestError, warn
-from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config, write_whole
+from keras_transformer.files import write_whole
+from keras_transformer.models import make_model
+from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
 from keras_transformer.training.replicas import num_workers
 
 MAX_PROGRESS_BYTES = 100_000
+# Stands in each file. Version 0.1 wrote none, and had the norms of both stacks behind all blocks.
+FORMAT = {"format": np.array(2)}
 Arrays = dict[str, np.ndarray]
 
 
@@ -89,10 +94,10 @@ class Checkpoints:
         steps = self.whole_steps()
         for step in reversed(steps):
             try:
-                weights = _read_arrays(self._path(step, "weights"), weight_arrays(model))
+                weights = _read_weights(self._path(step, "weights"), model)
                 variables = _state_variables(model)
                 expected = {**_arrays(variables), "progress": None}
-                state = _read_arrays(self._path(step, "state"), expected)
+                state = _read_arrays(self._path(step, "state"), expected, partial(_state_names_of_format_1, model))
                 progress = _read_progress(self._path(step, "state"), state.pop("progress"), like)
             except DamagedFile as error:
                 warn(f"{error}; looking for an older checkpoint")
@@ -116,7 +121,7 @@ class Checkpoints:
         total = [np.zeros(variable.shape, np.float64) for variable in model.trainable_variables]
         for step in steps:
             try:
-                arrays = _read_arrays(self._path(step, "weights"), weight_arrays(model))
+                arrays = _read_weights(self._path(step, "weights"), model)
             except DamagedFile as error:
                 raise JobError(f"{error}; it cannot be averaged") from error
             for sum_, array in zip(total, arrays.values(), strict=True):
@@ -159,8 +164,6 @@ def average(run: str | Path, last: int) -> list[int]:
     Raises:
         RequestError: there are fewer, or it is no run.
     """
-    from keras_transformer.models.transformer import Transformer
-
     folder = RunFolder(run)
     config = read_config(folder)
     checkpoints = Checkpoints(folder.checkpoints)
@@ -170,7 +173,7 @@ def average(run: str | Path, last: int) -> list[int]:
             f"--last must be between 1 and the {len(checkpoints.steps())} checkpoints kept in {folder.checkpoints}; "
             f"received: {last}"
         )
-    model = Transformer(**config["model"], dtype="float32")
+    model = make_model(config["model"])
     # What else is said there, of how far the run went, stays true.
     origin = {**config.get("weights", {}), "kind": "mean", "steps": steps}
     origin.pop("val_bleu", None)  # of other weights
@@ -193,7 +196,38 @@ def write_model(run: RunFolder, config: dict[str, Any], model: Any, origin: dict
 
 def weight_arrays(model: Any) -> Arrays:
     """The trainable weights by name; the names depend on the model's configuration alone."""
-    return _arrays({f"{i:04d}-{v.name}": v for i, v in enumerate(model.trainable_variables)})
+    return _arrays(_weight_names(model.trainable_variables))
+
+
+def _weight_names(variables: Iterable[Any]) -> dict[str, Any]:
+    return {f"{i:04d}-{v.name}": v for i, v in enumerate(variables)}
+
+
+def _variables_of_format_1(model: Any) -> list[Any]:
+    """The trainable variables in the order of version 0.1: the norms behind the stacks stood last."""
+    norms = [norm for norm in (model.encoder_norm, model.decoder_norm) if norm is not None]
+    last = {id(variable): variable for norm in norms for variable in norm.trainable_variables}
+    return [variable for variable in model.trainable_variables if id(variable) not in last] + [*last.values()]
+
+
+def _weight_names_of_format_1(model: Any) -> dict[str, str]:
+    """The names of weights in a file of version 0.1 → their present names."""
+    present = {id(variable): name for name, variable in _weight_names(model.trainable_variables).items()}
+    return {name: present[id(v)] for name, v in _weight_names(_variables_of_format_1(model)).items()}
+
+
+def _state_names_of_format_1(model: Any) -> dict[str, str]:
+    """The names of the rest in a file of version 0.1 → their present names."""
+    names = {id(variable): name for name, variable in _state_variables(model).items()}
+    places = {id(variable): place for place, variable in enumerate(model.trainable_variables)}
+    order = [places[id(variable)] for variable in _variables_of_format_1(model)]
+    renamed = {name: name for name in names.values()}
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    averages = optimizer._model_variables_moving_average if optimizer.use_ema else []
+    for slots in (optimizer._momentums, optimizer._velocities, averages):
+        of_slots = [names[id(variable)] for variable in slots]
+        renamed |= {of_slots[old]: of_slots[new] for old, new in enumerate(order[: len(of_slots)])}
+    return {**renamed, "progress": "progress"}
 
 
 def _state_variables(model: Any) -> dict[str, Any]:
@@ -219,25 +253,38 @@ def _json_array(value: Any) -> np.ndarray:
 def _write_arrays(path: Path, arrays: Arrays) -> None:
     try:
         with write_whole(path) as aside:
-            np.savez(aside, **arrays)  # type: ignore[arg-type]
+            np.savez(aside, **arrays, **FORMAT)  # type: ignore[arg-type]
     except OSError as error:
         raise JobError(
             f"cannot write {path} ({error.strerror or error}); the checkpoints before it are intact"
         ) from error
 
 
-def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:
+def _read_weights(path: Path, model: Any) -> Arrays:
+    """Reads the weights of a checkpoint, under their present names and in the model's order."""
+    return _read_arrays(path, weight_arrays(model), partial(_weight_names_of_format_1, model))
+
+
+def _read_arrays(
+    path: Path, expected: Mapping[str, np.ndarray | None], names_of_format_1: Callable[[], dict[str, str]]
+) -> Arrays:
     """Reads the arrays `expected`, and only them, of the shapes and types expected (None: some bytes of JSON)."""
     if path.is_symlink():
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in expected):
+            is_present = "format.npy" in file.namelist()
+            if is_present and _read_array(file, "format", FORMAT["format"]) != FORMAT["format"]:
+                raise RequestError(f"{path} was written by a newer version of keras-transformer: install that version")
+            names = {name: name for name in expected} if is_present else names_of_format_1()
+            held = names.keys() | FORMAT.keys() if is_present else names.keys()
+            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in held):
                 raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
-            return {name: _read_array(file, name, like) for name, like in expected.items()}
+            read = {names[name]: _read_array(file, name, expected[names[name]]) for name in names}
+            return {name: read[name] for name in expected}
     except DamagedFile as error:
         raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
-    except MemoryError:
+    except (RequestError, MemoryError):
         raise
     except Exception as error:  # what zipfile, its decompressors and NumPy raise at damaged bytes has no name in common
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error

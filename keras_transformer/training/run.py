@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from keras_transformer import family
 from keras_transformer.errors import JobError, RequestError, say, warn
+from keras_transformer.files import check_writable, write_text
+from keras_transformer.models import count_parameters, make_model
 from keras_transformer.run_folder import (
-    MODEL_BOUNDS,
-    MODEL_RATES,
-    MODEL_SWITCHES,
     RunFolder,
     check_model,
-    check_writable,
     load_model,
     read_config,
+    versions,
     write_config,
-    write_text,
+    writer,
 )
 from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
 from keras_transformer.training.settings import (
+    MODEL_SETTINGS,
     NOT_INHERITED,
     Settings,
+    as_given,
     inherited_from,
     resolve,
     resumed,
+    spelled,
     warm_up_of_fine_tuning,
 )
 
 MAX_VALIDATION_PAIRS = 2_000
 # Accuracy and perplexity pass over all logits once more: in training, a sample of the steps will do.
 METRICS_EVERY = 10
-SIZES = (
-    "num_layers",
-    "hidden_dim",
-    "intermediate_dim",
-    "num_heads",
-    "key_dim",
-    "normalize_first",
-    "learned_positions",
-    "max_source_length",
-)
+# What a run that is fine-tuned cannot change.
+SIZES = [name for name in MODEL_SETTINGS if name not in ("dropout", "attention_dropout", "vocabulary_size")]
 
 
 @dataclass
@@ -109,7 +102,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
         "model": _model_config(settings, stored),
         "settings": settings.as_dict(),
         "corpus": _corpus_config(corpus),
-        "versions": _versions(),
+        "versions": versions(),
     }
     return Run(settings, folder, corpus, config, is_chief, lowers_vocabulary=given.get("vocabulary_size") is None)
 
@@ -121,7 +114,7 @@ def _reopen(given: dict[str, Any], is_chief: bool) -> Run | None:
             f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
         )
     config = read_config(folder)
-    settings = replace(resumed(config["settings"], given), out=str(folder.path))
+    settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
     if _is_finished(config, settings) and _has_model(folder):
         say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
         return None
@@ -174,10 +167,11 @@ def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
 def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Settings, Corpus]:
     """Flags over the recipe of the corpus over the preset; with --init-from the sizes are those of that run, and its
     settings stand over the preset."""
+    given = as_given(given)
     corpus = _corpus(resolve(given, {}))
     if stored is None:
         return resolve(given, corpus.recipe), corpus
-    sizes = {name: stored["model"][name] for name in SIZES}
+    sizes = {name: spelled(name, stored["model"][name]) for name in SIZES}
     sizes["vocabulary_size"] = stored["model"]["vocabulary_size"]
     sizes["separate_vocabularies"] = stored["model"]["source_vocabulary_size"] is not None
     for name, size in sizes.items():
@@ -186,6 +180,8 @@ def _settled(given: dict[str, Any], stored: dict[str, Any] | None) -> tuple[Sett
             raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
     given, inherited = {**given, **sizes}, inherited_from(stored["settings"])
     settings = resolve(given, corpus.recipe, inherited)
+    if not inherited:  # saved from a notebook: how it was trained is not known
+        return settings, corpus
     asked = {name for name, value in given.items() if value is not None}
     if "steps" not in asked:  # the recipe's warm-up is for the recipe's steps
         asked |= corpus.recipe.keys()
@@ -253,14 +249,14 @@ def _check_folder(folder: RunFolder, settings: Settings) -> None:
 
 
 def _model_config(settings: Settings, stored: dict[str, Any] | None) -> dict[str, Any]:
-    names = {*MODEL_BOUNDS, *MODEL_RATES, *MODEL_SWITCHES} - {"source_vocabulary_size"}
-    config = {name: getattr(settings, name) for name in names}
+    config = settings.model_arguments()
     if settings.tokenizer:
         config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
-    source_size = config["vocabulary_size"] if settings.separate_vocabularies else None
+    config["source_vocabulary_size"] = config["vocabulary_size"] if settings.separate_vocabularies else None
     if stored is not None:
-        source_size = stored["model"]["source_vocabulary_size"]
-    return {**config, "source_vocabulary_size": source_size}
+        of_vocabularies = ("source_vocabulary_size", "num_control_ids")
+        config |= {name: stored["model"][name] for name in of_vocabularies}
+    return {"kind": "translator", **family.complete(config)}
 
 
 def _corpus_config(corpus: Corpus) -> dict[str, Any]:
@@ -270,17 +266,6 @@ def _corpus_config(corpus: Corpus) -> dict[str, Any]:
         "source_language": corpus.source_language,
         "target_language": corpus.target_language,
     }
-
-
-def _versions() -> dict[str, str]:
-    packages = ("keras-transformer", "tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except ImportError:
-            continue
-    return found
 
 
 @contextmanager
@@ -378,16 +363,17 @@ def _tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
 
 
 def _record_vocabularies(run: Run, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    """Has the model's configuration say the sizes of the vocabularies, which may be smaller than the setting."""
+    """Has the configuration say the sizes of the vocabularies, which may be smaller than the setting, and how many
+    parameters the model has."""
     source, target = (tokenizer.vocabulary_size for tokenizer in tokenizers)
     sizes = {
         "vocabulary_size": target,
         "source_vocabulary_size": source if run.settings.separate_vocabularies else None,
     }
-    if not sizes.items() <= run.config["model"].items():
-        run.config["model"] |= sizes
-        if run.is_chief:
-            write_config(run.folder, run.config)
+    run.config["model"] |= sizes
+    run.config["parameters"] = count_parameters(run.config["model"])
+    if run.is_chief:
+        write_config(run.folder, run.config)
 
 
 def _learned_tokenizers(run: Run) -> tuple[Tokenizer, Tokenizer]:
@@ -426,9 +412,8 @@ def _tokenized(
         )
 
 
-def make_model(run: Run) -> Any:
+def compiled_model(run: Run) -> Any:
     """The model, compiled; under a strategy's scope it is made for its replicas."""
-    from keras_transformer.models.transformer import Transformer
     from keras_transformer.training.losses import SmoothedCrossEntropy
     from keras_transformer.training.metrics import Perplexity, TokenAccuracy
     from keras_transformer.training.replicas import Adam
@@ -436,7 +421,7 @@ def make_model(run: Run) -> Any:
 
     settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
-    model = Transformer(**run.config["model"], dtype=dtype)
+    model = make_model(run.config["model"], dtype)
     if settings.init_from and not run.is_resumed:
         for mine, theirs in zip(
             model.trainable_variables, load_model(settings.init_from).trainable_variables, strict=True
@@ -597,10 +582,9 @@ def _translate_with(run: Run, text: Text, model: Any) -> Any:
     """Greedy translation with the present weights (their moving average, with --ema), in float32, outside of any
     strategy."""
     from keras_transformer.decoding.translator import Translator
-    from keras_transformer.models.transformer import Transformer
     from keras_transformer.training.checkpoints import set_weights
 
-    twin = Transformer(**run.config["model"], dtype="float32")
+    twin = make_model(run.config["model"])
     translator = Translator(twin, text.source_tokenizer, text.target_tokenizer)
 
     def translate(lines: Sequence[str]) -> list[str]:
@@ -626,13 +610,12 @@ def write_result(run: Run, text: Text, model: Any, progress: Any, checkpoints: A
     Raises:
         JobError: it could not be written; the checkpoints are intact.
     """
+    from keras_transformer.bleu import bleu as count_bleu
     from keras_transformer.decoding.translator import Translator
-    from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.callbacks import validation_bleu
     from keras_transformer.training.checkpoints import set_weights, write_model
 
     settings = run.settings
-    twin = Transformer(**run.config["model"], dtype="float32")
+    twin = make_model(run.config["model"])
     end = progress.best_step if settings.patience and progress.best_step else None
     steps = checkpoints.to_average(end)
     origin: dict[str, Any] = {"at_step": progress.step, "asked_steps": settings.steps}
@@ -644,7 +627,7 @@ def write_result(run: Run, text: Text, model: Any, progress: Any, checkpoints: A
     if settings.bleu_sentences:
         sources, references = _bleu_sides(run, text)
         translator = Translator(twin, text.source_tokenizer, text.target_tokenizer)
-        origin["val_bleu"] = validation_bleu(translator.translate(sources, num_beams=1), references)
+        origin["val_bleu"] = count_bleu(translator.translate(sources, num_beams=1), references)
     try:
         write_model(run.folder, run.config, twin, origin)
     except OSError as error:

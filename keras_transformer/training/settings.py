@@ -4,14 +4,16 @@ config.json."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
-from keras_transformer.run_folder import MODEL_BOUNDS
 from keras_transformer.text.corpora import RECIPES
 
 DEFAULT_PRESET = "tiny"
@@ -54,6 +56,17 @@ def _switch(help: str) -> Any:
     return _flag(False, help, action=argparse.BooleanOptionalAction)
 
 
+def _model(argument: str) -> Any:
+    """A setting that is an argument of the model: its default, its help and its bounds are the family's."""
+    option = family.ARGUMENTS[argument]
+    if option.kind is bool:
+        return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
+    if not option.slot:
+        return _flag(option.default, option.help, type=option.kind)
+    variants = ", ".join(part.usage(name) for name, part in family.SLOTS[option.slot].items())
+    return _flag(option.default, f"{option.help}: {variants}", metavar="NAME")
+
+
 @dataclass(frozen=True)
 class Settings:
     """A training run's settings, flat; `None` where nothing was asked for. The flags of train.py are made from it."""
@@ -77,16 +90,30 @@ class Settings:
         "sizes and recipe; what a named corpus brings wins over it, flags win over both",
         choices=tuple(PRESETS),
     )
-    num_layers: int = _count(6, "blocks in the encoder, and in the decoder")
-    hidden_dim: int = _count(512, "model width, the paper's d_model")
-    intermediate_dim: int = _count(2048, "feed-forward width, the paper's d_ff")
-    num_heads: int = _count(8, "attention heads")
-    key_dim: int | None = _count(None, "size of a head, by default hidden-dim / num-heads")
-    dropout: float = _rate(0.1, "dropout on sub-layers and embeddings")
-    attention_dropout: float = _rate(0.0, "dropout on attention scores")
-    normalize_first: bool = _switch("pre-norm in place of the paper's post-norm")
-    learned_positions: bool = _switch("learned positions in place of sinusoids")
-    max_source_length: int = _count(512, "longest source in pieces when translating")
+    num_layers: int = _model("num_layers")
+    encoder_layers: int | None = _model("encoder_layers")
+    decoder_layers: int | None = _model("decoder_layers")
+    hidden_dim: int = _model("hidden_dim")
+    intermediate_dim: int = _model("intermediate_dim")
+    num_heads: int = _model("num_heads")
+    key_dim: int | None = _model("key_dim")
+    dropout: float = _model("dropout")
+    attention_dropout: float = _model("attention_dropout")
+    max_source_length: int = _model("max_source_length")
+    positions: str = _model("positions")
+    attention: str = _model("attention")
+    decoder_attention: str | None = _model("decoder_attention")
+    score: str = _model("score")
+    residual: str = _model("residual")
+    norm: str = _model("norm")
+    feed_forward: str = _model("feed_forward")
+    activation: str = _model("activation")
+    stack: str = _model("stack")
+    attention_bias: bool = _model("attention_bias")
+    output_bias: bool = _model("output_bias")
+    tied_output: bool = _model("tied_output")
+    embedding_scale: float | None = _model("embedding_scale")
+    embedding_norm: bool = _model("embedding_norm")
     # Optimisation
     steps: int = _count(100_000, "updates of the weights")
     token_budget: int = _count(25_000, "source positions, and as many target positions, of a batch over all replicas")
@@ -127,9 +154,22 @@ class Settings:
         rate = min(step**-0.5, step * self.warmup_steps**-1.5)
         return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
 
+    def model_arguments(self) -> dict[str, Any]:
+        """The model's arguments among the settings, parts as complete dictionaries.
+
+        Raises:
+            RequestError: there is no such part, or it has no such option.
+        """
+        with _told_as_flags():
+            return {name: _parsed(name, getattr(self, name)) for name in MODEL_SETTINGS}
+
     def as_dict(self) -> dict[str, Any]:
         """What config.json keeps."""
         return {name: value for name, value in asdict(self).items() if name not in ABOUT_THE_FOLDER}
+
+
+# The settings that are arguments of the model.
+MODEL_SETTINGS = [setting.name for setting in fields(Settings) if setting.name in family.ARGUMENTS]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,6 +186,14 @@ def parser() -> argparse.ArgumentParser:
         parser.add_argument(
             _name(setting.name), default=None, help=setting.metadata["help"] + _default(setting), **options
         )
+    for flag, name, value in (
+        ("--normalize-first", "residual", "pre_norm"),
+        ("--no-normalize-first", "residual", "post_norm"),
+        ("--learned-positions", "positions", "learned"),
+        ("--no-learned-positions", "positions", "sinusoidal"),
+    ):  # as version 0.1 spelled them
+        help = f"another spelling of {_name(name)} {value}"
+        parser.add_argument(flag, dest=name, action="store_const", const=value, help=help)
     return parser
 
 
@@ -172,7 +220,7 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, 
     Raises:
         RequestError: a value out of bounds, or two that exclude each other.
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    given = as_given(given)
     if "source" in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
         raise RequestError(
             f"--source is your own text, and {_name(of_named[0])} is of a named corpus: give one of them"
@@ -215,16 +263,8 @@ def check(settings: Settings) -> None:
         value, valid = getattr(settings, setting.name), setting.metadata["check"]
         if value is not None and valid is not None and not valid(value):
             raise RequestError(f"{_name(setting.name)} must be {setting.metadata['expected']}; received: {value}")
-    for name in MODEL_BOUNDS.keys() & asdict(settings).keys():
-        if (value := getattr(settings, name)) is not None and value > MODEL_BOUNDS[name]:
-            raise RequestError(f"{_name(name)} must be at most {MODEL_BOUNDS[name]}; received: {value}")
-    if settings.key_dim is None and settings.hidden_dim % settings.num_heads:
-        raise RequestError(
-            f"--num-heads must divide --hidden-dim, or --key-dim must be given; received: {settings.num_heads} heads, "
-            f"width {settings.hidden_dim}"
-        )
-    if settings.hidden_dim % 2 and not settings.learned_positions:
-        raise RequestError(f"--hidden-dim must be even for sinusoidal positions; received: {settings.hidden_dim}")
+    with _told_as_flags():
+        family.complete({**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size})
     _check_together(settings)
 
 
@@ -239,19 +279,29 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
 
 
-def resumed(stored: dict[str, Any], given: dict[str, Any]) -> Settings:
+def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
     """The settings of a run that goes on: what it was made with, and perhaps more steps.
+
+    Args:
+        stored: what config.json keeps.
+        given: flags.
+        version: that wrote config.json.
 
     Raises:
         RequestError: a flag contradicts the run, or the run's settings are not ours.
     """
     names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
-    if stored.keys() != names:
+    if not stored:
+        raise RequestError("--resume: train.py did not make this run: fine-tune it with --init-from")
+    if unknown := sorted(stored.keys() - names):
         raise RequestError(
-            f"the run was made with other settings than this version knows: {sorted(stored.keys() ^ names)}"
+            f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
+            f"not know, {unknown[0]}: install that version"
         )
     _check_types(stored)
-    given = {name: value for name, value in given.items() if value is not None}
+    defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
+    stored = {**defaults, **stored}  # a version before this one knew fewer settings
+    given = as_given(given)
     for name in sorted(names & given.keys()):
         may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
         if given[name] != stored[name] and not may_change:
@@ -277,6 +327,42 @@ def _check_types(stored: dict[str, Any]) -> None:
         may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
         if not of_kind and not (value is None and may_be_none):
             raise RequestError(f"the run's config.json is damaged: no {_name(setting.name)} is {value!r:.60}")
+
+
+def as_given(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, parts spelled in the one way that they are kept."""
+    given = {name: value for name, value in given.items() if value is not None}
+    with _told_as_flags():
+        given = family.modern(given)
+        parts = given.keys() & set(family.PART_ARGUMENTS)
+        return given | {name: spelled(name, _parsed(name, given[name])) for name in parts}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """A setting's value, of a part its configuration."""
+    slot = family.ARGUMENTS[name].slot
+    return family.parse(value, slot, name) if slot and isinstance(value, str) else value
+
+
+def spelled(name: str, value: Any) -> Any:
+    """The setting that stands for an argument of the model: a part as a flag spells it, another value as it is."""
+    slot = family.ARGUMENTS[name].slot
+    return family.spelled(value, slot) if slot and value is not None else value
+
+
+@contextmanager
+def _told_as_flags() -> Iterator[None]:
+    """What the family refuses is told in the words of a command line."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        told, _, received = str(error).partition(". Received: ")
+        told = re.sub(r"`(\w+):?(\w*)`", lambda found: f"{_name(found[1])} {found[2]}".rstrip(), told)
+        values = re.sub(r"(\w+)=", lambda found: f"{_name(found[1])} ", received)
+        value = received if ", " not in values else values
+        raise RequestError(f"{told}; received: {re.sub(r'^[a-z_:]+=', '', value)}") from error
 
 
 def _name(setting: str) -> str:

@@ -24,3 +24,8 @@ def start_broken():
 def start_liar(folder, cell):
     """A decoder that gives the same answer to everything."""
     return lambda: [[5]] * cell.num_sentences
+
+
+def start_honest(folder, cell):
+    """A decoder whose answers are right."""
+    return lambda: [[4]] * cell.num_sentences

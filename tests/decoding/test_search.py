@@ -211,6 +211,21 @@ def test_pad_unknown_and_start_are_never_emitted_however_likely(num_beams):
         assert score == pytest.approx(log_prob(table, 100, tokens) / divisor(len(tokens), 0.6), rel=1e-5)
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_further_control_ids_are_emitted_by_a_prefix_alone(num_beams):
+    table, further = make_table(6, vocabulary=10), [4, 5]
+    table[:, further] += 50
+    assert np.isin(search(table, [6, 4], num_beams)[0], further).any(), "words, were they not said to be more"
+    ids, scores = search(table, [6, 4], num_beams, num_control_ids=6)
+    assert not np.isin(ids, [UNKNOWN, START, *further]).any() and np.isfinite(scores).all()
+    tokens = tokens_of(ids[0, 0])
+    assert scores[0, 0] == pytest.approx(log_prob(table, 100, tokens) / divisor(len(tokens), 0.6), rel=1e-5)
+    prefix = ops.convert_to_tensor(np.array([[5, 0], [7, 4]], "int32"))
+    ids, _ = search(table, [6, 4], num_beams, prefix_ids=prefix, num_control_ids=6)
+    assert np.all(ids[0, :, 0] == 5) and np.all(ids[1, :, :2] == [7, 4])
+    assert not np.isin(ids[0, :, 1:], further).any() and not np.isin(ids[1, :, 2:], further).any()
+
+
 def test_what_meets_its_limit_counts_only_where_fewer_than_all_have_finished():
     table = make_table(7)
     table[:, END] -= 40  # an end is a last resort
@@ -332,17 +347,19 @@ def test_cache_entries_of_any_shape_follow_their_beam():
     inner, kept = make_step(table), {}
 
     def step(token_ids, cache, index):
-        states, history = cache["beams"]
+        states, (history,) = cache["beams"]["states"], cache["beams"]["more"]
         here = ops.reshape(ops.equal(ops.arange(limit), index), (limit, 1))
         history = ops.where(here, token_ids[:, :, None, None], history)
         logits, new = inner(token_ids, {"beams": [states], "sentences": cache["sentences"]}, index)
         kept["history"] = history
-        return logits, {"beams": [*new["beams"], history], "sentences": cache["sentences"]}
+        (states,) = new["beams"]
+        return logits, {"beams": {"states": states, "more": [history]}, "sentences": cache["sentences"]}
 
     if os.environ.get("KERAS_BACKEND") == "jax":
         pytest.skip("JAX lets nothing out of the body")
     cache = make_cache([100], num_beams)
-    cache["beams"].append(ops.zeros((1, num_beams, limit, 2), dtype="int32"))
+    (states,) = cache["beams"]
+    cache["beams"] = {"states": states, "more": [ops.zeros((1, num_beams, limit, 2), dtype="int32")]}
     ids, _ = beam_search(step, cache, ops.convert_to_tensor([limit]), num_beams=num_beams)
     history = ops.convert_to_numpy(kept["history"])[0]
     assert np.all(history[:, 0] == START)
@@ -416,6 +433,16 @@ def test_sampling_never_emits_control_symbols_and_keeps_a_prefix():
     assert np.all(ids[0, :, :2] == [6, 5])
     assert UNKNOWN not in ids and START not in ids
     assert np.all(np.isfinite(log_probs))
+
+
+def test_sampling_never_emits_further_control_ids():
+    table, further = make_table(16, vocabulary=10), [4, 5]
+    table[:, further] += 50
+    uniforms = np.random.default_rng(4).random((1, 50, 5))
+    assert np.isin(draws(table, [5], uniforms)[0], further).any()
+    for options in ({}, {"top_k": 2}, {"top_p": 0.5}):
+        ids, log_probs = draws(table, [5], uniforms, num_control_ids=6, **options)
+        assert not np.isin(ids, [UNKNOWN, START, *further]).any() and np.isfinite(log_probs).all()
 
 
 def test_draw_keeps_the_fewest_tokens_that_reach_top_p():

@@ -21,6 +21,7 @@ from keras_transformer.decoding.translator import (
     load,
 )
 from keras_transformer.errors import RequestError
+from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 
 pytest_plugins = ["tests.tiny_run"]
@@ -140,6 +141,21 @@ def test_the_likeliest_piece_alone_is_greedy_search(translator):
     assert [one[0].ids for one in drawn] == [one[0].ids for one in greedy]
 
 
+def test_further_control_ids_of_the_model_are_never_emitted(tokenizer):
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16, "max_source_length": 20}
+    model = Transformer(tokenizer.vocabulary_size, **sizes, num_control_ids=9, output_bias=True)
+    bias = np.zeros(tokenizer.vocabulary_size, "float32")
+    bias[4:9] = 50
+    model.output_embedding.bias.assign(bias)
+    translator = Translator(model, tokenizer)
+    for options in ({"num_beams": 1}, {"num_beams": 4, "n_best": 4}, {"sampling": True, "n_best": 5}):
+        found = [
+            hypothesis.ids for some in translator.n_best(["one", "two"], max_length=5, **options) for hypothesis in some
+        ]
+        assert len(found) == 2 * options.get("n_best", 1)
+        assert all(id == END or id >= 9 for ids in found for id in ids), options
+
+
 def test_alignments_follow_the_attention_of_the_last_block_but_one(translator):
     (best,), *_ = translator.n_best(SENTENCES, alignments=True)
     source = translator.source_tokenizer.encode(SENTENCES[:1])[0]
@@ -248,6 +264,7 @@ def test_evaluate_counts_and_signs(translator):
     result = translator.evaluate(SENTENCES, references)
     assert result["bleu"] == pytest.approx(100) and result["chrf"] == pytest.approx(100)
     assert "tok:13a" in result["bleu_signature"] and "case:mixed" in result["bleu_signature"]
+    assert "eff:yes" in result["bleu_signature"], "as while training"
     assert result["sentences"] == len(SENTENCES) and result["beams"] == 4 and result["length_penalty"] == 0.6
     assert result["seconds"] > 0 and result["tokens_per_second"] > 0
     with pytest.raises(RequestError, match="received 5 sources and 4 references"):
@@ -333,7 +350,7 @@ def test_load_refuses_what_does_not_belong_together(run_folder, other_tokenizer)
 
 def test_a_run_with_a_vocabulary_for_each_language(tmp_path, tokenizer, other_tokenizer):
     from keras_transformer import run_folder as runs
-    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.models import model_config
 
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
     source_size = tokenizer.vocabulary_size
@@ -341,9 +358,7 @@ def test_a_run_with_a_vocabulary_for_each_language(tmp_path, tokenizer, other_to
     run = runs.RunFolder(tmp_path)
     for path, one in zip(run.tokenizers(separate=True), (tokenizer, other_tokenizer), strict=True):
         one.save(path)
-    keys = {*runs.MODEL_BOUNDS, *runs.MODEL_RATES, *runs.MODEL_SWITCHES}
-    config = {key: value for key, value in model.get_config().items() if key in keys}
-    runs.write_config(run, {"model": config, "settings": {}})
+    runs.write_config(run, {"model": model_config(model), "settings": {}})
     runs.save_model(run, model)
     hypotheses = load(tmp_path).n_best(["one two"], prefixes=["the"], max_length=4, num_beams=1)
     assert hypotheses[0][0].ids[:1] == tuple(other_tokenizer.encode(["the"])[0][:1])

@@ -87,7 +87,7 @@ def source_ids(tokenizer):
 # The search
 
 
-def table_search(folder, table, limits, decoding):
+def table_search(folder, table, limits, decoding, num_control_ids=4):
     """ids and scores of the graph's search over a table of logits, as in tests/decoding/test_search.py."""
     g = Graph()
     sentences = g.value(np.arange(100, 100 + len(limits))[:, None])
@@ -104,14 +104,15 @@ def table_search(folder, table, limits, decoding):
     def encode(g, sentences):
         return [g("Identity", sentences)]
 
-    found = onnx_search.search(g, sentences, encode, step, first_cache, "limits", table.shape[1], decoding)
+    vocabulary = onnx_search.Vocabulary(table.shape[1], num_control_ids)
+    found = onnx_search.search(g, sentences, encode, step, first_cache, "limits", vocabulary, decoding)
     infos = [("ids", np.int64, ["batch", "n_best", "target"]), ("scores", np.float32, ["batch", "n_best"])]
     for value, (name, *_) in zip(found, infos, strict=True):
         g.named(value, name)
     return of(Model(g, [("limits", np.int64, ["batch"])], infos), folder).run(None, {"limits": np.array(limits)})
 
 
-def python_search(table, limits, decoding):
+def python_search(table, limits, decoding, num_control_ids=4):
     def step(token_ids, cache, index):
         states = (cache["beams"][0] * 31 + ops.cast(token_ids, "int32") * 17 + 5) % STATES
         sentences = ops.arange(100, 100 + len(limits))[:, None]
@@ -120,7 +121,9 @@ def python_search(table, limits, decoding):
     num_beams, length_penalty = decoding.num_beams, decoding.length_penalty
     cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
     limits = ops.convert_to_tensor(limits)
-    found = search.beam_search(step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best)
+    found = search.beam_search(
+        step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids
+    )
     return [ops.convert_to_numpy(each) for each in found]
 
 
@@ -135,6 +138,18 @@ def test_the_search_is_that_of_the_package(tmp_path, num_beams, n_best, length_p
     expected_ids, expected_scores = python_search(table, limits, decoding)
     np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_further_control_ids_are_never_emitted(tmp_path, num_beams):
+    limits, control_ids = [*range(2, 12)], 7
+    table = np.random.default_rng(3).normal(0, 2, (STATES, 12)).astype("float32")
+    decoding = Decoding(num_beams)
+    ids, scores = table_search(tmp_path, table, limits, decoding, control_ids)
+    expected_ids, expected_scores = python_search(table, limits, decoding, control_ids)
+    np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+    assert set(np.unique(ids)) <= {PAD, END, *range(control_ids, 12)}
 
 
 # The model

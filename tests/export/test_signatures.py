@@ -63,23 +63,23 @@ def no_scores_dropout(model):
 
 
 def one_more(model):
-    put(model, "encoder_blocks", [*model.encoder_blocks, model.encoder_blocks[0]])
+    put(model.encoder_stack, "blocks", [*model.encoder_blocks, model.encoder_blocks[0]])
 
 
 CHANGES = {
     "a part of another type": (
         gelu,
-        r"FeedForward at model\.decoder_blocks\[1\]\.feed_forward; received a model with GeluFeedForward there: exp",
+        r"FeedForward at model\.decoder_stack\.blocks\[1\]\.feed_forward; received a model with GeluFeedForward there:",
     ),
     "another option": (
         narrow_norm,
-        r"1e-06 at model\.encoder_blocks\[0\]\.feed_forward_residual\.norm\.epsilon; received a model with 0.1",
+        r"1e-06 at model\.encoder_stack\.blocks\[0\]\.feed_forward_residual\.norm\.epsilon; received a model with 0.1",
     ),
     "a part inside a part": (
         no_scores_dropout,
         r"Dropout at .*self_attention\.scores_dropout; received a model with Identity",
     ),
-    "a part too many": (one_more, r"nothing at model\.encoder_blocks\[2\]; received a model with EncoderBlock"),
+    "a part too many": (one_more, r"nothing at model\.encoder_stack\.blocks\[2\]; received a model with EncoderBlock"),
 }
 EXPORTS = {
     "onnx in float32": partial(export_onnx, precision="float32"),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, attention_scores
+from keras_transformer.layers.attention import MultiHeadAttention, attention_scores, write_at
+from keras_transformer.layers.shared import Rotation, Shared
 from tests.gradients import gradient
-from tests.layer_check import check_layer, random
+from tests.layer_check import check_layer, random, randomize
 
 BATCH, QUERIES, KEYS, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
 MASK = np.random.default_rng(4).random((BATCH, QUERIES, KEYS)) < 0.6
@@ -19,24 +20,32 @@ MASK[..., 0] = True  # no query without a key, unless a test wants one
 
 
 def test_contract(tmp_path):
-    settings = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "dropout": 0.1}
+    norm = {"name": "layer", "epsilon": 1e-3}
+    how = {"score": {"name": "scaled_dot"}, "use_bias": True, "inner_norm": norm, "gain": 0.5}
+    settings = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "dropout": 0.1, **how}
     inputs = (random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1), MASK)
     check_layer(MultiHeadAttention, settings, inputs, tmp_path)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("memory_dim", [HIDDEN_DIM, 17])
-def test_equals_keras_attention(masked, memory_dim):
+@pytest.mark.parametrize("memory_dim, use_bias", [(HIDDEN_DIM, False), (17, False), (17, True)])
+def test_equals_keras_attention(masked, memory_dim, use_bias):
     query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, memory_dim, seed=1)
     mask = MASK if masked else None
-    ours = MultiHeadAttention(NUM_HEADS, KEY_DIM)
+    ours = MultiHeadAttention(NUM_HEADS, KEY_DIM, use_bias=use_bias)
+    ours.build(query.shape, memory.shape)
+    if use_bias:
+        randomize(ours, 0.1)
     output = ours(query, memory, mask)
     theirs = keras.layers.MultiHeadAttention(NUM_HEADS, KEY_DIM)
     theirs.build(query.shape, memory.shape)
-    q, k, v, o = ours.get_weights()
+    weights = {weight.name: ops.convert_to_numpy(weight) for weight in ours.weights}
+    q, k, v, o = (weights[name] for name in ("query", "key", "value", "output"))
     heads = [kernel.reshape(-1, NUM_HEADS, KEY_DIM) for kernel in (q, k, v)]
     kernels = [*heads, o.reshape(NUM_HEADS, KEY_DIM, HIDDEN_DIM)]
-    biases = [np.zeros((NUM_HEADS, KEY_DIM))] * 3 + [np.zeros(HIDDEN_DIM)]
+    zeros = np.zeros(NUM_HEADS * KEY_DIM)
+    biases = [weights.get(f"{name}_bias", zeros).reshape(NUM_HEADS, KEY_DIM) for name in ("query", "key", "value")]
+    biases.append(weights.get("output_bias", np.zeros(HIDDEN_DIM)))
     theirs.set_weights([weight for pair in zip(kernels, biases, strict=True) for weight in pair])
     expected, scores = theirs(query, memory, attention_mask=mask, return_attention_scores=True)
     np.testing.assert_allclose(ops.convert_to_numpy(output), ops.convert_to_numpy(expected), atol=2e-6)
@@ -129,6 +138,68 @@ def test_kernels_start_within_glorot_bounds():
     assert len(kernels) == 4  # no bias
     for kernel in kernels:
         assert 0.99 * bound < np.abs(kernel).max() <= bound
+
+
+def test_a_gain_is_of_values_and_output_alone():
+    """DeepNet's: what a head looks at begins as it does without one."""
+    bound = np.sqrt(6 / (HIDDEN_DIM + NUM_HEADS * KEY_DIM))
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM, gain=0.25)
+    layer.build((None, None, HIDDEN_DIM))
+    gains = {weight.name: np.abs(ops.convert_to_numpy(weight)).max() / bound for weight in layer.weights}
+    assert gains == pytest.approx({"query": 1, "key": 1, "value": 0.25, "output": 0.25}, rel=0.05)
+
+
+def test_an_inner_norm_stands_before_the_output():
+    x = random(BATCH, QUERIES, HIDDEN_DIM)
+    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM, inner_norm="layer")
+    layer.build(x.shape)
+    randomize(layer)
+    # Heads of any size are of one size after the norm.
+    outputs = []
+    for factor in (1.0, 50.0):
+        weights = {weight.name: weight for weight in layer.weights}
+        weights["value"].assign(factor * weights["value"])
+        outputs.append(ops.convert_to_numpy(layer(x, x)))
+    np.testing.assert_allclose(*outputs, atol=1e-4)
+    joined, shifts = layer.inner_norm.get_weights()
+    assert joined.shape == shifts.shape == (NUM_HEADS * KEY_DIM,)
+
+
+def test_write_at_touches_one_position():
+    cache, new = random(BATCH, NUM_HEADS, 5, KEY_DIM), random(BATCH, NUM_HEADS, 1, KEY_DIM, seed=1)
+    written = ops.convert_to_numpy(write_at(cache, new, 3))
+    np.testing.assert_array_equal(written[:, :, 3:4], new)
+    np.testing.assert_array_equal(np.delete(written, 3, axis=2), np.delete(cache, 3, axis=2))
+
+
+def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
+    """What positions share is added to the logits, and turns queries and keys, of whole sequences and of steps."""
+    x, bias = random(1, QUERIES, HIDDEN_DIM), random(NUM_HEADS, QUERIES, QUERIES, seed=2)
+    key_dim = 4
+    layer = MultiHeadAttention(NUM_HEADS, key_dim)
+    angles = np.arange(QUERIES)[:, None] * np.array([0.3, 1.1, 0.3, 1.1])
+    cosines, sines = (wave(angles).astype("float32") for wave in (np.cos, np.sin))
+    causal = np.tri(QUERIES, dtype=bool)[None]
+    whole = layer(x, x, causal, shared=Shared(bias, Rotation(cosines, sines, cosines, sines)))
+    q, k, v, o = layer.get_weights()
+
+    def heads(kernel):
+        return (x[0] @ kernel).reshape(QUERIES, NUM_HEADS, key_dim)
+
+    def turned(heads):  # by complex numbers: the pair (i, i + H/2) is one
+        numbers = (heads[..., :2] + 1j * heads[..., 2:]) * np.exp(1j * angles[:, None, :2])
+        return np.concatenate([numbers.real, numbers.imag], axis=-1)
+
+    logits = np.einsum("tnh,snh->nts", turned(heads(q)), turned(heads(k))) / np.sqrt(key_dim) + bias
+    scores = np.exp(np.where(causal, logits, -np.inf))
+    scores /= scores.sum(-1, keepdims=True)
+    expected = np.einsum("nts,snh->tnh", scores, heads(v)).reshape(QUERIES, -1) @ o
+    np.testing.assert_allclose(ops.convert_to_numpy(whole)[0], expected, atol=1e-5)
+    cache = layer.init_cache(1, 1, QUERIES)
+    for index in range(QUERIES):
+        shared = Shared(bias[:, index : index + 1], Rotation(*[wave[index] for wave in (cosines, sines) * 2]))
+        step, cache = layer.step(ops.convert_to_tensor(x[:, index : index + 1]), cache, index, shared)
+        np.testing.assert_allclose(ops.convert_to_numpy(step)[0, 0], expected[index], atol=1e-5)
 
 
 def test_softmax_runs_in_float32():

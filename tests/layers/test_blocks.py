@@ -7,13 +7,26 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, write_at
+from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.masks import causal_mask
 from tests.layer_check import check_layer, random, randomize
 
 BATCH, TARGET, SOURCE, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
 SETTINGS = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "intermediate_dim": 17}
-POST_AND_PRE_NORM = pytest.mark.parametrize("normalize_first", [False, True], ids=["post-norm", "pre-norm"])
+POST_AND_PRE_NORM = pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
+# None at its default.
+CHECKED = {
+    **SETTINGS,
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+    "attention": {"name": "full"},
+    "score": {"name": "scaled_dot"},
+    "norm": {"name": "layer", "epsilon": 1e-3},
+    "feed_forward": {"name": "plain"},
+    "activation": {"name": "relu"},
+    "attention_bias": True,
+    "gain": 0.5,
+}
 X, MEMORY = random(BATCH, TARGET, HIDDEN_DIM), random(BATCH, SOURCE, HIDDEN_DIM, seed=1)
 CAUSAL = np.broadcast_to(np.tri(TARGET, dtype=bool), (BATCH, TARGET, TARGET))
 SOURCE_MASK = np.arange(SOURCE) < np.array([[SOURCE], [4]])
@@ -21,27 +34,37 @@ MEMORY_MASK = np.broadcast_to(SOURCE_MASK[:, None], (BATCH, TARGET, SOURCE))
 
 
 @POST_AND_PRE_NORM
-def test_contract_of_the_encoder_block(tmp_path, normalize_first):
-    settings = {**SETTINGS, "dropout": 0.1, "attention_dropout": 0.2, "normalize_first": normalize_first}
-    check_layer(EncoderBlock, settings, (X, CAUSAL), tmp_path)
+def test_contract_of_the_encoder_block(tmp_path, residual):
+    check_layer(EncoderBlock, {**CHECKED, "residual": residual}, (X, CAUSAL), tmp_path)
 
 
 @POST_AND_PRE_NORM
-def test_contract_of_the_decoder_block(tmp_path, normalize_first):
-    settings = {**SETTINGS, "dropout": 0.1, "attention_dropout": 0.2, "normalize_first": normalize_first}
-    check_layer(DecoderBlock, settings, (X, MEMORY, CAUSAL, MEMORY_MASK), tmp_path)
+def test_contract_of_the_decoder_block(tmp_path, residual):
+    check_layer(DecoderBlock, {**CHECKED, "residual": residual}, (X, MEMORY, CAUSAL, MEMORY_MASK), tmp_path)
 
 
-def decoder_block(normalize_first):
-    block = DecoderBlock(**SETTINGS, normalize_first=normalize_first)
+def decoder_block(residual):
+    block = DecoderBlock(**SETTINGS, residual=residual)
     block.build(X.shape, MEMORY.shape)
     randomize(block)
     return block
 
 
+@pytest.mark.parametrize("block_class", [EncoderBlock, DecoderBlock])
+def test_the_old_switch_is_another_spelling(block_class):
+    for switch, residual in ((True, "pre_norm"), (False, "post_norm")):
+        assert block_class(**SETTINGS, normalize_first=switch).residual == residual
+        config = {**block_class(**SETTINGS).get_config(), "normalize_first": switch}
+        config.pop("residual")
+        assert block_class.from_config(config).residual == residual
+    assert block_class(**SETTINGS, residual="pre_norm").residual == "pre_norm"
+    with pytest.raises(ValueError, match=r"^`normalize_first` must be true or false\. Received: normalize_first=1$"):
+        block_class(**SETTINGS, normalize_first=1)
+
+
 @POST_AND_PRE_NORM
-def test_the_future_changes_nothing(normalize_first):
-    block = decoder_block(normalize_first)
+def test_the_future_changes_nothing(residual):
+    block = decoder_block(residual)
     whole = ops.convert_to_numpy(block(X, MEMORY, CAUSAL, MEMORY_MASK))
     for position in range(1, TARGET):
         changed = X.copy()
@@ -52,12 +75,11 @@ def test_the_future_changes_nothing(normalize_first):
 
 
 @POST_AND_PRE_NORM
-def test_steps_equal_the_whole(normalize_first):
-    block, num_beams = decoder_block(normalize_first), 3
+def test_steps_equal_the_whole(residual):
+    block, num_beams = decoder_block(residual), 3
     x = random(BATCH, num_beams, TARGET, HIDDEN_DIM, seed=2)
     memory = block.cross_attention.project_memory(ops.convert_to_tensor(MEMORY))
-    shape = (BATCH, num_beams, NUM_HEADS, TARGET + 2, KEY_DIM)  # two positions stay unused
-    past = (ops.zeros(shape), ops.zeros(shape))
+    past = block.self_attention.init_cache(BATCH, num_beams, TARGET + 2)  # two positions stay unused
     for index in range(TARGET):
         output, past = block.step(x[:, :, index], past, memory, SOURCE_MASK[:, None], index)
         for beam in range(num_beams):
@@ -68,11 +90,11 @@ def test_steps_equal_the_whole(normalize_first):
 
 
 @POST_AND_PRE_NORM
-def test_masks_that_inputs_carry_are_honoured_and_handed_on(normalize_first):
+def test_masks_that_inputs_carry_are_honoured_and_handed_on(residual):
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(9, HIDDEN_DIM, mask_zero=True)(ids)
-    memory = EncoderBlock(**SETTINGS, normalize_first=normalize_first)(x)
-    output = DecoderBlock(**SETTINGS, normalize_first=normalize_first)(x, memory)
+    memory = EncoderBlock(**SETTINGS, residual=residual)(x)
+    output = DecoderBlock(**SETTINGS, residual=residual)(x, memory)
     model = keras.Model(ids, [memory, output])
     padded = model(np.array([[4, 5, 6, 0, 0], [3, 2, 1, 4, 5]]))
     for whole, alone in zip(padded, model(np.array([[4, 5, 6]])), strict=True):
@@ -82,7 +104,7 @@ def test_masks_that_inputs_carry_are_honoured_and_handed_on(normalize_first):
 
 
 def test_a_padding_mask_of_the_memory_is_one_of_its_keys():
-    block = decoder_block(False)
+    block = decoder_block("post_norm")
     outputs = [ops.convert_to_numpy(block(X, MEMORY, CAUSAL, mask)) for mask in (MEMORY_MASK, SOURCE_MASK)]
     np.testing.assert_array_equal(*outputs)
 
@@ -94,14 +116,7 @@ def test_a_padding_mask_for_an_attention_mask_is_refused(symbolic):
         x, mask = keras.KerasTensor((None, 3, HIDDEN_DIM)), keras.KerasTensor((None, 3), "bool")
     calls = [lambda: EncoderBlock(**SETTINGS)(x, mask), lambda: DecoderBlock(**SETTINGS)(x, x, mask)]
     if not symbolic:
-        calls.append(lambda: decoder_block(False).attention_scores(x, x, mask))
+        calls.append(lambda: decoder_block("post_norm").attention_scores(x, x, mask))
     for call in calls:
         with pytest.raises(ValueError, match=r"`attention_mask` must have three axes.*keys_mask\(mask\)"):
             call()
-
-
-def test_write_at_touches_one_position():
-    cache, new = random(BATCH, NUM_HEADS, 5, KEY_DIM), random(BATCH, NUM_HEADS, 1, KEY_DIM, seed=1)
-    written = ops.convert_to_numpy(write_at(cache, new, 3))
-    np.testing.assert_array_equal(written[:, :, 3:4], new)
-    np.testing.assert_array_equal(np.delete(written, 3, axis=2), np.delete(cache, 3, axis=2))

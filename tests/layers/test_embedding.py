@@ -12,7 +12,18 @@ IDS = np.array([[2, 5, 0], [1, 1, 6]], "int32")
 
 
 def test_contract(tmp_path):
-    check_layer(TokenEmbedding, {"vocabulary_size": 7, "hidden_dim": 11}, (IDS,), tmp_path)
+    check_layer(TokenEmbedding, {"vocabulary_size": 7, "hidden_dim": 11, "scale": 2.5}, (IDS,), tmp_path)
+
+
+def test_a_scale_and_a_bias_of_the_logits():
+    layer = TokenEmbedding(7, 11, scale=0.5, output_bias=True)
+    assert TokenEmbedding.from_config(layer.get_config()).get_config() == layer.get_config()
+    rows, x = ops.convert_to_numpy(layer(IDS)), random(2, 3, 11)
+    layer.bias.assign(random(7, seed=1))
+    matrix, bias = layer.get_weights()
+    np.testing.assert_allclose(rows, matrix[IDS] * 0.5, rtol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer.logits(x)), x @ matrix.T + bias, atol=1e-5)
+    assert layer.num_parameters(11) == layer.count_params() == 7 * 12
 
 
 def test_rows_are_scaled_and_logits_use_the_same_matrix():

@@ -26,11 +26,11 @@ def sinusoids(positions):
 
 
 def test_contract_of_sinusoidal_positions(tmp_path):
-    check_layer(SinusoidalPositions, {"hidden_dim": 10}, (POSITIONS,), tmp_path)
+    check_layer(SinusoidalPositions, {"hidden_dim": 10, "offset": 2}, (POSITIONS,), tmp_path)
 
 
 def test_contract_of_learned_positions(tmp_path):
-    check_layer(LearnedPositions, {"max_length": 13, "hidden_dim": 7}, (POSITIONS,), tmp_path)
+    check_layer(LearnedPositions, {"max_length": 13, "hidden_dim": 7, "offset": 2}, (POSITIONS,), tmp_path)
 
 
 @pytest.mark.parametrize("of_states", [False, True], ids=["ids", "states"])
@@ -94,3 +94,15 @@ def test_learned_positions_are_rows_and_the_last_one_serves_beyond():
     vectors = ops.convert_to_numpy(layer(np.array([[0, 3], [4, 1000]])))
     (rows,) = layer.get_weights()
     np.testing.assert_array_equal(vectors, rows[[[0, 3], [3, 3]]])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_an_offset_moves_every_position_on(dtype):
+    moved = SinusoidalPositions(HIDDEN_DIM, offset=2)(POSITIONS.astype(dtype))
+    np.testing.assert_allclose(ops.convert_to_numpy(moved), sinusoids(POSITIONS + 2), atol=1e-6)
+    layer = LearnedPositions(4, 7, offset=2)
+    vectors = ops.convert_to_numpy(layer(np.array([0, 3, 4, 1000], dtype)))
+    (rows,) = layer.get_weights()
+    assert rows.shape == (6, 7), "as many positions as without one, and the offset's"
+    np.testing.assert_array_equal(vectors, rows[[2, 5, 5, 5]])
+    assert layer.num_parameters(7) == layer.count_params()

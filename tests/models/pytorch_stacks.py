@@ -7,22 +7,21 @@ import torch
 from torch import nn
 
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.residual import EPSILON
 from tests.models.variants import make_inputs, make_model
 
 
 def compare() -> None:
-    """Memory and logits are PyTorch's at every real token, post-norm and pre-norm."""
+    """Memory and logits are PyTorch's at every real token: post-norm and pre-norm, and what it too can do otherwise."""
     inputs = {name: torch.tensor(ids) for name, ids in make_inputs().items()}
     source_pads, target_pads = (inputs[name] == 0 for name in ("source_ids", "target_ids"))
     future = torch.triu(torch.ones(target_pads.shape[1], target_pads.shape[1], dtype=torch.bool), 1)
-    for variant in ("post-norm", "pre-norm"):
+    for variant in ("post-norm", "pre-norm", "unlike sides"):
         model = make_model(variant)
         encoder, decoder = torch_stacks(model)
         with torch.no_grad():
-            embedded = model._embed(model.source_embedding, inputs["source_ids"], False)
+            embedded = model._encoder_inputs(inputs["source_ids"])[0]
             memory = encoder(embedded, src_key_padding_mask=source_pads)
-            embedded = model._embed(model.target_embedding, inputs["target_ids"], False)
+            embedded = model._decoder_inputs(inputs["target_ids"])[0]
             states = decoder(
                 embedded,
                 memory,
@@ -30,28 +29,30 @@ def compare() -> None:
                 tgt_key_padding_mask=target_pads,
                 memory_key_padding_mask=source_pads,
             )
-            expected = model.target_embedding.logits(states)
+            expected = model.output_embedding.logits(states)
             ours, logits = model.encode(inputs["source_ids"]), model(inputs)
         np.testing.assert_allclose(ours[~source_pads], memory[~source_pads], atol=2e-5, err_msg=variant)
         np.testing.assert_allclose(logits[~target_pads], expected[~target_pads], atol=2e-5, err_msg=variant)
 
 
 def torch_stacks(model) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
-    """PyTorch's stacks with the model's weights; its attention biases are zero."""
+    """PyTorch's stacks with the model's weights; where it has no attention biases, PyTorch's are zero."""
+    arguments = model.arguments()
+    normalize_first, epsilon = arguments["residual"]["name"] == "pre_norm", arguments["norm"]["epsilon"]
     settings = {
         "d_model": model.hidden_dim,
         "nhead": model.num_heads,
         "dim_feedforward": model.intermediate_dim,
         "dropout": 0.0,
-        "layer_norm_eps": EPSILON,
+        "layer_norm_eps": epsilon,
         "batch_first": True,
-        "norm_first": model.normalize_first,
+        "norm_first": normalize_first,
     }
-    norms = [nn.LayerNorm(model.hidden_dim, EPSILON) if model.normalize_first else None for _ in range(2)]
+    norms = [nn.LayerNorm(model.hidden_dim, epsilon) if normalize_first else None for _ in range(2)]
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(**settings), model.num_layers, norms[0], enable_nested_tensor=False
+        nn.TransformerEncoderLayer(**settings), model.encoder_layers, norms[0], enable_nested_tensor=False
     )
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), model.num_layers, norms[1])
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), model.decoder_layers, norms[1])
     for ours, theirs in zip(model.encoder_blocks, encoder.layers, strict=True):
         copy_attention(ours.self_attention, theirs.self_attn)
         copy_feed_forward(ours.feed_forward, theirs)
@@ -64,19 +65,21 @@ def torch_stacks(model) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
         copy_norm(ours.self_attention_residual.norm, theirs.norm1)
         copy_norm(ours.cross_attention_residual.norm, theirs.norm2)
         copy_norm(ours.feed_forward_residual.norm, theirs.norm3)
-    if model.normalize_first:
+    if normalize_first:
         copy_norm(model.encoder_norm, encoder.norm)
         copy_norm(model.decoder_norm, decoder.norm)
     return encoder.eval(), decoder.eval()
 
 
 def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
-    query, key, value, output = map(torch.tensor, ours.get_weights())
+    weights = {weight.name: torch.tensor(weight.numpy()) for weight in ours.weights}
+    zeros = torch.zeros_like(theirs.out_proj.bias)
+    names = ("query", "key", "value")
     state = {
-        "in_proj_weight": torch.cat([query.T, key.T, value.T]),
-        "in_proj_bias": torch.zeros_like(theirs.in_proj_bias),
-        "out_proj.weight": output.T,
-        "out_proj.bias": torch.zeros_like(theirs.out_proj.bias),
+        "in_proj_weight": torch.cat([weights[name].T for name in names]),
+        "in_proj_bias": torch.cat([weights.get(f"{name}_bias", zeros) for name in names]),
+        "out_proj.weight": weights["output"].T,
+        "out_proj.bias": weights.get("output_bias", zeros),
     }
     theirs.load_state_dict(state)
 

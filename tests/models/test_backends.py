@@ -36,10 +36,16 @@ def trained():
 
 
 @BACKENDS
-def test_forward_steps_and_training(backend, models, trained, run_in_backend, tmp_path):
+def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(
+    backend, models, trained, run_in_backend, tmp_path
+):
     folder, expected = models
     results = tmp_path / "results.npz"
-    code = f"from tests.models.on_backend import compute; compute({str(folder)!r}, {str(results)!r})"
+    code = f"""
+        from tests.models.on_backend import compute, save_load_and_train
+        compute({str(folder)!r}, {str(results)!r})
+        save_load_and_train({str(tmp_path / "compiled.keras")!r})
+    """
     run_in_backend(code, backend, timeout=900)
     found = dict(np.load(results))
     for name, values in expected.items():
@@ -51,14 +57,6 @@ def test_forward_steps_and_training(backend, models, trained, run_in_backend, tm
             np.testing.assert_allclose(found[name], trained.setdefault(name, found[name]), 1e-4, 1e-4, err_msg=name)
         loss = found[f"{variant}: losses"][0]
         assert loss[1] < loss[0]
-
-
-@BACKENDS
-def test_a_compiled_model_is_saved_and_loaded(backend, run_in_backend, tmp_path):
-    code = (
-        f"from tests.models.on_backend import save_load_and_train; save_load_and_train({str(tmp_path / 'm.keras')!r})"
-    )
-    run_in_backend(code, backend)
 
 
 @pytest.mark.parity

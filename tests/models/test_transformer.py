@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import keras
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer import family, models
 from keras_transformer.layers import attention
-from keras_transformer.models import PRESETS, Transformer
-from keras_transformer.models.transformer import EXTRA_LENGTH
-from keras_transformer.run_folder import MODEL_BOUNDS, count_parameters
+from keras_transformer.lengths import EXTRA_LENGTH
+from keras_transformer.models import PRESETS, Transformer, count_parameters, model_config
 from tests.models.variants import SIZES, VARIANTS, beams_of, cached_logits, make_inputs, make_model
 
 INPUTS = make_inputs()
 REAL = INPUTS["target_ids"] != 0
+NUMBERS = {name: option for name, option in family.ARGUMENTS.items() if option.kind is int}
+RATES = ["dropout", "attention_dropout"]
+LATER = {"name": "learned", "offset": 2}
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -28,13 +32,7 @@ def logits_of(model, inputs=INPUTS):
 def test_the_papers_sizes(preset, parameters):
     sizes = {name: value for name, value in PRESETS[preset].items() if name in SIZES}
     assert sizes["vocabulary_size"] == 37_000
-    defaults = {
-        "key_dim": None,
-        "source_vocabulary_size": None,
-        "learned_positions": False,
-        "normalize_first": False,
-    }
-    assert count_parameters({**defaults, **sizes}) == parameters
+    assert count_parameters(sizes) == parameters
 
 
 def test_the_default_is_the_base_model():
@@ -47,8 +45,8 @@ def test_the_default_is_the_base_model():
 @EVERY_VARIANT
 def test_parameters_are_counted_without_a_model(variant):
     model = make_model(variant)
-    assert count_parameters(model.get_config()) == model.count_params()
-    assert count_parameters({**model.get_config(), **VARIANTS[variant], "key_dim": model.key_dim}) == sum(
+    assert count_parameters(model_config(model)) == model.count_params()
+    assert count_parameters({**SIZES, **VARIANTS[variant], "key_dim": model.key_dim}) == sum(
         weight.size for weight in model.get_weights()
     )
 
@@ -63,7 +61,9 @@ def test_every_weight_exists_before_the_first_call_and_is_used(variant):
     model.train_on_batch(INPUTS, direction)
     assert [weight.path for weight in model.weights] == paths
     for path, old, new in zip(paths, before, model.get_weights(), strict=True):
-        assert np.isfinite(new).all() and (new != old).any(), path
+        assert np.isfinite(new).all(), path
+        # What a bias of keys adds is the same for all keys of a query, and a softmax does not see it.
+        assert (new != old).any() or path.endswith("/key_bias"), path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -75,11 +75,27 @@ def test_summary_counts_every_weight_and_shows_the_blocks_shapes(variant):
     assert text.count(f"(None, None, {model.hidden_dim})") >= len(model.encoder_blocks) + len(model.decoder_blocks)
 
 
+def test_parameters_are_counted_and_no_seed_is_drawn():
+    keras.utils.set_random_seed(1)
+    before = random.getstate()
+    assert count_parameters({"vocabulary_size": 99, "num_layers": 512, "dropout": 0.5, "attention_dropout": 0.5})
+    assert random.getstate() == before, "the weights that a seed gives would be others"
+
+
+def test_arguments_by_position_are_those_of_version_0_1():
+    model = Transformer(23, 1, 3, 12, 17, 0.0, True, 5, 0.2, 29, 11, True)
+    names = ("key_dim", "attention_dropout", "source_vocabulary_size", "max_source_length")
+    assert [model.arguments()[name] for name in names] == [5, 0.2, 29, 11]
+    assert (model.arguments()["residual"]["name"], model.arguments()["positions"]["name"]) == ("pre_norm", "learned")
+
+
 def test_three_way_tying():
     shapes = [tuple(weight.shape) for weight in make_model().weights]
     assert shapes.count((23, 12)) == 1
     separate = [tuple(weight.shape) for weight in make_model("separate vocabularies").weights]
     assert separate.count((23, 12)) == separate.count((29, 12)) == 1
+    untied = [tuple(weight.shape) for weight in make_model("untied").weights]
+    assert untied.count((23, 12)) == 2 and untied.count((29, 12)) == 1
 
 
 @EVERY_VARIANT
@@ -129,7 +145,7 @@ def test_beams_may_change_places():
     cache = model.init_cache(model.encode(source_ids), source_ids, 3, 3)
     _, cache = model.step(targets[:, :, 0], cache, 0)
     _, cache = model.step(targets[:, :, 1], cache, 1)
-    cache = {**cache, "beams": [ops.take(tensor, order, axis=1) for tensor in cache["beams"]]}
+    cache = {**cache, "beams": keras.tree.map_structure(lambda x: ops.take(x, order, axis=1), cache["beams"])}
     logits, _ = model.step(targets[:, :, 2], cache, 2)
     for beam, origin in enumerate(order):
         ids = np.concatenate([targets[:, origin, :2], targets[:, beam, 2:3]], axis=1)
@@ -141,11 +157,12 @@ def test_beams_may_change_places():
 @EVERY_VARIANT
 def test_attention_scores_are_those_that_call_uses(variant, monkeypatch):
     model = make_model(variant)
-    layers, used, compute = model.num_layers, [], attention.attention_scores
-    monkeypatch.setattr(attention, "attention_scores", lambda *args: used.append(compute(*args)) or used[-1])
+    layers, used, compute = model.encoder_layers, [], attention.masked_softmax
+    monkeypatch.setattr(attention, "masked_softmax", lambda *args: used.append(compute(*args)) or used[-1])
     model(INPUTS)
     monkeypatch.undo()
     in_order = {"encoder": used[:layers], "decoder": used[layers::2], "cross": used[layers + 1 :: 2]}
+    assert [len(each) for each in in_order.values()] == [layers, *[model.decoder_layers] * 2]
     scores = model.attention_scores(INPUTS)
     assert list(scores) == list(in_order)
     source_real, target_real = (INPUTS[name] != 0 for name in ("source_ids", "target_ids"))
@@ -159,7 +176,7 @@ def test_attention_scores_are_those_that_call_uses(variant, monkeypatch):
     for name, expected in in_order.items():
         found = ops.convert_to_numpy(scores[name])
         widths = (queries[name].shape[1], seen[name].shape[-1])
-        assert found.shape == (layers, len(REAL), model.num_heads, *widths)
+        assert found.shape == (len(expected), len(REAL), model.num_heads, *widths)
         np.testing.assert_allclose(found, np.stack([ops.convert_to_numpy(each) for each in expected]), atol=1e-6)
         np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
         assert (np.where(seen[name], 0, found) == 0).all()
@@ -168,9 +185,12 @@ def test_attention_scores_are_those_that_call_uses(variant, monkeypatch):
 @EVERY_VARIANT
 def test_config_round_trip(variant):
     model = make_model(variant, attention_dropout=0.2)
-    again = Transformer.from_config(model.get_config())
-    assert again.get_config() == model.get_config()
-    assert [weight.shape for weight in again.weights] == [weight.shape for weight in model.weights]
+    for again in (Transformer.from_config(model.get_config()), models.make_model(model_config(model))):
+        assert again.get_config() == {**model.get_config(), "name": again.name}
+        assert [weight.shape for weight in again.weights] == [weight.shape for weight in model.weights]
+    assert model_config(model) == {"kind": "translator", **family.complete({**SIZES, **VARIANTS[variant]})} | {
+        "attention_dropout": 0.2
+    }
 
 
 @EVERY_VARIANT
@@ -209,18 +229,19 @@ def test_learned_positions_reach_as_far_as_a_translation_may():
     assert model.positions.max_length == model.max_source_length + EXTRA_LENGTH
 
 
-@pytest.mark.parametrize("name", MODEL_BOUNDS)
-@pytest.mark.parametrize("size", [0, -1, 2.5, "8", True])
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("size", [0, -1, 2.5, "8", True, 10**12])
 def test_sizes_that_are_none_are_refused(name, size):
-    message = f"`{name}` must be a positive integer. Received: {name}={size!r}"
+    bounds = f"from {NUMBERS[name].least:,} to {NUMBERS[name].most:,}"
+    message = f"`{name}` must be an integer {bounds}. Received: {name}={size!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Transformer(**{**SIZES, name: size})
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
-@pytest.mark.parametrize("rate", [-0.1, 1, float("nan")])
+@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("rate", [-0.1, 1, float("nan"), True])
 def test_rates_that_are_none_are_refused(name, rate):
-    message = f"`{name}` must be at least 0 and less than 1. Received: {name}={rate!r}"
+    message = f"`{name}` must be a number of at least 0 and less than 1. Received: {name}={rate!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Transformer(**{**SIZES, name: rate})
 
@@ -233,6 +254,85 @@ def test_heads_that_do_not_divide_the_width_are_refused():
 
 
 def test_an_odd_width_needs_learned_positions():
-    with pytest.raises(ValueError, match="`hidden_dim` must be even"):
+    message = "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Transformer(**{**SIZES, "hidden_dim": 9})
-    assert Transformer(**{**SIZES, "hidden_dim": 9}, learned_positions=True).count_params()
+    assert Transformer(**{**SIZES, "hidden_dim": 9}, positions="learned").count_params()
+
+
+def test_old_switches_are_other_spellings():
+    model = Transformer(**SIZES, normalize_first=True, learned_positions=True)
+    assert (model.arguments()["residual"], model.arguments()["positions"]) == (
+        {"name": "pre_norm"},
+        {"name": "learned", "offset": 0},
+    )
+    old = {**SIZES, "normalize_first": True, "learned_positions": True, "max_source_length": 9}  # as version 0.1 wrote
+    again = Transformer.from_config(old)
+    assert again.arguments() == {**model.arguments(), "max_source_length": 9}
+    assert again.encoder_norm is not None and again.positions.max_length == 9 + EXTRA_LENGTH
+    plain = Transformer(**SIZES, normalize_first=False, learned_positions=False)
+    assert plain.arguments() == Transformer(**SIZES).arguments()
+    with pytest.raises(ValueError, match=r"^`normalize_first` must be true or false\. Received: normalize_first=1$"):
+        Transformer(**SIZES, normalize_first=1)
+
+
+def test_each_side_has_its_own_depth():
+    model = Transformer(**SIZES, encoder_layers=1, decoder_layers=3)
+    assert (model.num_layers, model.encoder_layers, model.decoder_layers) == (2, 1, 3)
+    assert (len(model.encoder_blocks), len(model.decoder_blocks)) == (1, 3)
+    assert len(Transformer(**SIZES, encoder_layers=1).decoder_blocks) == 2, "num_layers holds where nothing is said"
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("embedding_norm", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_what_the_stacks_are_given_is_what_the_paper_adds(positions, embedding_norm, scale):
+    """The scaled row and the place of each token, of both sides; with a norm on their sum where one is asked for."""
+    how = {"embedding_scale": scale, "embedding_norm": embedding_norm, "source_vocabulary_size": 29}
+    model = make_model(positions={"name": positions, "offset": 2}, **how)
+    for side, ids in (("source", INPUTS["source_ids"]), ("target", INPUTS["target_ids"])):
+        rows = ops.convert_to_numpy(getattr(model, f"{side}_embedding").embeddings)[ids]
+        places = ops.convert_to_numpy(model.positions(np.arange(ids.shape[1])))
+        expected = rows * (12**0.5 if scale is None else scale) + places
+        if embedding_norm:
+            gain, shift = getattr(model, f"{side}_norm").get_weights()
+            centred = expected - expected.mean(-1, keepdims=True)
+            expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * gain + shift
+        x, *_ = model._encoder_inputs(ids) if side == "source" else model._decoder_inputs(ids)
+        np.testing.assert_allclose(ops.convert_to_numpy(x), expected, atol=1e-4)
+
+
+def test_an_offset_moves_every_position_on():
+    usual, moved = (make_model(positions={"name": "sinusoidal", "offset": offset}) for offset in (0, 2))
+    places = ops.convert_to_numpy(moved.positions(np.arange(5)))
+    np.testing.assert_allclose(places, ops.convert_to_numpy(usual.positions(np.arange(2, 7))), atol=1e-6)
+    sizes = [make_model("learned positions", positions=p).positions.embeddings.shape[0] for p in ("learned", LATER)]
+    assert sizes[1] == sizes[0] + 2, "as far as without one"
+
+
+def test_a_bias_of_the_output_is_added_to_the_logits_of_whole_passes_and_of_steps():
+    for variant in ("unlike sides", "untied"):
+        model = make_model(variant)
+        whole, steps = logits_of(model), cached_logits(model, INPUTS, 1)
+        model.output_embedding.bias.assign(model.output_embedding.bias + np.arange(23, dtype="float32"))
+        np.testing.assert_allclose(logits_of(model) - whole, np.broadcast_to(np.arange(23), whole.shape), atol=1e-3)
+        np.testing.assert_allclose(
+            cached_logits(model, INPUTS, 1) - steps, np.broadcast_to(np.arange(23), steps.shape), atol=1e-3
+        )
+
+
+def test_an_untied_output_leaves_the_embedding_alone():
+    model = make_model("untied")
+    states, logits = model.encode(INPUTS["source_ids"]), logits_of(model)
+    model.output_embedding.embeddings.assign(0 * model.output_embedding.embeddings)
+    np.testing.assert_array_equal(ops.convert_to_numpy(model.encode(INPUTS["source_ids"])), states)
+    np.testing.assert_array_equal(
+        logits_of(model), np.broadcast_to(ops.convert_to_numpy(model.output_embedding.bias), logits.shape)
+    )
+
+
+def test_a_model_of_another_kind_is_refused():
+    message = "`kind` must be one of translator. Received: kind='painter'"
+    for make in (models.make_model, count_parameters):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            make({**SIZES, "kind": "painter"})

@@ -22,10 +22,35 @@ SIZES = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "post-norm": {},
-    "pre-norm": {"normalize_first": True},
+    "pre-norm": {"residual": "pre_norm"},
     "key_dim": {"key_dim": 5, "num_layers": 1},
     "separate vocabularies": {"source_vocabulary_size": 29},
-    "learned positions": {"learned_positions": True, "max_source_length": 11, "normalize_first": True},
+    "learned positions": {
+        "positions": {"name": "learned", "offset": 2},
+        "max_source_length": 11,
+        "residual": "pre_norm",
+    },
+    # What no variant above changes, several at a time, to keep the suite quick.
+    "unlike sides": {
+        "encoder_layers": 1,
+        "decoder_layers": 3,
+        "attention_bias": True,
+        "output_bias": True,
+        "norm": {"name": "layer", "epsilon": 1e-3},
+        "embedding_norm": True,
+        "positions": {"name": "sinusoidal", "offset": 2},
+    },
+    "untied": {
+        "encoder_layers": 3,
+        "tied_output": False,
+        "output_bias": True,
+        "embedding_scale": 0.5,
+        "source_vocabulary_size": 29,
+        "num_control_ids": 6,
+        "residual": "pre_norm",
+        "embedding_norm": True,
+        "num_layers": 1,
+    },
 }
 
 

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
 
-pytest_plugins = ["tests.tiny_run"]
+pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
 PROGRESS = {"step": 7, "best_bleu": 12.5}
 INPUTS = {"source_ids": np.array([[5, 6, 3], [7, 3, 0]]), "target_ids": np.array([[2, 8], [2, 9]])}
@@ -478,3 +479,47 @@ def test_average_of_a_damaged_checkpoint_fails_and_leaves_the_model(run_with_che
 def test_average_of_no_run(tmp_path):
     with pytest.raises(RequestError, match="expected a run folder"):
         average(tmp_path, 1)
+
+
+def test_a_run_of_version_0_1_goes_on_to_the_weights_that_it_would_have_had(format_1, monkeypatch, capsys):
+    import train
+    from keras_transformer.training import replicas
+
+    monkeypatch.chdir(format_1)  # its settings name its text as it was named then
+    # Devices, threads and determinism are a process's own, and other tests run in this one.
+    monkeypatch.setattr(replicas, "configure", lambda *_: None)
+    assert train.main(["--resume", "--out", "run", "--steps", "12"]) == 0
+    assert "resuming at step 6\n" in capsys.readouterr().err
+    assert json.loads(Path("run/config.json").read_text())["format"] == 2
+    with np.load("resumed.npz") as expected, zipfile.ZipFile("run/model.keras") as archive:
+        with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+            found = {name: file[name.replace("|", "/")][()] for name in expected.files}
+        for name in expected.files:
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
+
+
+def test_weights_of_version_0_1_are_put_in_their_places(format_1):
+    """It had the norms behind both stacks last; of the same shapes, they would go elsewhere unseen."""
+    with np.load(format_1 / "run" / "checkpoints" / "00000006.weights.npz") as file:
+        stored = [file[name] for name in sorted(file.files)]
+    assert average(format_1 / "run", last=1) == [6]
+    model = runs.load_model(format_1 / "run")
+    norms = [*model.encoder_norm.trainable_variables, *model.decoder_norm.trainable_variables]
+    others = [variable for variable in model.trainable_variables if not any(variable is norm for norm in norms)]
+    for variable, values in zip([*others, *norms], stored, strict=True):
+        np.testing.assert_array_equal(variable, values)
+
+
+def test_a_checkpoint_of_a_newer_version_is_passed_over_and_named(folder, model, two, capsys):
+    for part in ("weights", "state"):
+        path = folder / f"00000007.{part}.npz"
+        with np.load(path) as file:
+            assert int(file["format"]) == 2
+            arrays_of_file = {name: file[name] for name in file.files}
+        np.savez(path, **{**arrays_of_file, "format": np.array(3)})
+        assert Checkpoints(folder).restore(model, {**PROGRESS}) == {**PROGRESS, "step": 5}
+        message = f"warning: {path} was written by a newer version; looking for an older checkpoint\n"
+        assert capsys.readouterr().err == message
+        assert_equal(two, arrays(model))
+        np.savez(path, **arrays_of_file)
+    assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS

@@ -21,6 +21,8 @@ from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings, parser, resumed, warm_up_of_fine_tuning
 from tests.tiny_corpus import tiny_flags
 
+pytest_plugins = ["tests.format_1"]
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS = ["--steps", "17", "--sampling", "0.3", "--ema", "0.9", "--dropout", "0.2", "--bleu-sentences", "4"]
 OPTIONS += ["--max-source-length", "300"]
@@ -108,10 +110,9 @@ class Full:
 learning_curves, curves.learning_curves = curves.learning_curves, lambda history: Full()
 run("unrecorded", *tiny, "--steps", "10", "--out", "unrecorded")
 curves.learning_curves = learning_curves
-run("no board", *tiny, "--steps", "5", "--out", "unboarded")
-shutil.rmtree("unboarded/tensorboard")
+shutil.copytree("straight", "unboarded", ignore=shutil.ignore_patterns("tensorboard"))
 Path("unboarded/tensorboard").write_text("")
-run("no board", "--resume", "--steps", "7", "--out", "unboarded")
+run("no board", "--resume", "--steps", "13", "--out", "unboarded")
 
 run("fine-tuned", *tiny, "--steps", "3", "--init-from", "whole", "--out", "fine-tuned")
 run("adapted", *tiny[:4], "--init-from", "whole", "--steps", "4", "--devices", "cpu", "--out", "adapted")
@@ -122,9 +123,8 @@ Path("blank").write_text("\\n" * 30)
 run("blank", *tiny, "--source", "blank", "--target", "blank", "--out", "nothing")
 small = [flag for flag in tiny if flag not in ("--vocabulary-size", "32")]
 run("lowered", *small, "--steps", "2", "--out", "lowered")
-run("lowered twice", *small, "--steps", "2", "--separate-vocabularies", "--out", "twice")
+run("lowered twice", *small, "--steps", "2", "--separate-vocabularies", "--xla", "--out", "twice")
 run("lowered again", "--resume", "--steps", "3", "--out", "lowered")
-run("compiled", *tiny, "--steps", "1", "--xla", "--out", "compiled")
 run("greedy", *tiny, "--vocabulary-size", "4000", "--out", "nothing")
 run("blank validation", *tiny, "--valid-source", "blank", "--valid-target", "blank", "--out", "nothing")
 run("narrow", *tiny, "--token-budget", "3", "--out", "nothing")
@@ -156,7 +156,7 @@ def outcomes(runs) -> dict[str, tuple[int, str]]:
 
 def arrays(run: Path, step: int, part: str) -> dict[str, np.ndarray]:
     with np.load(run / "checkpoints" / f"{step:08d}.{part}.npz", allow_pickle=False) as file:
-        return {name: file[name] for name in file.files if name != "progress"}
+        return {name: file[name] for name in file.files if name not in ("format", "progress")}
 
 
 def rows_without_time(run: Path) -> list[list[str]]:
@@ -345,6 +345,66 @@ def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
     assert open_run({**named, "steps": 60}).settings.warmup_steps == 6
 
 
+def test_a_run_of_version_0_1_can_be_fine_tuned(format_1, tmp_path):
+    from keras_transformer.run_folder import load_model, read_config
+    from keras_transformer.training.run import compiled_model
+
+    text = {side: str(format_1 / f"corpus.{side}") for side in ("source", "target")}
+    given = {"init_from": str(format_1 / "run"), **text, "out": str(tmp_path / "new")}
+    run = open_run(given)
+    assert (run.settings.residual, run.settings.positions, run.settings.ema) == ("pre_norm", "learned", 0.9)
+    assert run.config["model"] == read_config(format_1 / "run")["model"]
+    for mine, theirs in zip(compiled_model(run).get_weights(), load_model(format_1 / "run").get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for flag, value, held in (("positions", "sinusoidal", "learned"), ("residual", "post_norm", "pre_norm")):
+        message = f"--init-from: that run has --{flag} {held}; received: {value}; leave --{flag} out"
+        with pytest.raises(RequestError, match=message):
+            open_run({**given, flag: value})
+    assert open_run({**given, "positions": "learned:offset=0", "residual": "pre_norm"}), "said in another way"
+
+
+def test_a_setting_that_a_version_before_did_not_know_has_its_default():
+    stored = Settings().as_dict()
+    older = {name: value for name, value in stored.items() if name not in ("norm", "tied_output", "encoder_layers")}
+    assert resumed(older, {}) == resumed(stored, {}) == Settings()
+    with pytest.raises(RequestError, match="^the run was made with a setting that this version does not know: depth$"):
+        resumed({**stored, "depth": 3}, {})
+
+
+def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
+    stored = Settings(positions="learned:offset=2").as_dict()
+    assert resumed(stored, {"positions": "learned:offset=2"}).positions == "learned:offset=2"
+    assert resumed(Settings().as_dict(), {"positions": "sinusoidal:offset=0", "residual": "post_norm"}) == Settings()
+    message = "--resume: --positions was learned:offset=2 when the run began; received: learned; "
+    with pytest.raises(RequestError, match=message):
+        resumed(stored, {"positions": "learned"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--positions", "absolute"], "--positions must be one of sinusoidal, learned; received: 'absolute'"),
+        (["--norm", "layer:epsilon=0"], "--norm epsilon must be a number from 1e-12 to 1.0; received: 0.0"),
+        (["--positions", "learned:depth=2"], "--positions: 'learned' has the options offset; received: depth"),
+        (["--num-layers", "0"], "--num-layers must be an integer from 1 to 512; received: 0"),
+        (["--encoder-layers", "0"], "--encoder-layers must be an integer from 1 to 512; received: 0"),
+        (["--embedding-scale", "0"], "--embedding-scale must be a number from 1e-06 to 1,000,000.0; received: 0.0"),
+        (["--hidden-dim", "9", "--num-heads", "3"], "--hidden-dim must be even for sinusoidal positions; received: 9"),
+        (
+            ["--hidden-dim", "12", "--num-heads", "5"],
+            "--num-heads must divide --hidden-dim, or --key-dim must be given; "
+            "received: --num-heads 5, --hidden-dim 12",
+        ),
+    ],
+)
+def test_what_the_family_refuses_is_told_in_flags(flags, message, tmp_path, capsys):
+    import train as command
+
+    assert command.main([*flags, "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert not any(tmp_path.iterdir())
+
+
 def test_settings_that_no_flag_gives_are_not_inherited(run_that_is_damaged, tmp_path):
     with pytest.raises(RequestError, match="config.json is damaged: no --dropout is 'high'"):
         open_run({"init_from": str(run_that_is_damaged), "out": str(tmp_path / "run")})
@@ -368,7 +428,7 @@ def test_a_warm_up_that_exceeds_the_steps_is_warned_of(runs, tmp_path, capsys, s
 
 
 def test_xla_without_static_shapes_is_warned_of(outcomes):
-    status, message = outcomes["compiled"]
+    status, message = outcomes["lowered twice"]
     assert status == 0
     assert "warning: --xla compiles anew for every shape of a batch: give --static-shapes too" in message
 
@@ -452,8 +512,8 @@ def test_a_finished_run_says_so(outcomes):
     ("flags", "message"),
     [
         (["--num-heads", "3"], "--num-heads must divide --hidden-dim"),
-        (["--hidden-dim", "-4"], "--hidden-dim must be an integer of at least 1; received: -4"),
-        (["--num-layers", "513"], "--num-layers must be at most 512; received: 513"),
+        (["--hidden-dim", "-4"], "--hidden-dim must be an integer from 1 to 65,536; received: -4"),
+        (["--num-layers", "513"], "--num-layers must be an integer from 1 to 512; received: 513"),
         (["--seed", str(2**32)], "--seed must be an integer from 0 to 4294967295; received: 4294967296"),
         (["--steps", "0"], "--steps must be an integer of at least 1; received: 0"),
         (["--dropout", "1"], "--dropout must be a number of at least 0 and less than 1; received: 1.0"),
@@ -507,7 +567,11 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsy
         ("checkpoint_every", 2.5),
         ("vocabulary_size", [1]),
         ("mixed_precision", "float8"),
-        ("normalize_first", 1),
+        ("residual", 1),
+        ("residual", None),
+        ("tied_output", 1),
+        ("encoder_layers", "2"),
+        ("embedding_scale", "1"),
     ],
 )
 def test_a_setting_that_no_flag_gives_is_damage(name, value):

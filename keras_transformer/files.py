@@ -1,0 +1,64 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_transformer.errors import RequestError
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not."""
+    aside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the suffix: Keras and NumPy go by it
+    aside.unlink(missing_ok=True)  # in a stranger's folder it may be a link to somewhere else
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        # Of a full disk it does not say which file was being written; of the others it is the one aside.
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raises RequestError unless files can be written into the folder, which may have to be made."""
+    above = path
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        problem = "no permission to write in" if above.is_dir() else "not a folder:"
+        raise RequestError(f"{problem} {above}; choose another folder with --out")
+
+
+@contextlib.contextmanager
+def write_folder_whole(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it
+    did not."""
+    path = path.resolve()  # "." has no name, and a link stays one
+    aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+    finally:
+        if old.exists() and not path.exists():  # stopped between the two
+            old.rename(path)
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a UTF-8 file whole or not at all."""
+    with write_whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")

@@ -1,0 +1,10 @@
+"""How weights begin."""
+
+from __future__ import annotations
+
+import keras
+
+
+def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
+    """Glorot's uniform numbers, times a gain."""
+    return keras.initializers.VarianceScaling(gain**2, "fan_avg", "uniform")
