@@ -1,0 +1,317 @@
+"""The one table of the family: what it names is there, and what it refuses is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_transformer import family
+from keras_transformer.layers.parts import parameters_of
+from keras_transformer.models import Transformer
+from keras_transformer.training.settings import MODEL_SETTINGS, Settings, parser, resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = [(slot, name) for slot, parts in family.SLOTS.items() for name in parts]
+EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)
+SMALLEST = {"vocabulary_size": 9}
+OLD_SWITCHES = {
+    "normalize_first": ("residual", "pre_norm", "post_norm"),
+    "learned_positions": ("positions", "learned", "sinusoidal"),
+}
+
+
+def offered(part_class: type) -> set[str]:
+    """What a class has beside what every layer of Keras has."""
+    return {name for name in dir(part_class) if not name.startswith("_")} - set(dir(keras.layers.Layer))
+
+
+@EVERY_ROW
+def test_every_part_is_there_and_offers_what_the_first_of_its_slot_offers(slot, name):
+    row, first = family.SLOTS[slot][name], next(iter(family.SLOTS[slot].values()))
+    part_class = row.load()
+    assert issubclass(part_class, keras.layers.Layer)
+    assert offered(first.load()) <= offered(part_class)
+    assert row.options.keys() <= parameters_of(part_class), "its options are arguments of its constructor"
+    assert row.help and row.source
+    assert keras.saving.get_registered_name(part_class) == f"keras_transformer>{part_class.__name__}"
+
+
+@EVERY_ROW
+def test_the_defaults_of_a_row_are_those_of_its_class(slot, name):
+    row = family.SLOTS[slot][name]
+    defaults = {
+        key: parameter.default
+        for one in reversed(row.load().__mro__)
+        if "__init__" in vars(one)
+        for key, parameter in inspect.signature(one.__init__).parameters.items()
+    }
+    assert {key: option.default for key, option in row.options.items()} == {key: defaults[key] for key in row.options}
+    for option in row.options.values():
+        option.checked("option", option.default)
+
+
+def test_the_model_has_the_arguments_and_defaults_of_the_table():
+    parameters = dict(inspect.signature(Transformer.__init__).parameters)
+    assert parameters.pop("self") and parameters.pop("kwargs").kind is inspect.Parameter.VAR_KEYWORD
+    switches = {name: parameters.pop(name).default for name in OLD_SWITCHES}
+    assert switches == dict.fromkeys(OLD_SWITCHES)
+    assert list(parameters) == list(family.ARGUMENTS)
+    assert parameters.pop("vocabulary_size").default is inspect.Parameter.empty
+    for name, parameter in parameters.items():
+        default = family.ARGUMENTS[name].default
+        assert (type(parameter.default), parameter.default) == (type(default), default), name
+
+
+def test_every_slot_is_an_argument_whose_default_is_its_first_part():
+    assert {family.ARGUMENTS[name].slot for name in family.PART_ARGUMENTS} == set(family.SLOTS)
+    for name in family.PART_ARGUMENTS:
+        option = family.ARGUMENTS[name]
+        assert option.default == (None if option.is_optional else next(iter(family.SLOTS[option.slot])))
+
+
+def test_the_kinds_of_models_are_there():
+    assert {kind: family.load(home) for kind, home in family.KINDS.items()} == {"translator": Transformer}
+
+
+def test_complete_fills_in_every_default():
+    config = family.complete(SMALLEST)
+    assert list(config) == list(family.ARGUMENTS)
+    assert config["positions"] == {"name": "sinusoidal", "offset": 0}
+    assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
+    assert config["decoder_attention"] is None and config["encoder_layers"] is None
+    plain = {name: value for name, value in config.items() if name not in family.PART_ARGUMENTS}
+    assert plain == {name: family.ARGUMENTS[name].default for name in plain} | SMALLEST
+
+
+def test_complete_is_data_and_its_own_fixed_point():
+    given = {**SMALLEST, "positions": {"name": "learned", "offset": 2}, "decoder_attention": "full", "key_dim": 3}
+    before = json.dumps(given)
+    config = family.complete(given)
+    assert json.dumps(given) == before, "what is given is left alone"
+    assert config["positions"] == {"name": "learned", "offset": 2} and config["decoder_attention"] == {"name": "full"}
+    assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
+    config["positions"]["offset"] = 7
+    assert family.complete(given)["positions"]["offset"] == 2
+
+
+ARGUMENTS = ", ".join(family.ARGUMENTS)
+REFUSED = {
+    "an unknown argument": ({"depth": 3}, f"expected arguments among {ARGUMENTS}; received 'depth'"),
+    "an argument that is no text": ({5: 3}, f"expected arguments among {ARGUMENTS}; received '5'"),
+    "an unknown part": (
+        {"positions": "absolute"},
+        "`positions` must be one of sinusoidal, learned. Received: positions='absolute'",
+    ),
+    "an unknown part in a dictionary": (
+        {"decoder_attention": {"name": "none"}},
+        "`decoder_attention` must be one of full. Received: decoder_attention='none'",
+    ),
+    "an unknown option": (
+        {"positions": {"name": "learned", "offsets": 2}},
+        "`positions`: 'learned' has the options offset. Received: offsets",
+    ),
+    "an option of a part that has none": (
+        {"residual": {"name": "pre_norm", "offset": 2}},
+        "`residual`: 'pre_norm' has no options. Received: offset",
+    ),
+    "a value that an option cannot have": (
+        {"positions": {"name": "learned", "offset": -1}},
+        "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=-1",
+    ),
+    "an epsilon of zero": (
+        {"norm": {"name": "layer", "epsilon": 0}},
+        "`norm:epsilon` must be a number from 1e-12 to 1.0. Received: norm:epsilon=0",
+    ),
+    "a part that is a number": ({"norm": 5}, "`norm` must be a name, or a dictionary with a name. Received: norm=5"),
+    "a part without a name": (
+        {"norm": {"epsilon": 1e-6}},
+        "`norm` must be a name, or a dictionary with a name. Received: norm={'epsilon': 1e-06}",
+    ),
+    "no part": (
+        {"positions": None},
+        "`positions` must be a name, or a dictionary with a name. Received: positions=None",
+    ),
+    "a switch that is a number": (
+        {"tied_output": 1},
+        "`tied_output` must be true or false. Received: tied_output=1",
+    ),
+    "a scale of zero": (
+        {"embedding_scale": 0},
+        "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale=0",
+    ),
+    "a scale that is no number": (
+        {"embedding_scale": float("nan")},
+        "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale=nan",
+    ),
+    "no vocabulary": (
+        {"vocabulary_size": None},
+        "`vocabulary_size` must be an integer from 1 to 4,000,000. Received: vocabulary_size=None",
+    ),
+    "a rate of one": (
+        {"dropout": 1},
+        "`dropout` must be a number of at least 0 and less than 1. Received: dropout=1",
+    ),
+    "fewer control ids than there are": (
+        {"num_control_ids": 3},
+        "`num_control_ids` must be an integer from 4 to 10,000. Received: num_control_ids=3",
+    ),
+    "heads that do not divide the width": (
+        {"num_heads": 5, "hidden_dim": 12},
+        "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. Received: num_heads=5, hidden_dim=12",
+    ),
+    "an odd width for waves": (
+        {"num_heads": 3, "hidden_dim": 9},
+        "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9",
+    ),
+    "a long value": ({"dropout": "x" * 500}, None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_model_has_is_refused(name):
+    given, message = REFUSED[name]
+    with pytest.raises(ValueError) as caught:
+        family.complete({**SMALLEST, **given})
+    assert str(caught.value) == message or (message is None and len(str(caught.value)) < 200)
+
+
+def test_what_two_arguments_allow_together_is_taken():
+    assert family.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
+    assert family.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
+
+
+@pytest.mark.parametrize(
+    ("slot", "text", "config"),
+    [
+        ("positions", "learned:offset=2", {"name": "learned", "offset": 2}),
+        ("positions", "learned", {"name": "learned", "offset": 0}),
+        ("norm", "layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
+        ("residual", "pre_norm", {"name": "pre_norm"}),
+    ],
+)
+def test_a_part_is_spelled_in_one_way(slot, text, config):
+    assert family.parse(text, slot) == config
+    assert family.spelled(config, slot) == text
+    assert family.row(slot, config) is family.SLOTS[slot][config["name"]]
+
+
+@EVERY_ROW
+def test_every_row_comes_back_as_it_was_spelled(slot, name):
+    options = family.SLOTS[slot][name].options
+    config = {"name": name, **{key: option.most for key, option in options.items()}}
+    text = family.spelled(config, slot)
+    assert family.parse(text, slot) == config
+    assert text.startswith(name) and (":" in text) == bool(options)
+    assert family.spelled(name, slot) == name, "defaults are left out"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "learned:offset=two",
+            "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset='two'",
+        ),
+        ("learned:offset", "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=''"),
+        (
+            "learned:offset=1,offset=2",
+            "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'",
+        ),
+        ("learned:depth=2", "`positions`: 'learned' has the options offset. Received: depth"),
+        ("learnt:offset=2", "`positions` must be one of sinusoidal, learned. Received: positions='learnt'"),
+        ("", "`positions` must be one of sinusoidal, learned. Received: positions=''"),
+    ],
+)
+def test_what_a_command_line_cannot_spell_is_refused(text, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        family.parse(text, "positions")
+
+
+def test_a_whole_number_for_a_number_is_that_number():
+    config = family.parse("layer:epsilon=1", "norm")
+    assert family.part("norm", {"name": "layer", "epsilon": 1}) == config
+    assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
+
+
+def test_a_vocabulary_holds_more_than_control_ids():
+    message = "`vocabulary_size` must be larger than `num_control_ids`. Received: vocabulary_size=9, num_control_ids=9"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        family.complete({**SMALLEST, "vocabulary_size": 9, "num_control_ids": 9})
+
+
+def test_an_old_spelling_beside_a_present_one_is_refused_where_they_differ():
+    message = "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": False})
+    same = family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": True})
+    assert same["residual"] == {"name": "pre_norm"}
+
+
+def test_a_switch_is_spelled_true_or_false():
+    switch = family.Option(False, "a switch", bool)
+    assert [switch.parsed(text) for text in ("true", "False")] == [True, False]
+    with pytest.raises(ValueError, match="`wet` must be true or false. Received: wet='maybe'"):
+        switch.checked("wet", switch.parsed("maybe"))
+
+
+@pytest.mark.parametrize("old", OLD_SWITCHES)
+def test_the_switches_of_version_0_1_are_other_spellings(old):
+    name, on, off = OLD_SWITCHES[old]
+    for switch, part in ((True, on), (False, off)):
+        assert family.modern({"seed": 1, old: switch}) == {"seed": 1, name: part}
+        assert family.complete({**SMALLEST, old: switch})[name]["name"] == part
+    assert family.modern({name: on, old: None}) == {name: on}, "what was not said changes nothing"
+    with pytest.raises(ValueError, match=f"^`{old}` must be true or false. Received: {old}=1$"):
+        family.complete({**SMALLEST, old: 1})
+
+
+def test_the_readme_holds_the_table():
+    """`python -c "from keras_transformer import family; print(family.table())"` prints it."""
+    table = family.table()
+    assert f"\n\n{table}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table.count("\n") == 2 + len(ROWS)
+    assert "| `norm` | `layer` | layer normalization, `epsilon` (1e-06) | arXiv 1607.06450 |" in table
+
+
+def test_every_argument_is_a_setting_of_train():
+    """But for two: a vocabulary for each language is another setting, and the control ids are the tokenizer's four."""
+    assert set(family.ARGUMENTS) - set(MODEL_SETTINGS) == {"source_vocabulary_size", "num_control_ids"}
+    help = " ".join(parser().format_help().split())
+    for slot, name in ROWS:
+        assert family.SLOTS[slot][name].usage(name) in help
+    assert "learned[:offset=0] (a vector for each, added to the embedding)" in help
+    assert help.isascii(), "a terminal may know nothing else"
+
+
+def test_a_flag_becomes_an_argument():
+    flags = ["--positions", "learned:offset=2", "--norm", "layer:epsilon=1e-3", "--decoder-layers", "1"]
+    flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--normalize-first"]
+    settings = resolve(vars(parser().parse_args(flags)), {})
+    config = family.complete({**settings.model_arguments(), **SMALLEST})
+    assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
+    expected = {
+        "positions": {"name": "learned", "offset": 2},
+        "norm": {"name": "layer", "epsilon": 0.001},
+        "decoder_layers": 1,
+        "attention_bias": True,
+        "tied_output": False,
+        "embedding_scale": 2.0,
+        "residual": {"name": "pre_norm"},
+    }
+    assert {name: config[name] for name in expected} == expected
+    untouched = config.keys() - expected.keys() - {"vocabulary_size"}
+    usual = family.complete({**resolve({}, {}).model_arguments(), **SMALLEST})
+    assert {name: config[name] for name in untouched} == {name: usual[name] for name in untouched}
+
+
+def test_the_old_flags_are_other_spellings():
+    for old, (name, on, off) in OLD_SWITCHES.items():
+        flag = old.replace("_", "-")
+        for spelling, part in ((f"--{flag}", on), (f"--no-{flag}", off)):
+            assert getattr(resolve(vars(parser().parse_args([spelling])), {}), name) == part
+    assert Settings().residual == "post_norm"
