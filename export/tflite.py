@@ -72,7 +72,8 @@ def export_tflite(
         The paths written.
 
     Raises:
-        RequestError: no such precision, or tensorflow-text is not installed.
+        RequestError: no such precision, tensorflow-text is not installed, or for int8 a part of the model is not the
+            one of which its configuration tells.
     """
     require_precision("tflite", precision)
     decoding = (decoding or Decoding()).one_best()

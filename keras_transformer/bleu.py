@@ -1,7 +1,7 @@
-"""BLEU, counted in one way: by sacreBLEU (Post 2018, arXiv 1804.08771), over as many n-grams as there are.
+"""BLEU, counted in one way: by sacreBLEU (Post 2018, arXiv 1804.08771), of the effective order.
 
-Where the translations hold a four-gram, this is sacreBLEU's default. Where all are shorter, as number words are, the
-default is 0, and this is the BLEU of the n-grams that they hold.
+Where one translation has four words, the figure is that of sacreBLEU's default. Where all are shorter, as number words
+are, the default gives 0; the effective order counts the n-grams that there are.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ a command line `learned:offset=2`. A new variant of a slot is one row in `SLOTS`
 (without one, ONNX refuses the variant by name).
 
 From here come the flags of train.py and their help, the check of config.json, the README's table and the parameters of
-tests. What a class must offer to stand in a slot is said by the first class of each slot.
+tests. A class offers what the first class of its slot offers, or their base (`Positions`, `Residual`): its methods, and
+`num_parameters`, by which a model is counted before it is made.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Option:
         raise ValueError(f"`{name}` must be {self.expected}. Received: {name}={value!r:.60}")
 
     def parsed(self, text: str) -> Any:
-        """The value that a text on a command line spells."""
+        """The value that a text on a command line spells; the text itself, where it spells none."""
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         try:
@@ -272,7 +273,11 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
 
 
 def spelled(value: str | dict[str, Any], slot: str) -> str:
-    """A part as a command line spells it, without the options that have their defaults."""
+    """A part as a command line spells it, without the options that have their defaults.
+
+    Raises:
+        ValueError: as for `part`.
+    """
     config = part(slot, value)
     options = SLOTS[slot][config["name"]].options
     given = [f"{key}={config[key]}" for key, option in options.items() if config[key] != option.default]
@@ -280,7 +285,11 @@ def spelled(value: str | dict[str, Any], slot: str) -> str:
 
 
 def row(slot: str, value: str | dict[str, Any]) -> Part:
-    """The row of the table that a part has."""
+    """The row of the table that a part has.
+
+    Raises:
+        ValueError: as for `part`.
+    """
     return SLOTS[slot][part(slot, value)["name"]]
 
 

@@ -13,7 +13,11 @@ from keras_transformer.errors import RequestError
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not."""
+    """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not.
+
+    Raises:
+        OSError: it could not be written; the error names `path`.
+    """
     aside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the suffix: Keras and NumPy go by it
     aside.unlink(missing_ok=True)  # in a stranger's folder it may be a link to somewhere else
     try:

@@ -54,7 +54,9 @@ class Residual(keras.layers.Layer):
 
     @staticmethod
     def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
-        """The factor on what begins as Glorot's: values, output, and both products of feed-forward.
+        """The factor on the initial values and output of self-attention, and on both products of feed-forward.
+
+        The encoder-decoder attention begins as it would without it.
 
         Args:
             encoder_layers, decoder_layers: of the model; 0 for a side that it lacks.

@@ -38,6 +38,9 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     Args:
         x: (..., T, H).
         cosines, sines: (T, H) of the angles, each angle twice: at i and at i + H/2.
+
+    Returns:
+        (..., T, H), in the type of `x`.
     """
     first, second = ops.split(ops.cast(x, "float32"), 2, axis=-1)
     turned = ops.concatenate([-second, first], axis=-1)

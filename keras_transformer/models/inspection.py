@@ -48,10 +48,11 @@ def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.
             continue
         if isinstance(value, keras.layers.Layer):
             yield from parts_of(value, f"{path}.{name}")
-        elif isinstance(value, list | tuple):
-            for place, each in enumerate(value):
+        elif isinstance(value, list | tuple | dict):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, each in entries:
                 if isinstance(each, keras.layers.Layer):
-                    yield from parts_of(each, f"{path}.{name}[{place}]")
+                    yield from parts_of(each, f"{path}.{name}[{place!r}]")
 
 
 def options_of(part: Any) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Transformer(ReplicatedFit, keras.Model):
     target_embedding: TokenEmbedding
     output_embedding: TokenEmbedding
 
+    # The defaults are those of `family.ARGUMENTS`: a test compares them.
     def __init__(
         self,
         vocabulary_size: int,
