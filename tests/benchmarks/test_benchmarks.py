@@ -185,7 +185,7 @@ SMALL_DECODE = [
             [["small", "float32"], ["small", "bfloat16"]],
         ),
         (["loss", "--small", "--against", "keras", "torch", "products"], [["float32", "1"], ["bfloat16", "1"]]),
-        (["growth", "--small"], [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]]),
+        (["growth", "--small", "--curves", "batch"], [["batch", "1"], ["batch", "2"]]),
         ([*SMALL_DECODE, "--against", "ctranslate2", "marian"], [["float32", "1"]]),
     ],
     ids=["train", "loss", "growth", "decode"],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,21 +42,37 @@ def trained(translator) -> TrainedRun:
     return TrainedRun(translator, "en-de", "words")
 
 
+@contextmanager
+def shared_by_workers(tmp_path_factory, name: str) -> Iterator[Path]:
+    """A folder that all workers of pytest-xdist share; the others wait for the one that is within."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (root / name).mkdir(exist_ok=True)
+        yield root / name
+
+
 @pytest.fixture(scope="session")
 def run_with_validation(built_run, tmp_path_factory) -> Path:
-    run = Path(shutil.copytree(built_run, tmp_path_factory.mktemp("validated") / "tiny"))
-    for name, seed in {"validation.source": 5, "validation.target": 6}.items():
-        (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+    with shared_by_workers(tmp_path_factory, "validated") as folder:
+        run = folder / "tiny"
+        if not run.exists():
+            shutil.copytree(built_run, run)
+            for name, seed in {"validation.source": 5, "validation.target": 6}.items():
+                (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
     return run
 
 
 @pytest.fixture(scope="session")
 def exported(run_with_validation, tmp_path_factory) -> Path:
-    """What `python -m export` writes in float32, its certificate included."""
-    folder = tmp_path_factory.mktemp("exports") / "exported"
-    command = [sys.executable, "-m", "export", run_with_validation, "--out", folder, *FLAGS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """What `python -m export` writes in float32, its certificate included: made once, for it takes long."""
+    with shared_by_workers(tmp_path_factory, "exports") as folder:
+        folder /= "exported"
+        if not folder.exists():
+            command = [sys.executable, "-m", "export", run_with_validation, "--out", folder, *FLAGS]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
