@@ -216,4 +216,5 @@ def test_onnx_refuses_a_toy_by_the_command(outcomes):
     said, folder = outcomes
     status, message = said["onnx"]
     assert status == 2 and "onnx in float32 can write only" in message.splitlines()[-1]
+    assert not [line for line in message.splitlines() if line.endswith("bytes")], "not after other formats are written"
     assert not (folder / "onnx").exists()
