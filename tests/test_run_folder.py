@@ -717,3 +717,9 @@ def test_a_damaged_tokenizer_is_named(run_folder, monkeypatch, capfdbinary):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
     assert main(["translate", str(run_folder)]) == 2
     assert b"tokenizer.model" in capfdbinary.readouterr().err
+
+
+def test_a_configuration_says_which_version_wrote_it_last(run_folder):
+    folder, config = runs.RunFolder(run_folder), runs.read_config(run_folder)
+    runs.write_config(folder, {**config, "versions": {"keras": "3", "keras-transformer": "0.1.0"}})
+    assert runs.read_config(folder)["versions"] == {"keras": "3", "keras-transformer": keras_transformer.__version__}
