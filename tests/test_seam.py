@@ -127,7 +127,7 @@ def test_onnx_refuses_a_toy_by_name_before_it_writes(slot, name, tmp_path):
 
 def test_an_option_of_a_toy_has_bounds():
     assert toy_model("positions", {"name": "turned", "base": 50.0}).positions.base == 50
-    with pytest.raises(ValueError, match=r"`base` must be a number from 1. Received: base=0.5"):
+    with pytest.raises(ValueError, match=r"`positions:base` must be a number from 1. Received: positions:base=0.5"):
         toy_model("positions", {"name": "turned", "base": 0.5})
 
 

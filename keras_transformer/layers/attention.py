@@ -230,7 +230,7 @@ class MultiHeadAttention(keras.layers.Layer):
         """Projected query (..., N, T, H), keys and values (..., N, S, H) → (..., T, D), and scores (..., N, T, S)."""
         logits = self.score(query, memory.keys)
         if shared is not None and shared.bias is not None:
-            logits = logits + shared.bias
+            logits = ops.add(logits, shared.bias)
         mask = None if attention_mask is None else ops.expand_dims(attention_mask, -3)  # for every head
         scores = ops.cast(masked_softmax(logits, mask), self.compute_dtype)
         weights = self.scores_dropout(scores, training=training)

@@ -42,6 +42,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     Returns:
         (..., T, H), in the type of `x`.
     """
-    first, second = ops.split(ops.cast(x, "float32"), 2, axis=-1)
+    given = ops.cast(x, "float32")
+    first, second = ops.split(given, 2, axis=-1)
     turned = ops.concatenate([-second, first], axis=-1)
-    return ops.cast(ops.cast(x, "float32") * cosines + turned * sines, x.dtype)
+    return ops.cast(ops.multiply(given, cosines) + ops.multiply(turned, sines), x.dtype)

@@ -55,7 +55,7 @@ def test_the_score_is_the_scaled_product_in_float32():
 
 def test_a_hidden_key_stays_hidden_beside_any_bias_of_positions():
     """What is added to hide it is larger than what positions add."""
-    logits = np.array([[0.0, 1e4, -1e4]], "float32")
+    logits = ops.convert_to_tensor(np.array([[0.0, 1e4, -1e4]], "float32"))
     scores = ops.convert_to_numpy(masked_softmax(logits, np.array([True, False, True])))
     assert scores.tolist() == [[1, 0, 0]] and HIDDEN < -1e8
 
