@@ -83,7 +83,7 @@ def test_the_future_and_padding_change_nothing(slot, name):
 def test_a_toy_counts_its_parameters_and_all_of_them_learn(slot, name):
     model = toy_model(slot, name)
     assert count_parameters(model_config(model)) == model.count_params()
-    model.compile(keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given))
+    model.compile(keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given), run_eagerly=True)
     before = [weight.copy() for weight in model.get_weights()]
     model.train_on_batch(INPUTS, np.random.default_rng(1).normal(size=logits_of(model).shape).astype("float32"))
     for variable, old, new in zip(model.weights, before, model.get_weights(), strict=True):

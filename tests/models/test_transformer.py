@@ -55,7 +55,7 @@ def test_parameters_are_counted_without_a_model(variant):
 def test_every_weight_exists_before_the_first_call_and_is_used(variant):
     model = make_model(variant)
     paths = [weight.path for weight in model.weights]
-    model.compile(keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given))
+    model.compile(keras.optimizers.SGD(1.0), loss=lambda true, given: ops.mean(true * given), run_eagerly=True)
     before = [weight.copy() for weight in model.get_weights()]
     direction = np.random.default_rng(1).normal(size=logits_of(model).shape).astype("float32")
     model.train_on_batch(INPUTS, direction)
