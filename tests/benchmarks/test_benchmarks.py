@@ -156,8 +156,9 @@ def test_marian_gives_the_same_translations():
 
 @pytest.mark.parity
 def test_all_trainers_compute_the_same_loss():
-    rows = table_of("train", "--shape", "small", "--against", "torch", "keras_hub")
-    assert [row[1] for row in rows] == ["float32", "bfloat16"]
+    """In float32; in bfloat16 too ours, in `test_figures_need_no_tensorflow`, and all whenever the benchmark runs."""
+    rows = table_of("train", "--shape", "small", "--against", "torch", "keras_hub", "--precision", "float32")
+    assert [row[1] for row in rows] == ["float32"]
 
 
 SMALL_DECODE = [
