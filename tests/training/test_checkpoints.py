@@ -511,7 +511,7 @@ def test_weights_of_version_0_1_are_put_in_their_places(format_1):
         np.testing.assert_array_equal(variable, values)
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model):
+def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model, two):
     for part in ("weights", "state"):
         path = folder / f"00000007.{part}.npz"
         with np.load(path) as file:
