@@ -30,7 +30,7 @@ demo: $(ENVIRONMENT)
 	.venv/bin/python -m export runs/demo --overwrite
 
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
-	.venv/bin/python -m pytest -n 2 --dist loadfile $(if $(PARITY),-m '') $(TESTS)
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(PARITY),-m '') $(TESTS)
 
 lint: $(ENVIRONMENT)
 	.venv/bin/python -m ruff check .

@@ -118,6 +118,28 @@ def litter() -> set[str]:
     }
 
 
+# The files that take longest, in minutes each: they begin first, so that no worker is left alone with one at the end.
+LONGEST = [
+    "benchmarks/test_benchmarks.py",
+    "training/test_run.py",
+    "training/test_replicas.py",
+    "test_seam.py",
+    "test_notebooks.py",
+    "models/test_backends.py",
+    "decoding/test_search.py",
+    "decoding/test_translator.py",
+    "export/test_onnx.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.path.relative_to(ROOT / "tests").as_posix()
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Remembers what lay in the repository before the tests."""
     session.config.stash[_BEFORE] = litter()
