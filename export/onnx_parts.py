@@ -152,7 +152,8 @@ class FullAttention:
             shape: (2,) B and K; None where K is 1.
         """
         kernel, query_bias = self.query_weights()
-        (query,) = self.split_heads(g, self.arithmetic.product(g, x, kernel, query_bias), shape, 1)
+        projected = self.arithmetic.product(g, x, kernel, query_bias)
+        (query,) = split_heads(g, projected, shape, 1, self.layer.num_heads, self.layer.key_dim)
         keys, values = memory
         return self.attend(g, query, keys, values, bias, shape, plus)
 
@@ -176,7 +177,7 @@ class FullAttention:
         kernels, biases = self.memory_weights()
         bias = None if query_bias is None else np.concatenate([query_bias, *biases])  # type: ignore[arg-type]
         projected = self.arithmetic.product(g, x, np.concatenate([query, *kernels], axis=1), bias)
-        return self.split_heads(g, projected, shape, 3)
+        return split_heads(g, projected, shape, 3, self.layer.num_heads, self.layer.key_dim)
 
     def attend(
         self,
@@ -209,18 +210,14 @@ class FullAttention:
             return arithmetic.product(g, joined, kernel, output_bias if plus is None else plus)
         return g("Add", plus, arithmetic.product(g, joined, kernel, output_bias))
 
-    def split_heads(self, g: Graph, x: Value, shape: Value | None, count: int) -> list[Value]:
-        """Rows (R, count · N · H) → `count` times (groups, N, rows of a group, H).
-
-        Args:
-            shape: (2,) how many groups, and rows of a group; None where every row is a group of its own: then heads
-                need not change places with rows.
-        """
-        return split_heads(g, x, shape, count, self.layer.num_heads, self.layer.key_dim)
-
 
 def split_heads(g: Graph, x: Value, shape: Value | None, count: int, num_heads: int, key_dim: int) -> list[Value]:
-    """Rows as heads; see `FullAttention.split_heads`."""
+    """Rows (R, count · N · H) → `count` times (groups, N, rows of a group, H).
+
+    Args:
+        shape: (2,) how many groups, and rows of a group; None where every row is a group of its own: then heads need
+            not change places with rows.
+    """
     heads = [count * num_heads, key_dim]
     if shape is None:
         x = g("Reshape", x, [-1, heads[0], 1, heads[1]])

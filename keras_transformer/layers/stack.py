@@ -84,7 +84,7 @@ class Stack(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        seen = [memory, attention_mask, memory_mask] if self.is_decoder else [attention_mask]
+        seen = self._seen(attention_mask, memory, memory_mask)
         for block in self.blocks_in_order():
             x = block(x, *seen, shared=shared, training=training)
         return self._closed(x)
@@ -99,7 +99,7 @@ class Stack(keras.layers.Layer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """What `call` returns, and the scores: "self" (layers, B, N, T, T), and of a decoder "cross" (layers, B, N, T,
         S)."""
-        seen = [memory, attention_mask, memory_mask] if self.is_decoder else [attention_mask]
+        seen = self._seen(attention_mask, memory, memory_mask)
         layers = []
         for block in self.blocks_in_order():
             x, *scores = block.with_scores(x, *seen, shared=shared)
@@ -143,6 +143,10 @@ class Stack(keras.layers.Layer):
             x, own = block.step(x, own, memory, memory_mask, index, shared)
             written.append(own)
         return self._closed(x), {**cache, "beams": written}
+
+    def _seen(self, attention_mask: Any, memory: Any, memory_mask: Any) -> list[Any]:
+        """What a block takes after the states, in its order."""
+        return [memory, attention_mask, memory_mask] if self.is_decoder else [attention_mask]
 
     def _closed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
