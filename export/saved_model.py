@@ -23,9 +23,8 @@ from export.signatures import (
 )
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import write_folder_whole
+from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
-
-Tensor = Any
 
 
 def export_saved_model(

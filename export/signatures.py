@@ -18,9 +18,8 @@ from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
-
-Tensor = Any
 
 # What `plain` and `is_blank` of the package say of a line, as regular expressions (RE2), for graphs that take text.
 LINE_BREAKS = r"[\x00\n\r]"

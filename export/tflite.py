@@ -28,8 +28,7 @@ from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.transformer import Transformer
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64 bits as 32, silently
 

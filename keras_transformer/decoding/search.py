@@ -14,9 +14,9 @@ import keras
 from keras import ops
 
 from keras_transformer import lengths
+from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START
 
-Tensor = Any
 Cache = dict[str, Any]
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
 

@@ -20,10 +20,10 @@ from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, load_model, write_run
+from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 Ids = list[int]
-Tensor = Any
 
 # So many batches of lines are read ahead, to be sorted by length; a batch of one line is answered at once.
 BATCHES_AHEAD = 32

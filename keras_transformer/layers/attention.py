@@ -14,8 +14,8 @@ from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.score import scaled_dot
 from keras_transformer.layers.shared import Shared, rotate
+from keras_transformer.tensor import Tensor
 
-Tensor = Any
 Shape = Sequence[int | None]
 HIDDEN = -1e9  # Added to the logit of a hidden key: in float32 its exponential is exactly 0.
 

@@ -13,8 +13,8 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.shared import Shared
+from keras_transformer.tensor import Tensor
 
-Tensor = Any
 PartConfig = str | dict[str, Any]
 Sublayer = Callable[[Tensor], Tensor]
 

@@ -9,8 +9,7 @@ import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

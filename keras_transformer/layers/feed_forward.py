@@ -10,8 +10,7 @@ from keras import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.parts import make_part
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

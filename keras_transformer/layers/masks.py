@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras import ops
 
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:

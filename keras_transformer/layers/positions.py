@@ -10,8 +10,7 @@ from keras import ops
 
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.shared import Rotation
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 def positions_of(x: Tensor) -> Tensor:

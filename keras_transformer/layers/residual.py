@@ -9,8 +9,7 @@ import keras
 
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.parts import make_part
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 class Rotation(NamedTuple):

@@ -13,8 +13,7 @@ from keras_transformer.errors import require_positive
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.shared import Shared
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -16,8 +16,8 @@ from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.lengths import longest
+from keras_transformer.tensor import Tensor
 
-Tensor = Any
 Parts = dict[str, Any]
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.tensor import Tensor
 from keras_transformer.training.replicas import computed_after
-
-Tensor = Any
 
 # (N,), and what makes of its gradient (N,) that of the logits (N, V).
 LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 class _TokenMean(keras.metrics.Mean):

@@ -13,8 +13,7 @@ from typing import Any
 import keras
 
 from keras_transformer.errors import RequestError
-
-Tensor = Any
+from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
