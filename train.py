@@ -1,35 +1,18 @@
-"""Trains a Transformer: `python train.py --help` lists every knob."""
+"""Trains a Transformer: `python train.py --help` lists every knob. `keras-transformer train` is the same command."""
 
 from __future__ import annotations
 
 import sys
 
-from keras_transformer.errors import exit_status, load_tensorflow, say
-from keras_transformer.training.settings import parser
-
-
-def train(given: dict) -> None:
-    """From flags to a trained run."""
-    load_tensorflow()
-    from keras_transformer.training import replicas, run
-
-    job = run.open_run(given)  # all that can be refused is refused here, before anything is written
-    if job is None:
-        return
-    replicas.configure(job.settings.devices, job.settings.threads)
-    say(replicas.describe_devices(job.settings.devices))
-    replicas.seed(job.settings.seed)
-    strategy = replicas.strategy(job.settings.devices)
-    with run.begun(job) as cache:
-        text = run.prepare_text(job, cache, strategy.num_replicas_in_sync)
-        with strategy.scope():
-            model = run.compiled_model(job)
-        run.fit(job, text, model, strategy)
+from keras_transformer.errors import exit_status
+from keras_transformer.training.flags import parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Runs the command; returns its exit status."""
     given = vars(parser().parse_args(argv))
+    from keras_transformer.training.run import train  # --help waits for neither NumPy nor SentencePiece
+
     return exit_status(lambda: train(given))
 
 

@@ -74,7 +74,7 @@ def start_ours(cell: Cell) -> Train:
     """`Transformer.fit`."""
     settle_keras(cell.device, cell.num_threads)
     from keras_transformer.training.losses import SmoothedCrossEntropy
-    from keras_transformer.training.replicas import Adam
+    from keras_transformer.training.optimizers import Adam
 
     return fit(our_model(cell), cell, Adam(**ADAM), SmoothedCrossEntropy(LABEL_SMOOTHING))
 

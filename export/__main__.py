@@ -141,12 +141,18 @@ def num_bytes(path: Path) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """The command line of `python -m export`."""
     parser = argparse.ArgumentParser(
         prog="python -m export",
         description="Exports a trained run as translators, text in and text out, and proves that they translate alike.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("run", metavar="RUN", help="a run folder that train.py made")
     parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="what to write")
     parser.add_argument(
@@ -160,7 +166,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--n-best", type=int, help="hypotheses of SavedModel's signature n_best; all beams by default")
     parser.add_argument("--sentences", help="text to certify on; by default the run's validation text")
     parser.add_argument("--references", help="its translations, for BLEU")
-    return parser
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ _SERIALIZABLE = {
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
     "training.metrics": ["TokenAccuracy", "Perplexity"],
-    "training.replicas": ["Adam"],
+    "training.optimizers": ["Adam"],
     "training.schedules": ["InverseSquareRootDecay"],
 }
 

@@ -13,7 +13,8 @@ import pytest
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
 from keras_transformer.models import Transformer
-from keras_transformer.training.settings import MODEL_SETTINGS, Settings, parser, resolve
+from keras_transformer.training.flags import parser
+from keras_transformer.training.settings import MODEL_SETTINGS, Settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.SLOTS.items() for name in parts]

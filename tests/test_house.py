@@ -43,7 +43,9 @@ MAY_IMPORT = {
     "export.judgement": [PACKAGE, "export.signatures"],
     "export.signatures": [PACKAGE],
     f"{PACKAGE}.__init__": [PACKAGE],
-    f"{PACKAGE}.__main__": [PACKAGE],
+    f"{PACKAGE}.__main__": [PACKAGE, "export"],  # the top floor
+    f"{PACKAGE}.commands": [PACKAGE],
+    f"{PACKAGE}.optimizers": [f"{PACKAGE}.training"],
     f"{PACKAGE}.run_folder": [
         f"{PACKAGE}.{name}" for name in ("family", "files", "models", "text.tokenizer", "version")
     ],
@@ -51,7 +53,12 @@ MAY_IMPORT = {
         f"{PACKAGE}.{name}"
         for name in ("family", "files", "bleu", "run_folder", "training", "decoding", "models", "text", "plots")
     ],
-    f"{PACKAGE}.training.replicas": [],
+    **{
+        f"{PACKAGE}.training.{name}": []
+        for name in ("metrics", "schedules", "optimizers", "ordering", "devices", "workers")
+    },
+    f"{PACKAGE}.training.losses": [f"{PACKAGE}.training.ordering"],
+    f"{PACKAGE}.training.replicas": [f"{PACKAGE}.training.{name}" for name in ("optimizers", "devices", "workers")],
     f"{PACKAGE}.decoding": [
         f"{PACKAGE}.{name}" for name in ("lengths", "bleu", "run_folder", "decoding", "models", "text")
     ],

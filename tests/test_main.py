@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_transformer.__main__ import TextLines, main, make_parser
+from keras_transformer.__main__ import main, make_parser
+from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import exit_status
 
 pytest_plugins = ["tests.tiny_run"]
@@ -96,7 +97,7 @@ def test_invalid_utf8_is_replaced_and_counted(run):
     _, expected, _ = run("translate", stdin="one\ufffdtwo\none\n\ufffd\n".encode())
     status, out, err = run("translate", stdin=b"one\xfftwo\none\n\xc3\n")
     assert (status, out) == (0, expected)
-    assert err == "warning: 2 line(s) were not UTF-8; what was invalid in them became U+FFFD\n"
+    assert err == "warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n"
 
 
 def test_lines_are_told_apart_by_newlines_alone():

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped, in arrays without pickles."""
+"""Checkpoints: plain arrays, with all that a run needs to go on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.files import write_whole
 from keras_transformer.models import make_model
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
-from keras_transformer.training.replicas import num_workers
+from keras_transformer.training.workers import num_workers
 
 MAX_PROGRESS_BYTES = 100_000
-# Stands in each file. Version 0.1 wrote none, and had the norms of both stacks behind all blocks.
+# In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
 FORMAT = {"format": np.array(2)}
 Arrays = dict[str, np.ndarray]
 
 
 class DamagedFile(ValueError):
-    """A checkpoint file that cannot be read whole, or is not of this run's model."""
+    """A checkpoint file is damaged, or belongs to another model."""
 
 
 class Checkpoints:
     """The checkpoints of a run.
 
-    `STEP.weights.npz` is what averaging needs and is kept for many steps, `STEP.state.npz` all the rest and kept for
-    two. A checkpoint is whole when both are there; the state is written last.
+    `STEP.weights.npz` holds what averaging needs, and is kept for many steps. `STEP.state.npz` holds the rest, and is
+    kept for two steps. A checkpoint is whole if both files are there; the state is written last.
 
     Args:
-        folder: where they are.
-        keep: how many weights to keep, the newest and those that end at the best step.
-        every: the steps between two checkpoints of a run that nobody stops. One at another step, where it was
-            stopped, is there to resume from: averaging it would make another model of a run that was stopped.
+        folder: where the files are.
+        keep: how many checkpoints' weights to keep: the newest, and those that end at the best step.
+        every: steps between two regular checkpoints. A checkpoint at another step, where a run was stopped, serves to
+            resume. It is not averaged, so that a stopped run ends with the same model as an unstopped one.
     """
 
     def __init__(self, folder: Path, keep: int = 1, every: int = 1):
@@ -55,23 +55,23 @@ class Checkpoints:
         return sorted(set(self._steps("state")) & set(self.steps()))
 
     def to_average(self, end: int | None = None) -> list[int]:
-        """The last `keep` steps, ascending, at which a run that nobody stops has weights; the newest among them.
+        """The steps to average, ascending: the last `keep` among the regular steps and the newest.
 
         Args:
-            end: leaves out the steps after it, and is one of them.
+            end: the last step to average; by default the newest.
         """
         steps = self.steps()
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
     def save(self, step: int, model: Any, progress: Mapping[str, Any], best_step: int | None = None) -> None:
-        """Writes a checkpoint of a compiled model, then drops those that nobody will ask for.
+        """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
-            step: updates made.
-            model: its weights, seeds, metrics, and its optimiser.
-            progress: what else to remember, as JSON: place in the data, best BLEU, patience.
-            best_step: the step whose BLEU was best, whose neighbours are kept for averaging.
+            step: updates made so far.
+            model: its weights, seeds, metrics and optimizer are written.
+            progress: written as JSON: place in the data, best BLEU, patience.
+            best_step: the step with the best BLEU; the checkpoints that end there are kept for averaging.
         """
         self.folder.mkdir(exist_ok=True)
         _write_arrays(self._path(step, "weights"), weight_arrays(model))
@@ -80,16 +80,19 @@ class Checkpoints:
         self._drop(best_step)
 
     def restore(self, model: Any, like: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Restores the newest whole checkpoint into a compiled model and returns its progress; None if there is none.
+        """Restores the newest whole checkpoint into a compiled model.
 
-        A damaged one is named in a warning, and the one before it is taken.
+        If a checkpoint is damaged, a warning names it, and the one before it is restored.
 
         Args:
             model: built for training.
-            like: a progress, whose keys and types the stored one must have.
+            like: a progress; the stored one must have its keys and types.
+
+        Returns:
+            The stored progress, or None if there is no checkpoint.
 
         Raises:
-            JobError: there are checkpoints, and not one of them is whole.
+            JobError: no checkpoint is whole, though there are some.
         """
         steps = self.whole_steps()
         for step in reversed(steps):
@@ -174,9 +177,9 @@ def average(run: str | Path, last: int) -> list[int]:
             f"received: {last}"
         )
     model = make_model(config["model"])
-    # What else is said there, of how far the run went, stays true.
+    # The rest of the origin (at which step the run ended) stays true.
     origin = {**config.get("weights", {}), "kind": "mean", "steps": steps}
-    origin.pop("val_bleu", None)  # of other weights
+    origin.pop("val_bleu", None)  # the BLEU of other weights
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
     return steps
@@ -189,13 +192,13 @@ def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
 
 
 def write_model(run: RunFolder, config: dict[str, Any], model: Any, origin: dict[str, Any]) -> None:
-    """Writes `model.keras`, and says in `config.json` where its weights are from."""
+    """Writes `model.keras`, and the origin of its weights to `config.json`."""
     save_model(run, model)
     write_config(run, {**config, "weights": origin})
 
 
 def weight_arrays(model: Any) -> Arrays:
-    """The trainable weights by name; the names depend on the model's configuration alone."""
+    """The trainable weights by name. The names depend on the configuration of the model alone."""
     return _arrays(_weight_names(model.trainable_variables))
 
 
@@ -204,20 +207,20 @@ def _weight_names(variables: Iterable[Any]) -> dict[str, Any]:
 
 
 def _variables_of_format_1(model: Any) -> list[Any]:
-    """The trainable variables in the order of version 0.1: the norms behind the stacks stood last."""
+    """The trainable variables in the order of version 0.1, which had the final norms of both stacks last."""
     norms = [norm for norm in (model.encoder_norm, model.decoder_norm) if norm is not None]
     last = {id(variable): variable for norm in norms for variable in norm.trainable_variables}
     return [variable for variable in model.trainable_variables if id(variable) not in last] + [*last.values()]
 
 
 def _weight_names_of_format_1(model: Any) -> dict[str, str]:
-    """The names of weights in a file of version 0.1 → their present names."""
+    """Maps the names of the weights in a file of version 0.1 to their present names."""
     present = {id(variable): name for name, variable in _weight_names(model.trainable_variables).items()}
     return {name: present[id(v)] for name, v in _weight_names(_variables_of_format_1(model)).items()}
 
 
 def _state_names_of_format_1(model: Any) -> dict[str, str]:
-    """The names of the rest in a file of version 0.1 → their present names."""
+    """Maps the names of the state in a file of version 0.1 to their present names."""
     names = {id(variable): name for name, variable in _state_variables(model).items()}
     places = {id(variable): place for place, variable in enumerate(model.trainable_variables)}
     order = [places[id(variable)] for variable in _variables_of_format_1(model)]
@@ -231,10 +234,10 @@ def _state_names_of_format_1(model: Any) -> dict[str, str]:
 
 
 def _state_variables(model: Any) -> dict[str, Any]:
-    """All that training changes but the weights: dropout seeds, optimiser (its moving average included), metrics.
+    """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
 
-    With several workers the metrics stay out: each holds a part of them, and the chief, which saves alone, cannot ask
-    the others. What they had counted matters only within a round.
+    With several workers the metrics are left out: each worker has counted a part, and the chief saves alone. The counts
+    matter only within a round.
     """
     groups = {"seeds": model.non_trainable_variables, "optimizer": model.optimizer.variables}
     if num_workers() == 1:
@@ -261,14 +264,19 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def _read_weights(path: Path, model: Any) -> Arrays:
-    """Reads the weights of a checkpoint, under their present names and in the model's order."""
+    """Reads the weights of a checkpoint, with their present names, in the order of the model."""
     return _read_arrays(path, weight_arrays(model), partial(_weight_names_of_format_1, model))
 
 
 def _read_arrays(
     path: Path, expected: Mapping[str, np.ndarray | None], names_of_format_1: Callable[[], dict[str, str]]
 ) -> Arrays:
-    """Reads the arrays `expected`, and only them, of the shapes and types expected (None: some bytes of JSON)."""
+    """Reads exactly the arrays `expected`, with their shapes and types (None: JSON as bytes).
+
+    Raises:
+        DamagedFile: the file holds anything else.
+        RequestError: a newer version wrote the file.
+    """
     if path.is_symlink():
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
@@ -286,7 +294,7 @@ def _read_arrays(
         raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (RequestError, MemoryError):
         raise
-    except Exception as error:  # what zipfile, its decompressors and NumPy raise at damaged bytes has no name in common
+    except Exception as error:  # for damaged bytes zipfile, its decompressors and NumPy raise unrelated classes
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 

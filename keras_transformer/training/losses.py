@@ -11,23 +11,23 @@ import keras
 from keras import ops
 
 from keras_transformer.tensor import Tensor
-from keras_transformer.training.replicas import computed_after
+from keras_transformer.training.ordering import computed_after
 
-# (N,), and what makes of its gradient (N,) that of the logits (N, V).
+# Losses (N,), and a function from their gradient (N,) to the gradient of the logits (N, V).
 LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]
 
-CHUNKS = 16  # of the rows of logits in half precision: then the float32 arrays of a chunk are small
+CHUNKS = 16  # in which logits of half precision are processed, so that float32 copies stay small
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
     """−Σ q log p with q = 1 − ε + ε/V for the true class and ε/V for each other (Szegedy et al. 2015, section 7).
 
-    Computed in float32, whatever the logits come in. No (..., V) target is made. On TensorFlow two arrays as large as
-    the logits, and of their precision, stand at once with the gradient: the logits or probabilities, and the gradient.
+    The computation is in float32 for logits of any precision, and makes no target of shape (..., V). On TensorFlow its
+    peak memory is two arrays of the size and precision of the logits.
 
     Args:
         labels: (...) token ids.
-        logits: (..., V), of any precision; their gradient has the same.
+        logits: (..., V), of any precision; their gradient has the same precision.
         label_smoothing: ε.
 
     Returns:
@@ -39,13 +39,13 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
     @ops.custom_gradient
     def loss(logits: Tensor) -> tuple[Tensor, Any]:
         in_float32 = keras.backend.standardize_dtype(logits.dtype) == "float32"
-        # Not in chunks: to find entries here and there costs no memory, but many nodes of a graph.
+        # Before the chunks: gathering costs no memory, and in each chunk it would cost many nodes of the graph.
         true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
         true_logits = ops.cast(ops.squeeze(true_logits, -1), "float32")
         losses, gradient_of = (_whole if in_float32 else _in_chunks)(labels, logits, true_logits, label_smoothing)
 
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
-            # Not before the loss: while it reads the logits, their memory cannot be used again.
+            # After the loss, which reads the logits: then the gradient can reuse their memory.
             with computed_after([losses]):
                 return gradient_of(arguments[0] if upstream is None else upstream)
 
@@ -55,7 +55,7 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
 
 
 def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
-    """Of labels (N,) and logits (N, V) in float32; the gradient is written over the probabilities."""
+    """Losses of labels (N,) and float32 logits (N, V). The gradient reuses the memory of the probabilities."""
     probabilities = ops.softmax(logits)
     largest = ops.max(logits, axis=-1, initial=-math.inf)  # without a first value Keras refuses an empty chunk
     log_total = largest - ops.log(ops.max(probabilities, axis=-1, initial=0.0))
@@ -63,8 +63,8 @@ def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing:
     losses = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
 
     def gradient(upstream: Tensor) -> Tensor:
-        # (p − q) · upstream, in fewer passes over (N, V) than autodiff's. No scatter: TensorFlow's deterministic one
-        # copies the gradient from a GPU to the host and back.
+        # (p − q) · upstream: fewer passes over (N, V) than automatic differentiation makes. A one-hot product, because
+        # TensorFlow's deterministic scatter copies the gradient from the GPU to the host and back.
         each_other = label_smoothing / logits.shape[-1]
         true_class = ops.one_hot(labels, logits.shape[-1], dtype="float32") * (1.0 - label_smoothing)
         return (probabilities - each_other - true_class) * ops.expand_dims(upstream, -1)
@@ -73,9 +73,10 @@ def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing:
 
 
 def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
-    """Of logits in half precision: one array of float32 would be as large as they and their gradient together.
+    """Losses of logits in half precision, chunk by chunk.
 
-    So probabilities are not kept, but found once more for the gradient.
+    A float32 copy of all logits would take as much memory as the logits and their gradient together. So the
+    probabilities are not kept; the gradient computes them again.
     """
 
     def in_float32(labels: Tensor, logits: Tensor, true_logits: Tensor) -> LossAndGradient:
@@ -92,17 +93,17 @@ def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smooth
 
 
 def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
-    """`compute` (n, ...), ... → (n, ...) of chunks of the rows, one after the other.
+    """Applies `compute` (n, ...), ... → (n, ...) to chunks of the rows, one after the other.
 
-    On TensorFlow alone: JAX has XLA, which fuses, and would have to move rows that are shared out among devices.
+    Only TensorFlow needs chunks. On JAX, XLA fuses the operations, and chunks would move rows between devices.
     """
     if keras.config.backend() != "tensorflow":
         return compute(*arrays)
     num_rows = ops.shape(arrays[0])[0]
     bounds = [num_rows * chunk // CHUNKS for chunk in range(CHUNKS + 1)]
     done: list[Tensor] = []
-    # A last chunk, which is empty, reads the arrays when all others are done. So TensorFlow frees them no sooner, and
-    # puts in their place, which is large enough, what joins the chunks.
+    # An empty last chunk reads the arrays after all other chunks. So TensorFlow keeps the arrays until then, and puts
+    # the concatenation into their memory.
     for begin, end in pairwise([*bounds, num_rows]):
         with computed_after(done[-1:]):
             done.append(compute(*(array[begin:end] for array in arrays)))
@@ -111,12 +112,13 @@ def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SmoothedCrossEntropy(keras.losses.Loss):
-    """Label-smoothed cross-entropy over the real tokens; padding (label 0) never counts.
+    """Label-smoothed cross-entropy over the real tokens. Padding (label 0) never counts.
 
-    tensor2tensor differs: it gives the true class 1 − ε and shares ε among the V − 1 others.
+    tensor2tensor differs: there the true class has 1 − ε, and the V − 1 other classes share ε.
 
-    With sample weights, as the batch plan makes them (1 / tokens of the whole batch), the loss is their weighted sum:
-    the mean over the tokens of all replicas and micro-batches. Without, it is the mean over the batch at hand.
+    With sample weights the loss is the weighted sum. A `BatchPlan` weighs each token by 1 / (tokens of the global
+    batch), so the loss is the mean over the tokens of all replicas and micro-batches. Without weights the loss is the
+    mean over the tokens of the batch.
 
     Args:
         label_smoothing: ε, at least 0 and less than 1.
@@ -136,7 +138,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.label_smoothing = label_smoothing
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        # In place of Keras's own, which would make float32 of the logits.
+        # Overrides Keras, which would cast the logits to float32.
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         if sample_weight is None:
             real = ops.cast(ops.not_equal(y_true, 0), "float32")
@@ -153,12 +155,12 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
 
 def _check_shapes(logits: Tensor, **others: Tensor) -> None:
-    """Raises ValueError unless the others have one entry for each row of logits, as far as shapes are known."""
+    """Raises ValueError unless the others have one entry for each token of the logits, as far as shapes are known."""
     expected = tuple(logits.shape[:-1])
     for name, tensor in others.items():
         shape = tuple(tensor.shape)
         known = [pair for pair in zip(shape, expected, strict=False) if None not in pair]
         if len(shape) != len(expected) or any(own != other for own, other in known):
             raise ValueError(
-                f"`{name}` must have an entry for each token that has logits: the shape {expected}. Received: {shape}"
+                f"`{name}` must have one entry for each token of the logits: the shape {expected}. Received: {shape}"
             )

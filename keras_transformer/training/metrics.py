@@ -1,4 +1,4 @@
-"""What is watched beside the loss. Give them to `compile(weighted_metrics=[...])`: weights keep padding out."""
+"""Metrics over real tokens. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from keras_transformer.tensor import Tensor
 
 
 class _TokenMean(keras.metrics.Mean):
-    """Mean over the real target tokens of every batch, or their mean by the weights (B, T) given."""
+    """The mean over all real target tokens, or over all tokens by the weights (B, T) given."""
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
         labels = ops.cast(y_true, "int32")
         weights = ops.not_equal(labels, 0) if sample_weight is None else sample_weight
-        # Flat, because Keras averages over the axes after the first: a narrow batch's tokens would count for more.
+        # Flat, because Keras averages over the axes after the first: tokens of narrow batches would count for more.
         values = ops.reshape(self.token_values(labels, y_pred), (-1,))
         return super().update_state(values, ops.reshape(weights, (-1,)))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(_TokenMean):
-    """Share of real target tokens that the model finds most probable, given the true tokens before them."""
+    """The share of real target tokens to which the model gives the highest probability (teacher forcing)."""
 
     def __init__(self, name: str = "accuracy", **kwargs: Any):
         super().__init__(name=name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """(B, T): whether each label has the largest logit."""
+        """(B, T): whether the label has the largest logit."""
         return ops.equal(ops.argmax(logits, axis=-1), labels)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Perplexity(_TokenMean):
-    """exp of the mean cross-entropy of a real target token, without label smoothing."""
+    """exp of the mean cross-entropy of the real target tokens, without label smoothing."""
 
     def __init__(self, name: str = "perplexity", **kwargs: Any):
         super().__init__(name=name, **kwargs)

@@ -1,4 +1,4 @@
-"""The learning rate over the steps (paper, 5.3)."""
+"""The learning rate schedule (paper, 5.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class InverseSquareRootDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """factor · D^−0.5 · min(step^−0.5, step · warmup^−1.5): up in a line, down with the root (paper, equation 3).
+    """factor · D^−0.5 · min(step^−0.5, step · warmup^−1.5) (paper, equation 3).
+
+    The rate rises linearly to its peak, then falls with the root of the step.
 
     Args:
         hidden_dim: D.
@@ -20,7 +22,7 @@ class InverseSquareRootDecay(keras.optimizers.schedules.LearningRateSchedule):
         factor: 1 in the paper.
 
     Call arguments:
-        step: updates made before this one; the paper's step is one more, so that the first has a rate above 0.
+        step: updates made so far. The paper counts steps from 1, so this is one less.
     """
 
     def __init__(self, hidden_dim: int, warmup_steps: int = 4000, factor: float = 1.0):

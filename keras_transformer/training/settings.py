@@ -1,5 +1,4 @@
-"""Every knob of a training run: its flag, its default, its bounds. What a run was made with stands in its
-config.json."""
+"""The settings of a training run: default, help and bounds of each. `config.json` keeps them."""
 
 from __future__ import annotations
 
@@ -7,23 +6,17 @@ import argparse
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
-from keras_transformer.text.corpora import RECIPES
 
 DEFAULT_PRESET = "tiny"
-# Where a run is and how it is started: never part of what it is.
+# Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
-# What a run that is fine-tuned does not hand on: its text, and the machine that it ran on.
-NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "tokenizer", "init_from", "devices",
-    "threads",
-)  # fmt: skip
 
 
 def _flag(
@@ -57,7 +50,7 @@ def _switch(help: str) -> Any:
 
 
 def _model(argument: str) -> Any:
-    """A setting that is an argument of the model: its default, its help and its bounds are the family's."""
+    """A setting that is an argument of the model; the family gives its default, help and bounds."""
     option = family.ARGUMENTS[argument]
     if option.kind is bool:
         return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
@@ -69,25 +62,25 @@ def _model(argument: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """A training run's settings, flat; `None` where nothing was asked for. The flags of train.py are made from it."""
+    """The settings of a training run, flat. The flags of train.py are made from them."""
 
     # Text
     dataset: str | None = _flag("numbers:en-de", "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT")
-    data_dir: str | None = _flag(None, "folder that holds the named corpus, in place of fetching it")
+    data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
-    target: str | None = _flag(None, "its translation, line by line")
-    valid_source: str | None = _flag(None, "validation text; without it the last lines of --source are held out")
-    valid_target: str | None = _flag(None, "its translation")
-    vocabulary_size: int = _count(8_000, "pieces of the vocabulary, the four control ids included")
+    target: str | None = _flag(None, "the translation of --source, line by line")
+    valid_source: str | None = _flag(None, "validation text (default: the last lines of --source, held out)")
+    valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
+    vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag("unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe"))
-    separate_vocabularies: bool = _switch("a vocabulary for each language in place of a joint one")
-    tokenizer: str | None = _flag(None, "a SentencePiece model to use in place of learning a joint vocabulary")
-    sampling: float = _rate(0.0, "subword sampling: alpha of unigram, dropout of BPE; 0 for none")
-    max_length: int = _count(250, "pairs with more pieces than this on a side are left out of training")
+    separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
+    tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
+    sampling: float = _rate(0.0, "subword sampling: alpha for unigram, dropout for BPE; 0 for none")
+    max_length: int = _count(250, "leave out pairs with more pieces than this on a side")
     # Model
     preset: str = _flag(
         DEFAULT_PRESET,
-        "sizes and recipe; what a named corpus brings wins over it, flags win over both",
+        "sizes and recipe; the recipe of a named corpus wins over it, flags win over both",
         choices=tuple(PRESETS),
     )
     num_layers: int = _model("num_layers")
@@ -116,32 +109,34 @@ class Settings:
     embedding_norm: bool = _model("embedding_norm")
     # Optimisation
     steps: int = _count(100_000, "updates of the weights")
-    token_budget: int = _count(25_000, "source positions, and as many target positions, of a batch over all replicas")
-    accumulate: int = _count(1, "micro-batches that each replica splits its share of a batch into, to save memory")
+    token_budget: int = _count(25_000, "source positions of a batch over all replicas, and as many target positions")
+    accumulate: int = _count(1, "micro-batches into which each replica splits its part of a batch, to save memory")
     static_shapes: int = _count_or_none(0, "pad batches to this many fixed shapes, for XLA; 0 for free widths")
     learning_rate_factor: float = _positive(1.0, "factor on the paper's learning rate")
-    warmup_steps: int = _count(4_000, "steps until the learning rate's peak")
+    warmup_steps: int = _count(4_000, "steps until the learning rate peaks")
     label_smoothing: float = _rate(0.1, "label smoothing")
     clip_norm: float | None = _positive(None, "clip the gradient to this global norm")  # type: ignore[arg-type]
-    ema: float | None = _rate(None, "decay of a moving average of the weights, which model.keras then holds")
-    mixed_precision: str | None = _flag(None, "compute type beside float32", choices=("bfloat16", "float16"))
-    xla: bool = _switch("compile the forward and backward pass; pays on GPUs with --static-shapes, not on CPUs")
+    ema: float | None = _rate(None, "decay of a moving average of the weights; model.keras then holds the average")
+    mixed_precision: str | None = _flag(
+        None, "compute in this type; weights stay float32", choices=("bfloat16", "float16")
+    )
+    xla: bool = _switch("compile the forward and backward pass with XLA; for GPUs, with --static-shapes")
     init_from: str | None = _flag(None, "fine-tune: begin with the weights and the vocabulary of this run")
     # The run
     checkpoint_every: int = _count(500, "steps between checkpoints, each with a validation")
-    average_last: int = _count(5, "checkpoints whose mean model.keras holds")
-    patience: int = _count_or_none(0, "stop after so many validations without a better BLEU; 0 for never")
+    average_last: int = _count(5, "model.keras holds the mean of this many last checkpoints")
+    patience: int = _count_or_none(0, "stop after this many validations without a better BLEU; 0 for never")
     bleu_sentences: int = _count_or_none(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
     devices: str = _flag("auto", "`auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as 0,1")
     threads: int = _count_or_none(0, "processor threads; 0 leaves it to TensorFlow")
-    seed: int = _seed(1, "fixes the run")
+    seed: int = _seed(1, "the same seed gives the same run")
     out: str | None = _flag(None, "the run folder, by default runs/DATASET-PRESET")
     resume: bool = _flag(False, "continue the run in --out; a larger --steps extends it", action="store_true")
     overwrite: bool = _flag(False, "remove the run in --out and start again", action="store_true")
 
     @property
     def folder(self) -> Path:
-        """Where the run is."""
+        """The run folder."""
         return Path(self.out or f"runs/{self.name.replace(':', '-')}-{self.preset}")
 
     @property
@@ -150,80 +145,42 @@ class Settings:
         return self.dataset if self.dataset and not self.source else "files"
 
     def learning_rate(self, step: int) -> float:
-        """The schedule's, at a step counted from 1 (paper, equation 3); `schedules` has it for training."""
+        """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
         rate = min(step**-0.5, step * self.warmup_steps**-1.5)
         return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
 
     def model_arguments(self) -> dict[str, Any]:
-        """The model's arguments among the settings, parts as complete dictionaries.
+        """The arguments of the model, with complete dictionaries for its parts.
 
         Raises:
-            RequestError: there is no such part, or it has no such option.
+            RequestError: a part is unknown, or an option of a part.
         """
         with _told_as_flags():
             return {name: _parsed(name, getattr(self, name)) for name in MODEL_SETTINGS}
 
     def as_dict(self) -> dict[str, Any]:
-        """What config.json keeps."""
+        """The settings that config.json keeps."""
         return {name: value for name, value in asdict(self).items() if name not in ABOUT_THE_FOLDER}
 
 
-# The settings that are arguments of the model.
 MODEL_SETTINGS = [setting.name for setting in fields(Settings) if setting.name in family.ARGUMENTS]
 
 
-def parser() -> argparse.ArgumentParser:
-    """train.py's command line: a flag for each setting; one that was not given is `None`."""
-    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in RECIPES.items())
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Trains a Transformer on parallel text; without arguments on number words, English to German.",
-        epilog=f"A named corpus brings settings of its own, which win over the preset's, as flags do. {recipes}.",
-        allow_abbrev=False,
-    )
-    for setting in fields(Settings):
-        options = dict(setting.metadata["options"])
-        parser.add_argument(
-            _name(setting.name), default=None, help=setting.metadata["help"] + _default(setting), **options
-        )
-    for flag, name, value in (
-        ("--normalize-first", "residual", "pre_norm"),
-        ("--no-normalize-first", "residual", "post_norm"),
-        ("--learned-positions", "positions", "learned"),
-        ("--no-learned-positions", "positions", "sinusoidal"),
-    ):  # as version 0.1 spelled them
-        help = f"another spelling of {_name(name)} {value}"
-        parser.add_argument(flag, dest=name, action="store_const", const=value, help=help)
-    return parser
-
-
-def _default(setting: Field) -> str:
-    """What a setting is where neither a flag nor a corpus says: what each preset gives, or one value for all."""
-    by_preset = [f"{name} {preset[setting.name]}" for name, preset in PRESETS.items() if setting.name in preset]
-    if by_preset:
-        return f" (preset {', '.join(by_preset)})"
-    return "" if setting.default in (None, False) else f" (default: {setting.default})"
-
-
-def _as_flags(settings: dict[str, Any]) -> str:
-    return " ".join(f"{_name(name)} {value}" for name, value in settings.items())
-
-
 def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None) -> Settings:
-    """Settings from flags, over the corpus's recipe, over the preset, over the defaults.
+    """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
 
     Args:
-        given: flags; None where one was not given.
-        recipe: what the corpus brings.
-        inherited: settings of a run that is fine-tuned, over a preset that was not asked for.
+        given: the flags; None for a flag that was not given.
+        recipe: the settings that the corpus brings.
+        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given.
 
     Raises:
-        RequestError: a value out of bounds, or two that exclude each other.
+        RequestError: a value is out of its bounds, or two values exclude each other.
     """
     given = as_given(given)
     if "source" in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
         raise RequestError(
-            f"--source is your own text, and {_name(of_named[0])} is of a named corpus: give one of them"
+            f"--source is your own text, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
         )
     own_text: dict[str, Any] = {"dataset": None} if "source" in given else {}
     preset, inherited = PRESETS[given.get("preset", DEFAULT_PRESET)], inherited or {}
@@ -233,36 +190,12 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, 
     return settings
 
 
-def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
-    """What a run hands on to one that fine-tunes it, of the settings in its config.json.
-
-    Raises:
-        RequestError: a setting is none that a flag could have given.
-    """
-    known = [setting for setting in fields(Settings) if setting.name in stored]
-    _check_types({setting.name: stored[setting.name] for setting in known})
-    return {setting.name: stored[setting.name] for setting in known if setting.name not in NOT_INHERITED}
-
-
-def warm_up_of_fine_tuning(settings: Settings, parent: Settings, fits: bool) -> dict[str, Any]:
-    """A warm-up of a tenth of the steps, up to the learning rate at which the run that is fine-tuned ended.
-
-    Args:
-        settings: of the new run, but for these two.
-        parent: of the run that it begins with.
-        fits: False leaves the warm-up as it is.
-    """
-    warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if fits else settings.warmup_steps
-    peak = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
-    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{parent.learning_rate(parent.steps) / peak:.3g}")}
-
-
 def check(settings: Settings) -> None:
-    """Raises RequestError, saying what was expected and what came, for settings that no run can have."""
+    """Raises RequestError unless a run can have these settings."""
     for setting in fields(Settings):
         value, valid = getattr(settings, setting.name), setting.metadata["check"]
         if value is not None and valid is not None and not valid(value):
-            raise RequestError(f"{_name(setting.name)} must be {setting.metadata['expected']}; received: {value}")
+            raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
     with _told_as_flags():
         family.complete({**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size})
     _check_together(settings)
@@ -272,7 +205,7 @@ def _check_together(settings: Settings) -> None:
     if (settings.source is None) != (settings.target is None):
         raise RequestError("--source and --target go together; received only one of them")
     if settings.source is None and (settings.valid_source or settings.valid_target):
-        raise RequestError("--valid-source and --valid-target go with --source and --target; received without them")
+        raise RequestError("--valid-source and --valid-target need --source and --target; received none")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
     if settings.patience and not settings.bleu_sentences:
@@ -280,15 +213,15 @@ def _check_together(settings: Settings) -> None:
 
 
 def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
-    """The settings of a run that goes on: what it was made with, and perhaps more steps.
+    """The settings of a run that goes on: those that it began with, and perhaps more steps.
 
     Args:
-        stored: what config.json keeps.
-        given: flags.
-        version: that wrote config.json.
+        stored: the settings in config.json.
+        given: the flags.
+        version: the version that wrote config.json.
 
     Raises:
-        RequestError: a flag contradicts the run, or the run's settings are not ours.
+        RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
     """
     names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
     if not stored:
@@ -298,15 +231,15 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
             f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
             f"not know, {unknown[0]}: install that version"
         )
-    _check_types(stored)
+    check_types(stored)
     defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
-    stored = {**defaults, **stored}  # a version before this one knew fewer settings
+    stored = {**defaults, **stored}  # an older version knew fewer settings
     given = as_given(given)
     for name in sorted(names & given.keys()):
         may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
         if given[name] != stored[name] and not may_change:
             raise RequestError(
-                f"--resume: {_name(name)} was {stored[name]} when the run began; received: {given[name]}; "
+                f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
                 "leave it out, or start another run with --out"
             )
     settings = Settings(**{**stored, **given})
@@ -314,8 +247,8 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
     return settings
 
 
-def _check_types(stored: dict[str, Any]) -> None:
-    """Raises RequestError for settings that no flag could have given: the file was edited, or is damaged."""
+def check_types(stored: dict[str, Any]) -> None:
+    """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
     for setting in fields(Settings):
         if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
             continue
@@ -326,11 +259,11 @@ def _check_types(stored: dict[str, Any]) -> None:
         )
         may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
         if not of_kind and not (value is None and may_be_none):
-            raise RequestError(f"the run's config.json is damaged: no {_name(setting.name)} is {value!r:.60}")
+            raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
 
 
 def as_given(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, parts spelled in the one way that they are kept."""
+    """The flags that were given, with parts spelled as config.json spells them."""
     given = {name: value for name, value in given.items() if value is not None}
     with _told_as_flags():
         given = family.modern(given)
@@ -339,31 +272,32 @@ def as_given(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """A setting's value, of a part its configuration."""
+    """The value of a setting; for a part its configuration."""
     slot = family.ARGUMENTS[name].slot
     return family.parse(value, slot, name) if slot and isinstance(value, str) else value
 
 
 def spelled(name: str, value: Any) -> Any:
-    """The setting that stands for an argument of the model: a part as a flag spells it, another value as it is."""
+    """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
     slot = family.ARGUMENTS[name].slot
     return family.spelled(value, slot) if slot and value is not None else value
 
 
 @contextmanager
 def _told_as_flags() -> Iterator[None]:
-    """What the family refuses is told in the words of a command line."""
+    """Rewrites an error of the family in the words of a command line."""
     try:
         yield
     except ValueError as error:
         if isinstance(error, RequestError):
             raise
         told, _, received = str(error).partition(". Received: ")
-        told = re.sub(r"`(\w+):?(\w*)`", lambda found: f"{_name(found[1])} {found[2]}".rstrip(), told)
-        values = re.sub(r"(\w+)=", lambda found: f"{_name(found[1])} ", received)
+        told = re.sub(r"`(\w+):?(\w*)`", lambda found: f"{flag_of(found[1])} {found[2]}".rstrip(), told)
+        values = re.sub(r"(\w+)=", lambda found: f"{flag_of(found[1])} ", received)
         value = received if ", " not in values else values
         raise RequestError(f"{told}; received: {re.sub(r'^[a-z_:]+=', '', value)}") from error
 
 
-def _name(setting: str) -> str:
+def flag_of(setting: str) -> str:
+    """The flag of a setting."""
     return "--" + setting.replace("_", "-")

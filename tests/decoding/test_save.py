@@ -140,10 +140,10 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
 
 def test_a_run_that_was_saved_can_be_fine_tuned_to_its_end(saved, tmp_path, monkeypatch, capsys):
     import train
-    from keras_transformer.training import replicas
+    from keras_transformer.training import devices
 
     # Devices and determinism are a process's own, and other tests run in this one.
-    monkeypatch.setattr(replicas, "configure", lambda *_: None)
+    monkeypatch.setattr(devices, "configure", lambda *_: None)
     source, target = write_corpus(tmp_path, 60)
     flags = f"--init-from {saved} --source {source} --target {target} --out {tmp_path / 'run'} --steps 2"
     assert train.main([*flags.split(), "--devices", "cpu", "--bleu-sentences", "0", "--warmup-steps", "1"]) == 0

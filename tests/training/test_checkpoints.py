@@ -484,11 +484,11 @@ def test_average_of_no_run(tmp_path):
 
 def test_a_run_of_version_0_1_goes_on_to_the_weights_that_it_would_have_had(format_1, monkeypatch, capsys):
     import train
-    from keras_transformer.training import replicas
+    from keras_transformer.training import devices
 
     monkeypatch.chdir(format_1)  # its settings name its text as it was named then
     # Devices, threads and determinism are a process's own, and other tests run in this one.
-    monkeypatch.setattr(replicas, "configure", lambda *_: None)
+    monkeypatch.setattr(devices, "configure", lambda *_: None)
     assert train.main(["--resume", "--out", "run", "--steps", "12"]) == 0
     assert "resuming at step 6\n" in capsys.readouterr().err
     assert json.loads(Path("run/config.json").read_text())["format"] == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer.training import replicas
+from keras_transformer.training import devices, workers
 from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -255,18 +255,18 @@ import sys
 import numpy as np
 from keras_transformer.errors import load_tensorflow
 load_tensorflow()
-from keras_transformer.training import replicas, run
-from keras_transformer.training.settings import parser
+from keras_transformer.training import devices, replicas, run
+from keras_transformer.training.flags import parser
 
-job = run.open_run(vars(parser().parse_args(sys.argv[2:])))
-replicas.configure("cpu")
+opened = run.open_run(vars(parser().parse_args(sys.argv[2:])))
+devices.configure("cpu")
 replicas.seed(1)
 strategy = replicas.strategy("cpu")
-with run.begun(job) as cache:
-    text = run.prepare_text(job, cache, strategy.num_replicas_in_sync)
+with run.begun(opened) as cache:
+    text = run.prepare_text(opened, cache, strategy.num_replicas_in_sync)
     with strategy.scope():
-        model = run.compiled_model(job)
-    run.fit(job, text, model, strategy)
+        model = run.compiled_model(opened)
+    run.fit(opened, text, model, strategy)
 np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
 """
 
@@ -302,35 +302,35 @@ def test_two_workers_end_with_equal_weights(tmp_path):
 @pytest.mark.parametrize("text", ["", "gpu", "cpu:0", "0,0", "-1", "cpu:2,3", "0,"])
 def test_devices_that_are_none(text):
     with pytest.raises(ValueError, match="`devices` must be"):
-        replicas.parse_devices(text)
+        devices.parse_devices(text)
 
 
 def test_devices():
-    assert replicas.parse_devices("auto") == ("auto", [])
-    assert replicas.parse_devices("cpu") == ("cpu", [0])
-    assert replicas.parse_devices("cpu:3") == ("cpu", [0, 1, 2])
-    assert replicas.parse_devices("2,0") == ("gpu", [2, 0])
+    assert devices.parse_devices("auto") == ("auto", [])
+    assert devices.parse_devices("cpu") == ("cpu", [0])
+    assert devices.parse_devices("cpu:3") == ("cpu", [0, 1, 2])
+    assert devices.parse_devices("2,0") == ("gpu", [2, 0])
 
 
 def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
-    assert replicas.gpus_of_the_driver(tmp_path / "none") == 0
+    assert devices.gpus_of_the_driver(tmp_path / "none") == 0
     (tmp_path / "0000:01:00.0").mkdir()
-    assert replicas.gpus_of_the_driver(tmp_path) == 1
+    assert devices.gpus_of_the_driver(tmp_path) == 1
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(replicas, "gpus_of_the_driver", lambda: 0)
-    assert replicas.describe_devices("auto") == replicas.describe_devices("cpu") == "training on the processor"
-    assert replicas.describe_devices("cpu:2") == "training on the processor, in 2 replicas"
-    monkeypatch.setattr(replicas, "gpus_of_the_driver", lambda: 2)
+    monkeypatch.setattr(devices, "gpus_of_the_driver", lambda: 0)
+    assert devices.describe_devices("auto") == devices.describe_devices("cpu") == "training on the processor"
+    assert devices.describe_devices("cpu:2") == "training on the processor, in 2 replicas"
+    monkeypatch.setattr(devices, "gpus_of_the_driver", lambda: 2)
     said = "training on the processor: the NVIDIA driver has 2 GPU(s), but TensorFlow sees none. "
-    assert replicas.describe_devices("auto").startswith(
+    assert devices.describe_devices("auto").startswith(
         f"{said}Its CUDA libraries are not installed, or do not fit: pip"
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert replicas.describe_devices("auto") == f"{said}CUDA_VISIBLE_DEVICES is '-1', which may hide them"
-    assert replicas.describe_devices("cpu") == "training on the processor"
+    assert devices.describe_devices("auto") == f"{said}CUDA_VISIBLE_DEVICES is '-1', which may hide them"
+    assert devices.describe_devices("cpu") == "training on the processor"
 
 
 def test_a_broken_cluster_is_named(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
     with pytest.raises(ValueError, match="`TF_CONFIG` must be JSON"):
-        replicas.num_workers()
+        workers.num_workers()

@@ -16,9 +16,12 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
-from keras_transformer.training.run import _rounds, open_run
+from keras_transformer.training.fine_tuning import fitting_warm_up
+from keras_transformer.training.flags import parser
+from keras_transformer.training.learning import rounds_until
+from keras_transformer.training.run import open_run
 from keras_transformer.training.schedules import InverseSquareRootDecay
-from keras_transformer.training.settings import Settings, parser, resumed, warm_up_of_fine_tuning
+from keras_transformer.training.settings import Settings, resumed
 from tests.tiny_corpus import tiny_flags
 
 pytest_plugins = ["tests.format_1"]
@@ -267,7 +270,7 @@ def test_model_is_the_mean_of_the_last_checkpoints(runs):
 def test_a_loss_that_is_no_number_stops_the_job(runs, outcomes):
     status, message = outcomes["nan"]
     assert status == 1
-    assert "the loss is no longer a number at step 10; the last checkpoint is intact" in message
+    assert "the loss became NaN or infinite by step 10; the last checkpoint is intact" in message
     assert (runs / "nan" / "checkpoints" / "00000005.state.npz").exists()
     assert not (runs / "nan" / "model.keras").exists()
 
@@ -320,7 +323,7 @@ def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended(ste
     parent = Settings(hidden_dim=64, steps=steps, warmup_steps=warmup, learning_rate_factor=0.7)
     ended = float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1))
     for wanted, fits in ((6, True), (200, False)):
-        fitting = warm_up_of_fine_tuning(Settings(hidden_dim=64, steps=60, warmup_steps=200), parent, fits)
+        fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), parent, fits)
         assert fitting["warmup_steps"] == wanted
         schedule = InverseSquareRootDecay(64, fitting["warmup_steps"], fitting["learning_rate_factor"])
         assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
@@ -625,8 +628,8 @@ def test_every_round_has_metrics_of_its_own_steps(runs):
 @pytest.mark.parametrize("step", [0, 3, 5, 10, 12])
 def test_rounds_end_at_multiples_and_at_the_last_step(step):
     ends, at = [], step
-    for steps, count in _rounds(step, 12, 5):
-        for _ in range(count):
-            at += steps
+    for rounds in rounds_until(12, step, 5):
+        for _ in range(rounds.num_rounds):
+            at += rounds.steps
             ends.append(at)
     assert ends == [end for end in (5, 10, 12) if end > step]

@@ -1,0 +1,73 @@
+"""`evaluate` and `score`: a run against given translations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import NamedTuple
+
+from keras_transformer.commands.search import add_search_options, search_options
+from keras_transformer.errors import RequestError, load_tensorflow, say
+
+
+class ParallelLines(NamedTuple):
+    """The lines of two files: line n of one belongs to line n of the other."""
+
+    sources: list[str]
+    targets: list[str]
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Prints one JSON object: BLEU, chrF and speed."""
+    load_tensorflow()
+    from keras_transformer.decoding.translator import load
+
+    options = search_options(arguments)
+    lines = read_both(arguments.source, arguments.reference)
+    print(json.dumps(load(arguments.run).evaluate(lines.sources, lines.targets, options)))
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Prints log P and perplexity, a line for a line; those of all lines together go to standard error."""
+    load_tensorflow()
+    from keras_transformer.decoding.translator import Score, load
+
+    lines = read_both(arguments.source, arguments.target)
+    scores = load(arguments.run).score(lines.sources, lines.targets, arguments.batch_size)
+    for one in scores:
+        print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
+    total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
+    say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
+
+
+def read_both(source: str, target: str) -> ParallelLines:
+    """Reads two parallel files.
+
+    Raises:
+        RequestError: they have no lines, or not equally many.
+    """
+    from keras_transformer.text.corpora import read_lines
+
+    lines = ParallelLines(list(read_lines(source)), list(read_lines(target)))
+    if len(lines.sources) != len(lines.targets) or not lines.sources:
+        raise RequestError(
+            f"expected as many lines in both files, and one at least; {source} has {len(lines.sources)}, "
+            f"{target} has {len(lines.targets)}: align them"
+        )
+    return lines
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `evaluate`."""
+    add = parser.add_argument
+    add("--source", required=True, metavar="FILE", help="text to translate, plain or .gz")
+    add("--reference", required=True, metavar="FILE", help="its correct translation, line by line, plain or .gz")
+    add_search_options(parser)
+
+
+def add_score_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `score`."""
+    add = parser.add_argument
+    add("--source", required=True, metavar="FILE", help="text, plain or .gz")
+    add("--target", required=True, metavar="FILE", help="its translation, line by line, plain or .gz")
+    add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")

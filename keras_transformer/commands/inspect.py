@@ -1,0 +1,86 @@
+"""`info` and `average`: a run folder told, and its checkpoints averaged anew."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import load_tensorflow, say, warn
+from keras_transformer.run_folder import RunFolder, read_config
+
+
+def average(arguments: argparse.Namespace) -> None:
+    """Writes the mean of the last checkpoints as model.keras."""
+    load_tensorflow()
+    from keras_transformer.training.checkpoints import average
+
+    steps = average(arguments.run, arguments.last)
+    say(f"model.keras is now the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}")
+
+
+def add_average_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `average`."""
+    parser.add_argument("--last", type=int, default=5, metavar="N", help="how many checkpoints (default: 5)")
+
+
+def info(arguments: argparse.Namespace) -> None:
+    """Prints the run's configuration and its last metrics; a part that is missing is left out."""
+    from keras_transformer.models import count_parameters
+
+    run = RunFolder(arguments.run)
+    config = read_config(run)
+    print(f"run: {run.path}")
+    # Runs of version 0.1 do not tell the number of parameters; to count them imports Keras, which takes seconds.
+    print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
+        config["settings"]["dataset"] = None
+    for section in ("model", "corpus", "settings", "versions", "weights"):
+        print_section(section, config.get(section, {}))
+    print(f"model.keras: {'there' if run.model.is_file() else 'not yet; train.py --resume finishes the run'}")
+    print_metrics(read_metrics(run.metrics))
+
+
+def print_section(name: str, values: dict[str, Any]) -> None:
+    """Prints a part of the configuration, unless it is empty."""
+    if values:
+        print(f"{name}:")
+    for key, value in values.items():
+        print(f"  {key}: {json.dumps(value, ensure_ascii=False)}")
+
+
+def print_metrics(rows: list[dict[str, str]]) -> None:
+    """Prints the last row of the metrics, and the best BLEU."""
+    if not rows:
+        print("metrics: none yet")
+        return
+    print("last metrics:")
+    for name, value in rows[-1].items():
+        print(f"  {name}: {value}")
+    best = max(rows, key=lambda row: number(row.get("val_bleu")))
+    if best.get("val_bleu"):
+        print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv; none if the file is missing or damaged."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        warn(f"{path} cannot be read: {error}")
+        return []
+
+
+def number(text: str | None) -> float:
+    """The number in the text; -inf if there is none."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return -math.inf
+    return -math.inf if math.isnan(value) else value

@@ -1,0 +1,95 @@
+"""`translate`: standard input to standard output, a line for a line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from keras_transformer.commands.search import add_search_options, search_options
+from keras_transformer.errors import RequestError, load_tensorflow, warn
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.translator import Hypothesis
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """Translates lines in order, while they come."""
+    load_tensorflow()
+    from keras_transformer.decoding.translator import load
+    from keras_transformer.text.corpora import read_lines
+
+    if sys.stdin is None or sys.stdout is None:
+        raise RequestError("standard input and standard output must be open; received one that is closed")
+    options = search_options(arguments)
+    translator = load(arguments.run, arguments.max_source_length)
+    source = TextLines(sys.stdin.buffer)
+    prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
+    for number, hypotheses in enumerate(translator.stream(source, options, prefixes)):
+        lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
+        sys.stdout.buffer.write(lines.encode("utf-8"))
+        sys.stdout.buffer.flush()
+    if source.num_invalid:
+        warn(f"{source.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
+
+
+def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespace) -> str:
+    """One translation, as `--n-best`, `--scores` and `--alignments` ask for it.
+
+    Args:
+        hypothesis: the translation.
+        number: of its line, from 0.
+        arguments: the command's.
+    """
+    score = f"{hypothesis.score:.4f}"
+    alignment = [" ".join(f"{source}-{target}" for source, target in hypothesis.alignment)]
+    last = alignment if arguments.alignments else []
+    if arguments.n_best is not None:
+        return " ||| ".join([str(number), hypothesis.text, score, *last]) + "\n"
+    first = [score] if arguments.scores else []
+    return "\t".join([*first, hypothesis.text, *last]) + "\n"
+
+
+class TextLines:
+    """Lines of text from a stream of UTF-8 bytes.
+
+    A line ends at \\n alone, and a \\r before it is dropped. Invalid bytes become U+FFFD; `num_invalid` counts the
+    lines that had some.
+    """
+
+    def __init__(self, stream: IO[bytes]):
+        self.stream = stream
+        self.num_invalid = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.stream:
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError:
+                self.num_invalid += 1
+                yield line.decode("utf-8", "replace")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `translate`."""
+    parser.epilog = (
+        "Lines are read 32 batches ahead and sorted by length; with --batch-size 1 each line is answered "
+        "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0."
+    )
+    add_search_options(parser)
+    best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
+    prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
+    longest = "cut a source after N pieces, with a warning (default: the model's limit, mostly 512)"
+    add = parser.add_argument
+    add("--n-best", type=int, metavar="N", help=best)
+    add("--scores", action="store_true", help="print `SCORE <tab> TEXT`")
+    add("--alignments", action="store_true", help="print the alignment with the source in one more column")
+    add("--prefix", metavar="FILE", help=prefix)
+    add("--max-source-length", type=int, metavar="N", help=longest)
+    add("--sample", action="store_true", help="draw translations at random in place of the search")
+    add("--temperature", type=float, metavar="T", help="with --sample: divide the logits by T (default: 1.0)")
+    add("--top-k", type=int, metavar="K", help="with --sample: draw from the K likeliest pieces (default: 0, all)")
+    add("--top-p", type=float, metavar="P", help="with --sample: draw from the likeliest that reach P (default: 1.0)")
+    add("--seed", type=int, metavar="N", help="with --sample: the same seed draws the same (default: 0)")

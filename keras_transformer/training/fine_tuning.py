@@ -1,0 +1,96 @@
+"""What a run takes from the run that it fine-tunes (`--init-from`): sizes, settings, learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from keras_transformer.errors import RequestError
+from keras_transformer.training.settings import MODEL_SETTINGS, Settings, check_types, flag_of, resolve, spelled
+
+# A run that is fine-tuned keeps the parent's sizes; dropout may change.
+SIZES = [name for name in MODEL_SETTINGS if name not in ("dropout", "attention_dropout", "vocabulary_size")]
+# The parent's text, and the machine that it ran on, are not handed on.
+NOT_INHERITED = (
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "tokenizer", "init_from", "devices",
+    "threads",
+)  # fmt: skip
+
+
+def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any]) -> Settings:
+    """The settings of a run that fine-tunes another.
+
+    The sizes are the parent's. A flag wins over the recipe of the corpus, the recipe over the parent's settings, these
+    over the preset.
+
+    Args:
+        given: the flags that were given.
+        recipe: what the corpus brings.
+        parent: the configuration of the run that is fine-tuned.
+
+    Raises:
+        RequestError: a flag asks for another size than the parent's, or the settings are wrong.
+    """
+    sizes = _sizes_of(parent["model"])
+    for name, size in sizes.items():
+        if name in given and given[name] != size:
+            flag = flag_of(name)
+            raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
+    inherited = inherited_from(parent["settings"])
+    settings = resolve({**given, **sizes}, recipe, inherited)
+    if not inherited:  # The parent was saved from a notebook, which does not tell how it was trained.
+        return settings
+    asked = {*given, *sizes}
+    if "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
+        asked |= recipe.keys()
+    parent_settings = Settings(**{**inherited, "hidden_dim": settings.hidden_dim})
+    fitting = fitting_warm_up(settings, parent_settings, shortens="warmup_steps" not in asked)
+    return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
+
+
+def _sizes_of(model: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: spelled(name, model[name]) for name in SIZES},
+        "vocabulary_size": model["vocabulary_size"],
+        "separate_vocabularies": model["source_vocabulary_size"] is not None,
+    }
+
+
+def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
+    """What a run hands on to a run that fine-tunes it, from the settings in its `config.json`.
+
+    Raises:
+        RequestError: a setting has a value that no flag could have given.
+    """
+    known = [setting.name for setting in fields(Settings) if setting.name in stored]
+    check_types({name: stored[name] for name in known})
+    return {name: stored[name] for name in known if name not in NOT_INHERITED}
+
+
+def fitting_warm_up(settings: Settings, parent: Settings, shortens: bool) -> dict[str, Any]:
+    """A warm-up of a tenth of the steps, up to the learning rate at which the parent ended.
+
+    Args:
+        settings: of the new run.
+        parent: of the run that is fine-tuned.
+        shortens: whether the warm-up may change; if not, the learning rate alone is fitted.
+
+    Returns:
+        `warmup_steps` and `learning_rate_factor`.
+    """
+    warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if shortens else settings.warmup_steps
+    peak = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
+    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{parent.learning_rate(parent.steps) / peak:.3g}")}
+
+
+def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
+    """One line for people: the learning rate, and which settings the parent changed."""
+    usual = resolve(given, recipe).as_dict()
+    own = {*SIZES, *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
+    own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
+    kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
+    return (
+        f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
+        f"learning rate of {settings.learning_rate(settings.warmup_steps):.2g}; from that run, besides its sizes: "
+        f"{', '.join(kept) or 'nothing'}; a flag wins"
+    )

@@ -1,0 +1,51 @@
+"""The command line of training: a flag for each setting."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import Field, fields
+from typing import Any
+
+from keras_transformer.models.presets import PRESETS
+from keras_transformer.text.corpora import RECIPES
+from keras_transformer.training.settings import Settings, flag_of
+
+DESCRIPTION = "Trains a Transformer on parallel text; without arguments on number words, English to German."
+# What version 0.1 called two variants.
+OLDER_SPELLINGS = {
+    "--normalize-first": ("residual", "pre_norm"),
+    "--no-normalize-first": ("residual", "post_norm"),
+    "--learned-positions": ("positions", "learned"),
+    "--no-learned-positions": ("positions", "sinusoidal"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of train.py."""
+    parser = argparse.ArgumentParser(prog="train.py", description=DESCRIPTION, allow_abbrev=False)
+    add_flags(parser)
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting; a flag that is not given is None."""
+    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in RECIPES.items())
+    parser.epilog = f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}."
+    for setting in fields(Settings):
+        help = setting.metadata["help"] + _default(setting)
+        parser.add_argument(flag_of(setting.name), default=None, help=help, **setting.metadata["options"])
+    for flag, (name, value) in OLDER_SPELLINGS.items():
+        help = f"another spelling of {flag_of(name)} {value}"
+        parser.add_argument(flag, dest=name, action="store_const", const=value, help=help)
+
+
+def _default(setting: Field) -> str:
+    """The value of a setting if neither a flag nor a recipe gives one: of each preset, or one for all."""
+    by_preset = [f"{name} {preset[setting.name]}" for name, preset in PRESETS.items() if setting.name in preset]
+    if by_preset:
+        return f" (preset {', '.join(by_preset)})"
+    return "" if setting.default in (None, False) else f" (default: {setting.default})"
+
+
+def _as_flags(settings: dict[str, Any]) -> str:
+    return " ".join(f"{flag_of(name)} {value}" for name, value in settings.items())

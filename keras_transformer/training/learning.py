@@ -1,0 +1,233 @@
+"""Training itself: the compiled model, and `model.fit` from the newest checkpoint to the last step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from keras_transformer.errors import JobError, say
+from keras_transformer.models import make_model
+from keras_transformer.run_folder import load_model
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.training.preparation import Text
+from keras_transformer.training.request import Run
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.training.callbacks import Progress
+    from keras_transformer.training.checkpoints import Checkpoints
+
+# Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
+METRICS_EVERY = 10
+
+
+def compiled_model(run: Run) -> Transformer:
+    """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
+    from keras_transformer.training.losses import SmoothedCrossEntropy
+    from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+    from keras_transformer.training.optimizers import Adam
+    from keras_transformer.training.schedules import InverseSquareRootDecay
+
+    settings = run.settings
+    dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
+    model = make_model(run.config["model"], dtype)
+    if settings.init_from and not run.is_resumed:
+        parent = load_model(settings.init_from)
+        for own, inherited in zip(model.trainable_variables, parent.trainable_variables, strict=True):
+            own.assign(inherited)
+    model.micro_batches = settings.accumulate
+    model.metrics_every = METRICS_EVERY
+    schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
+    ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
+    model.compile(
+        optimizer=Adam(schedule, global_clipnorm=settings.clip_norm, **ema),
+        loss=SmoothedCrossEntropy(settings.label_smoothing),
+        weighted_metrics=[TokenAccuracy(), Perplexity()],
+        jit_compile=settings.xla,
+    )
+    model.build_for_training()
+    return model
+
+
+def fit(run: Run, text: Text, model: Transformer, strategy: tf.distribute.Strategy) -> None:
+    """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
+
+    Raises:
+        Stopped: a signal came; the run is saved.
+        JobError: the loss became NaN or infinite, or a file could not be written.
+    """
+    from keras_transformer.training.checkpoints import Checkpoints
+    from keras_transformer.training.result import write_result
+
+    checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last, run.settings.checkpoint_every)
+    progress = _restored_progress(run, text.plan, model, checkpoints)
+    patience = run.settings.patience
+    # True from the start if an early-stopped run was killed before it wrote model.keras.
+    stopped_early = bool(patience) and progress.validations_without_better >= patience
+    if not stopped_early:
+        stopped_early = _fit_rounds(run, text, model, strategy, progress, checkpoints)
+    if stopped_early:
+        say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
+    if run.is_chief:
+        write_result(run, text, model, progress, checkpoints)
+
+
+def _restored_progress(run: Run, plan: BatchPlan, model: Transformer, checkpoints: Checkpoints) -> Progress:
+    """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
+    from keras_transformer.training.callbacks import Progress
+
+    if not run.is_resumed:
+        return Progress()
+    stored = checkpoints.restore(model, Progress().as_dict())
+    if stored is None:
+        say("no checkpoint yet: starting again")
+        return Progress()
+    progress = Progress(**stored)
+    if progress.epoch < 0 or not 0 <= progress.batch < plan.num_batches(progress.epoch):
+        raise JobError(
+            f"the newest checkpoint goes on at batch {progress.batch} of epoch {progress.epoch}, which this run's text "
+            "does not have: start again with --overwrite"
+        )
+    say(f"resuming at step {progress.step}")
+    return progress
+
+
+def _fit_rounds(
+    run: Run,
+    text: Text,
+    model: Transformer,
+    strategy: tf.distribute.Strategy,
+    progress: Progress,
+    checkpoints: Checkpoints,
+) -> bool:
+    """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
+    every = run.settings.checkpoint_every
+    callbacks = _callbacks(run, text, model, progress, checkpoints)
+    for rounds in rounds_until(run.settings.steps, progress.step, every):
+        first = progress.step // every
+        with _feeding_errors():
+            model.fit(
+                _batches(text.plan, strategy, progress),
+                validation_data=_valid_batches(text.valid_plan, strategy),
+                validation_steps=text.valid_plan.num_batches(0),
+                initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
+                callbacks=callbacks, verbose=0, shuffle=False,
+            )  # fmt: skip
+        if model.stop_training:
+            return True
+    return False
+
+
+class Rounds(NamedTuple):
+    """Rounds of one `fit`, which Keras calls epochs: each ends with a validation and a checkpoint."""
+
+    steps: int  # of each round
+    num_rounds: int
+
+
+def rounds_until(last_step: int, step: int, every: int) -> Iterator[Rounds]:
+    """The rounds from `step` to `last_step`: the rest of a round begun, whole rounds, a shorter last one."""
+    if step % every and step < last_step:
+        rest_of_round = min(every - step % every, last_step - step)
+        yield Rounds(rest_of_round, 1)
+        step += rest_of_round
+    if whole := (last_step - step) // every:
+        yield Rounds(every, whole)
+    if rest := (last_step - step) % every:
+        yield Rounds(rest, 1)
+
+
+@contextmanager
+def _feeding_errors() -> Iterator[None]:
+    """Raises what the feeding thread raised, which TensorFlow wraps in an operation's error.
+
+    A record of the run that cannot be written ends the run too; the checkpoints stay intact.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if cause := re.search(
+            r"^(?:keras_transformer\.errors\.\w+|\w*OSError|MemoryError): (.*)$", error.message, re.MULTILINE
+        ):
+            raise JobError(f"the batches stopped coming: {cause[1]}; the checkpoints are intact") from error
+        raise
+    except OSError as error:
+        file = error.filename or "the run's files"
+        raise JobError(f"cannot write {file} ({error.strerror or error}); the checkpoints are intact") from error
+
+
+def _batches(plan: BatchPlan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
+    from keras_transformer.text.batches import dataset
+    from keras_transformer.training.replicas import local_replicas
+
+    local = local_replicas(strategy)
+    return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
+
+
+def _valid_batches(plan: BatchPlan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
+    from keras_transformer.text.batches import one_epoch
+    from keras_transformer.training.replicas import local_replicas
+
+    local = local_replicas(strategy)
+    return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
+
+
+def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
+    """In the order in which they act: follow, check, measure, record, save, show."""
+    from keras_transformer.training import callbacks as c
+    from keras_transformer.training.records import Records
+
+    settings = run.settings
+    stop_on_nan = c.StopOnNaN(progress)
+    follow = [c.Follow(progress, text.plan), stop_on_nan]
+    records, save = Records(run.folder, progress), c.Save(checkpoints, progress)
+    bleu = []
+    if settings.bleu_sentences and (run.is_chief or settings.patience):
+        sources, references = text.bleu_sentences(settings.bleu_sentences)
+        show = records.show if run.is_chief else None
+        bleu = [c.Bleu(progress, _greedy_translation(run, text, model), sources, references, settings.patience, show)]
+    if not run.is_chief:
+        return [*follow, *bleu]
+    return [
+        *follow,
+        c.RestoreMetrics(_metrics_so_far(model, progress, settings.checkpoint_every)),
+        *bleu,
+        records,
+        save,
+        c.Interrupt(stop_on_nan.check, save.save, f"python train.py --resume --out {run.folder.path}"),
+        c.ProgressLine(progress, settings.steps),
+    ]
+
+
+def _metrics_so_far(model: Transformer, progress: Progress, every: int) -> list[Any]:
+    """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
+    import numpy as np
+
+    from keras_transformer.training.workers import num_workers
+
+    if progress.step % every == 0 or num_workers() > 1:
+        return []
+    return [np.asarray(variable) for variable in model.metrics_variables]
+
+
+def _greedy_translation(run: Run, text: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
+    """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
+    outside of any strategy."""
+    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.training.checkpoints import set_weights
+    from keras_transformer.training.result import present_weights
+
+    twin = make_model(run.config["model"])
+    translator = Translator(twin, *text.tokenizers)
+
+    def translate(lines: Sequence[str]) -> list[str]:
+        set_weights(twin, present_weights(model))
+        return translator.translate(lines, num_beams=1)
+
+    return translate

@@ -1,0 +1,166 @@
+"""From a corpus to batches: the vocabulary is learned, the text tokenised once, its batches planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from keras_transformer.errors import RequestError, say
+from keras_transformer.files import write_text
+from keras_transformer.models import count_parameters
+from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.corpora import Pair
+from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
+from keras_transformer.training.request import Run
+from keras_transformer.training.settings import Settings
+
+MAX_VALIDATION_PAIRS = 2_000
+
+
+class Tokenizers(NamedTuple):
+    """The tokenizers of both languages; with a joint vocabulary one and the same."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+
+@dataclass(frozen=True)
+class Text:
+    """A run's text, ready to train on."""
+
+    tokenizers: Tokenizers
+    plan: BatchPlan
+    valid_plan: BatchPlan
+    valid_sources: list[str]
+    valid_targets: list[str]
+
+    def bleu_sentences(self, count: int) -> tuple[list[str], list[str]]:
+        """The validation sentences that BLEU is measured on, and their references."""
+        return self.valid_sources[:count], self.valid_targets[:count]
+
+
+def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
+    """Learns the vocabulary, tokenises the corpus once, and plans its batches.
+
+    Args:
+        run: the chief writes the vocabulary and the validation text into its folder.
+        cache: where the tokenised text goes.
+        num_replicas: of all workers.
+
+    Raises:
+        RequestError: the text does not support the vocabulary, or cleaning leaves nothing of it.
+    """
+    settings = run.settings
+    tokenizers = _tokenizers(run)
+    _record_vocabularies(run, tokenizers)
+    valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
+    sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
+    if run.is_chief:
+        write_text(run.folder.valid_source, "".join(f"{line}\n" for line in sources))
+        write_text(run.folder.valid_target, "".join(f"{line}\n" for line in targets))
+    with _naming_files(_validation_files(settings)):
+        valid = _tokenized(cache / "validation", valid_pairs, tokenizers, settings)
+    with _naming_files(_training_files(settings)):
+        train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
+    say(f"{run.corpus.name}: {train.report}")
+    plan = BatchPlan(
+        train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
+        sampling=settings.sampling,
+    )  # fmt: skip
+    valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
+    return Text(tokenizers, plan, valid_plan, sources, targets)
+
+
+def _training_files(settings: Settings) -> str:
+    return f"{settings.source}, {settings.target}" if settings.source else f"{settings.dataset}"
+
+
+def _validation_files(settings: Settings) -> str:
+    if settings.valid_source:
+        return f"{settings.valid_source}, {settings.valid_target}"
+    return f"{_training_files(settings)}, the lines held out for validation"
+
+
+@contextmanager
+def _naming_files(files: str) -> Iterator[None]:
+    """Puts the names of the files before the message of a RequestError."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{files}: {error}") from error
+
+
+def _tokenizers(run: Run) -> Tokenizers:
+    settings, folder = run.settings, run.folder
+    source_path, target_path = folder.tokenizers(settings.separate_vocabularies)
+    if run.is_resumed and source_path.is_file() and target_path.is_file():
+        return Tokenizers(Tokenizer.load(source_path), Tokenizer.load(target_path))
+    if settings.init_from:
+        source, target = RunFolder(settings.init_from).tokenizers(settings.separate_vocabularies)
+        tokenizers = Tokenizers(Tokenizer.load(source), Tokenizer.load(target))
+    elif settings.tokenizer:
+        joint = Tokenizer.load(settings.tokenizer)
+        tokenizers = Tokenizers(joint, joint)
+    else:
+        with _naming_files(_training_files(settings)):
+            tokenizers = _learned_tokenizers(run)
+    if run.is_chief:
+        tokenizers.source.save(source_path)
+        tokenizers.target.save(target_path)
+    return tokenizers
+
+
+def _learned_tokenizers(run: Run) -> Tokenizers:
+    pairs = run.corpus.train
+    if run.settings.separate_vocabularies:
+        source = _learned(run, lambda: (source for source, _ in pairs()))
+        target = _learned(run, lambda: (target for _, target in pairs()))
+        return Tokenizers(source, target)
+    joint = _learned(run, lambda: (line for pair in pairs() for line in pair))
+    return Tokenizers(joint, joint)
+
+
+def _learned(run: Run, lines: Callable[[], Iterator[str]]) -> Tokenizer:
+    """Learns a vocabulary; of the largest size that the text supports if the run may lower the size."""
+    settings = run.settings
+    size = settings.vocabulary_size
+    while True:
+        try:
+            return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed)
+        except VocabularyTooLarge as error:
+            if not run.lowers_vocabulary or error.most >= size:
+                raise
+            say(f"the training text supports no vocabulary of {size:,} pieces: taking {error.most:,}")
+            size = error.most
+
+
+def _record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
+    """Puts the sizes of the vocabularies, and the number of parameters that follows, into the configuration."""
+    separate = run.settings.separate_vocabularies
+    run.config["model"]["vocabulary_size"] = tokenizers.target.vocabulary_size
+    run.config["model"]["source_vocabulary_size"] = tokenizers.source.vocabulary_size if separate else None
+    run.config["parameters"] = count_parameters(run.config["model"])
+    if run.is_chief:
+        write_config(run.folder, run.config)
+
+
+def _tokenized(
+    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: Settings, keep_text: bool = False
+) -> TokenizedCorpus:
+    try:
+        return TokenizedCorpus.open(folder)
+    except (RequestError, FileNotFoundError):
+        return TokenizedCorpus.build(
+            folder,
+            pairs,
+            *tokenizers,
+            max_length=settings.max_length,
+            keep_text=keep_text,
+            num_threads=settings.threads or 1,
+        )

@@ -1,0 +1,132 @@
+"""The records of a run: metrics.csv, curves.png, samples.txt, TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.files import write_text, write_whole
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.training.callbacks import Progress
+
+
+class Records(keras.callbacks.Callback):
+    """Writes a row of metrics, the curves and TensorBoard's events at the end of each round.
+
+    Rows and samples after the step from which the run goes on are dropped.
+    """
+
+    COLUMNS = (
+        "step", "epoch", "loss", "perplexity", "accuracy", "val_loss", "val_perplexity", "val_accuracy", "val_bleu",
+        "learning_rate", "tokens", "seconds",
+    )  # fmt: skip
+
+    def __init__(self, run: RunFolder, progress: Progress):
+        super().__init__()
+        self.run = run
+        self.progress = progress
+        self.rows = [row for row in read_metrics(run) if row["step"] <= progress.step]
+        self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
+        self._board: Any = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self._board is None:
+            self._begin()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        progress = self.progress
+        rate = float(np.asarray(self.model.optimizer.learning_rate))
+        known = {**(logs or {}), "step": progress.step, "epoch": progress.epoch, "learning_rate": rate,
+                 "tokens": progress.tokens, "seconds": round(progress.seconds, 1)}  # fmt: skip
+        row = {name: float(known[name]) for name in self.COLUMNS if name in known}
+        self.rows.append(row)
+        self._write_metrics()
+        self._write_curves()
+        self._to_board(row)
+
+    def show(self, step: int, text: str) -> None:
+        """Adds sample translations to samples.txt."""
+        self.samples.append((step, text))
+        self._write_samples()
+
+    def _begin(self) -> None:
+        """Writes the records up to the present step anew."""
+        import shutil
+
+        import tensorflow as tf
+
+        shutil.rmtree(self.run.tensorboard, ignore_errors=True)
+        with self._board_errors():
+            self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
+        for row in self.rows:
+            self._to_board(row)
+        if self.run.metrics.exists():
+            self._write_metrics()
+        if self.run.samples.exists():
+            self._write_samples()
+
+    def _write_metrics(self) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.COLUMNS, lineterminator="\n", restval="")
+        writer.writeheader()
+        writer.writerows({name: f"{value:.10g}" for name, value in row.items()} for row in self.rows)
+        write_text(self.run.metrics, text.getvalue())
+
+    def _write_samples(self) -> None:
+        write_text(self.run.samples, "".join(f"== step {step}\n\n{text}\n" for step, text in self.samples))
+
+    def _write_curves(self) -> None:
+        from keras_transformer.plots.curves import learning_curves
+
+        columns = {name for row in self.rows for name in row}
+        history = {name: [row.get(name, math.nan) for row in self.rows] for name in columns}
+        with write_whole(self.run.curves) as aside:
+            learning_curves(history).savefig(aside, dpi=120)
+
+    def _to_board(self, row: dict[str, float]) -> None:
+        import tensorflow as tf
+
+        with self._board_errors(), self._board.as_default(step=int(row["step"])):
+            for name, value in row.items():
+                tf.summary.scalar(name, value)
+            self._board.flush()
+
+    @contextmanager
+    def _board_errors(self) -> Iterator[None]:
+        """Raises TensorFlow's error about a file as an OSError."""
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise OSError(errno.EIO, error.message, str(self.run.tensorboard)) from error
+
+
+def read_metrics(run: RunFolder) -> list[dict[str, float]]:
+    """The rows of metrics.csv. A row that is damaged is skipped, because users edit the file."""
+    if not run.metrics.is_file():
+        return []
+    rows = []
+    with run.metrics.open(encoding="utf-8", errors="replace", newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                rows.append({name: float(value) for name, value in row.items() if name in Records.COLUMNS and value})
+            except (TypeError, ValueError):
+                continue
+    return [row for row in rows if "step" in row]
+
+
+def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
+    if not run.samples.is_file():
+        return []
+    blocks = run.samples.read_text(encoding="utf-8", errors="replace").split("== step ")[1:]
+    heads = [block.partition("\n\n") for block in blocks]
+    return [(int(step), text.removesuffix("\n")) for step, _, text in heads if step.strip().isdigit()]

@@ -1,0 +1,197 @@
+"""From flags to a run that may begin: its settings, its folder, its corpus. A wrong request is refused here, before
+anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
+from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
+from keras_transformer.training.settings import Settings, as_given, flag_of, resolve, resumed
+from keras_transformer.training.workspace import check_free
+
+
+@dataclass
+class Run:
+    """A run that is about to train.
+
+    Args:
+        settings: what was asked for.
+        folder: where the run is written.
+        corpus: the text to train on.
+        config: what `config.json` holds.
+        is_chief: whether this worker writes the run folder; of several workers one does.
+        is_resumed: whether the run began before.
+        lowers_vocabulary: whether the vocabulary may be smaller than the setting if the text supports no more.
+            False if the user gave the size.
+    """
+
+    settings: Settings
+    folder: RunFolder
+    corpus: Corpus
+    config: dict[str, Any]
+    is_chief: bool = True
+    is_resumed: bool = False
+    lowers_vocabulary: bool = False
+
+
+def open_run(given: dict[str, Any]) -> Run | None:
+    """Settles the settings, and checks the folder and the corpus. Nothing is written.
+
+    Args:
+        given: flags by the names of their settings; None for a flag that was not given.
+
+    Returns:
+        The run, or None if a resumed run is finished.
+
+    Raises:
+        RequestError: a setting, the folder or the corpus is wrong, or they do not fit together.
+    """
+    if given.get("resume") and given.get("overwrite"):
+        raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
+    return _resumed_run(given) if given.get("resume") else _new_run(given)
+
+
+def _new_run(given: dict[str, Any]) -> Run:
+    parent = read_config(given["init_from"]) if given.get("init_from") else None
+    given = as_given(given)
+    corpus = _corpus(resolve(given, {}))
+    settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
+    is_chief = _check_devices(settings)
+    folder = RunFolder(settings.folder)
+    if is_chief:
+        check_free(folder, settings.overwrite)
+        if parent is not None:
+            say(describe_inheritance(given, corpus.recipe, settings))
+        if "preset" in given:
+            _say_what_the_recipe_overrides(given, corpus, settings)
+        _warn_of_settings_that_cannot_pay(settings)
+    config = {
+        "model": _model_config(settings, parent),
+        "settings": settings.as_dict(),
+        "corpus": _corpus_config(corpus),
+        "versions": versions(),
+    }
+    return Run(settings, folder, corpus, config, is_chief, lowers_vocabulary="vocabulary_size" not in given)
+
+
+def _resumed_run(given: dict[str, Any]) -> Run | None:
+    folder = RunFolder(_folder_to_resume(given))
+    if not folder.is_run():
+        raise RequestError(
+            f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
+        )
+    config = read_config(folder)
+    settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
+    if _is_finished(config, settings) and _has_model(folder):
+        say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
+        return None
+    is_chief = _check_devices(settings)
+    corpus = _corpus(settings)
+    if corpus.identity != config.get("corpus", {}).get("identity"):
+        raise RequestError(
+            "--resume: the training text is not the one that the run began with: restore it, or start another "
+            "run with --out"
+        )
+    if is_chief:
+        _warn_of_settings_that_cannot_pay(settings)
+    config["settings"] = settings.as_dict()
+    # A run that has no vocabulary yet does not tell whether the user gave its size: so the size may be lowered.
+    return Run(settings, folder, corpus, config, is_chief, is_resumed=True, lowers_vocabulary=True)
+
+
+def _folder_to_resume(given: dict[str, Any]) -> Path:
+    known = {name: given[name] for name in ("dataset", "source", "preset", "out") if given.get(name) is not None}
+    return Settings(**known).folder
+
+
+def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
+    weights = config.get("weights", {})
+    at_step = weights.get("at_step")
+    return settings.steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= settings.steps)
+
+
+def _has_model(folder: RunFolder) -> bool:
+    """Whether `model.keras` is there and whole.
+
+    Raises:
+        RequestError: it is damaged, and there is no checkpoint to write it from.
+    """
+    from keras_transformer.training.checkpoints import Checkpoints
+
+    if not folder.model.is_file():
+        return False
+    try:
+        check_model(folder)
+    except RequestError as error:
+        if not Checkpoints(folder.checkpoints).whole_steps():
+            raise RequestError(
+                f"{error}; there is no checkpoint to write it from: begin anew with --overwrite"
+            ) from error
+        warn(f"{error}; writing it again")
+        return False
+    return True
+
+
+def _check_devices(settings: Settings) -> bool:
+    """Returns whether this worker is the chief.
+
+    Raises:
+        RequestError: `--devices` or `TF_CONFIG` is malformed.
+    """
+    from keras_transformer.training import devices, workers
+
+    devices.parse_devices(settings.devices)
+    workers.num_workers()
+    return workers.worker_index() == 0
+
+
+def _corpus(settings: Settings) -> Corpus:
+    if settings.source is not None and settings.target is not None:
+        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+    return load_corpus(settings.name, settings.data_dir)
+
+
+def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus, settings: Settings) -> None:
+    asked = resolve(given, {})
+    won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
+    if won:
+        flags = ", ".join(f"{flag_of(name)} {getattr(settings, name)}" for name in won)
+        say(
+            f"{corpus.name} brings a recipe, which wins over --preset {settings.preset}: {flags}; a flag wins over both"
+        )
+
+
+def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
+    if settings.warmup_steps > settings.steps:
+        warn(
+            f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
+            f"{settings.steps}; give a shorter warm-up, such as --warmup-steps {max(1, settings.steps // 10)}"
+        )
+    if settings.xla and not settings.static_shapes:
+        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
+
+
+def _model_config(settings: Settings, parent: dict[str, Any] | None) -> dict[str, Any]:
+    config = settings.model_arguments()
+    if settings.tokenizer:
+        config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
+    config["source_vocabulary_size"] = config["vocabulary_size"] if settings.separate_vocabularies else None
+    if parent is not None:
+        config |= {name: parent["model"][name] for name in ("source_vocabulary_size", "num_control_ids")}
+    return {"kind": "translator", **family.complete(config)}
+
+
+def _corpus_config(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "name": corpus.name,
+        "identity": corpus.identity,
+        "source_language": corpus.source_language,
+        "target_language": corpus.target_language,
+    }
