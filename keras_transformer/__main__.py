@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import evaluate, inspect, translate
+from keras_transformer.commands import evaluate, runs, translate
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
 
@@ -58,9 +58,9 @@ COMMANDS = {
         evaluate.score, "log P and perplexity of given translations, a line for a line", evaluate.add_score_options
     ),
     "average": Command(
-        inspect.average, "make model.keras the mean of the last checkpoints", inspect.add_average_options
+        runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options
     ),
-    "info": Command(inspect.info, "tell what a run is and how it went"),
+    "info": Command(runs.info, "tell what a run is and how it went"),
     "export": Command(
         export.export, "write SavedModel, ONNX and TFLite translators, and certify them", export.add_options,
         takes_run=False,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 from keras_transformer.models.presets import PRESETS
@@ -18,6 +20,13 @@ OLDER_SPELLINGS = {
     "--learned-positions": ("positions", "learned"),
     "--no-learned-positions": ("positions", "sinusoidal"),
 }
+
+
+def command() -> str:
+    """The command that trains, spelled as the user spelled it; by default `keras-transformer train`."""
+    program = Path(sys.argv[0]).name
+    spellings = {"train.py": "python train.py", "__main__.py": "python -m keras_transformer train"}
+    return spellings.get(program, "keras-transformer train")
 
 
 def parser() -> argparse.ArgumentParser:

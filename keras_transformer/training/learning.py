@@ -11,6 +11,7 @@ from keras_transformer.errors import JobError, say
 from keras_transformer.models import make_model
 from keras_transformer.run_folder import load_model
 from keras_transformer.text.batches import BatchPlan
+from keras_transformer.training import flags
 from keras_transformer.training.preparation import Text
 from keras_transformer.training.request import Run
 
@@ -200,7 +201,7 @@ def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, che
         *bleu,
         records,
         save,
-        c.Interrupt(stop_on_nan.check, save.save, f"python train.py --resume --out {run.folder.path}"),
+        c.Interrupt(stop_on_nan.check, save.save, f"{flags.command()} --resume --out {run.folder.path}"),
         c.ProgressLine(progress, settings.steps),
     ]
 

@@ -179,7 +179,7 @@ def assert_equal_ends(one: Path, other: Path, step: int) -> None:
 def test_stopped_by_a_signal_and_resumed_ends_with_the_same_bits(runs, outcomes):
     status, message = outcomes["stopped"]
     assert status == 128 + signal.SIGTERM
-    assert "stopped and saved; go on with: python train.py --resume --out stopped\n" in message
+    assert "stopped and saved; go on with: keras-transformer train --resume --out stopped\n" in message
     assert outcomes["continued"][0] == 0
     assert "resuming at step 8" in outcomes["continued"][1]
     assert_equal_ends(runs / "whole", runs / "stopped", 17)

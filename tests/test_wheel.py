@@ -1,0 +1,70 @@
+"""The wheel: it puts one name among everybody's modules, and its command does everything in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_corpus import tiny_flags
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON_PACKAGES = {"keras_transformer": "keras_transformer", "export": "keras_transformer/export"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder into which the wheel is installed. It is built from a copy, because a build leaves files behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in (*PYTHON_PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", "dist", "."]
+    subprocess.run(build, cwd=folder, check=True, timeout=120)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", "site", wheel], cwd=folder, check=True)
+    return folder / "site"
+
+
+def test_it_installs_one_name_and_every_module(installed):
+    assert {path.name for path in installed.iterdir()} == {
+        "keras_transformer", "bin", f"keras_transformer-{version()}.dist-info",
+    }  # fmt: skip
+    for package, place in PYTHON_PACKAGES.items():
+        modules = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
+        found = {path.relative_to(installed / place) for path in (installed / place).rglob("*.py")}
+        assert modules <= found
+    assert (installed / "keras_transformer" / "py.typed").is_file(), "type checkers read the annotations"
+
+
+def version() -> str:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+
+def test_its_command_trains_translates_and_exports_in_an_empty_folder(installed, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "work").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        command = [str(installed / "bin" / "keras-transformer"), *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path / "work", env=environment, input=stdin, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("train", *tiny_flags(tmp_path / "text", Path("run")), "--steps", "1")
+    assert run("translate", "run", "--beams", "1", stdin="ba do\n").count("\n") == 1
+    assert "at_step: 1" in run("info", "run")
+    assert "Every artefact holds." in run("export", "run", "--format", "onnx", "--beams", "1", "--out", "exported")
+    assert (tmp_path / "work" / "exported" / "onnx" / "translate_text.onnx").is_file()
+    code = "import sys, keras_transformer.__main__; print(*sorted({'export', 'train'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "work", env=environment, capture_output=True)
+    assert done.stdout == b"\n", done.stderr
