@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
+import argparse
 import io
-import json
 import os
 import signal
 import subprocess
@@ -14,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_transformer.__main__ import main, make_parser
+from keras_transformer.__main__ import COMMANDS, main, make_parser
 from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import exit_status
+from keras_transformer.training.flags import parser
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -170,130 +170,27 @@ def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate", "score", "average", "info"])
-def test_no_run_is_one_line_and_status_2(command, tmp_path, capfd):
-    text = tmp_path / "text"
-    text.write_text("one\n")
-    files = {
-        "evaluate": ["--source", text, "--reference", text],
-        "score": ["--source", text, "--target", text],
-    }
-    status = main([command, str(tmp_path / "nothing"), *map(str, files.get(command, []))])
-    err = capfd.readouterr().err
-    assert status == 2 and err.count("\n") == 1
-    assert "expected a run folder" in err and "nothing" in err
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.keras", "tokenizer.model"])
-def test_a_damaged_run_is_refused_by_the_name_of_its_file(run_folder, name, capfd):
-    (run_folder / name).write_bytes((run_folder / name).read_bytes()[:100])
-    assert main(["translate", str(run_folder)]) == 2
-    err = capfd.readouterr().err
-    assert name in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_evaluate_prints_one_json_object(run, tmp_path, translator, suffix):
-    lines = SOURCE.decode().split("\n")[:-1]
-    source, reference = tmp_path / f"source{suffix}", tmp_path / f"reference{suffix}"
-    for path, texts in ((source, lines), (reference, translator.translate(lines))):
-        content = "".join(f"{text}\n" for text in texts).encode()
-        path.write_bytes(gzip.compress(content) if suffix else content)
-    status, out, err = run("evaluate", "--source", source, "--reference", reference)
-    result = json.loads(out)
-    assert (status, err) == (0, "")
-    assert result["bleu"] == pytest.approx(100) and result["sentences"] == 4
-    expected = {
-        "bleu",
-        "chrf",
-        "bleu_signature",
-        "chrf_signature",
-        "sentences",
-        "seconds",
-        "tokens_per_second",
-    }
-    assert expected <= result.keys()
-
-
-@pytest.mark.parametrize("command, other", [("evaluate", "--reference"), ("score", "--target")])
-def test_files_of_unequal_length_are_refused_with_both_counts(run, tmp_path, command, other):
-    long, short = tmp_path / "long", tmp_path / "short"
-    long.write_text("one\ntwo\nthree\n")
-    short.write_text("one\ntwo\n")
-    status, out, err = run(command, "--source", long, other, short)
-    assert (status, out) == (2, b"") and "long has 3" in err and "short has 2" in err
-    short.write_bytes(b"")
-    assert run(command, "--source", short, other, short)[0] == 2
-    short.write_bytes(b"one\n\xff\n")
-    status, _, err = run(command, "--source", short, other, short)
-    assert status == 2 and "short, line 2" in err
-
-
-def test_score_prints_log_probability_and_perplexity(run, tmp_path, translator):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_text("one two\nseven\n")
-    target.write_text("two\nthe sea\n")
-    status, out, err = run("score", "--source", source, "--target", target)
-    scores = translator.score(["one two", "seven"], ["two", "the sea"])
-    assert status == 0
-    assert out.decode() == "".join(f"{one.log_prob:.4f}\t{one.perplexity:.4f}\n" for one in scores)
-    total = sum(one.num_tokens for one in scores)
-    assert err.startswith("in all: log P ") and err.endswith(f"{total} tokens\n")
-
-
-def test_average_hands_on_what_was_asked(run, monkeypatch):
-    from keras_transformer.training import checkpoints
-
-    asked = []
-    monkeypatch.setattr(checkpoints, "average", lambda run, last: asked.append((run, last)) or [10, 20])
-    status, _, err = run("average", "--last", 2)
-    assert status == 0 and asked[0][1] == 2
-    assert err == "model.keras is now the mean of 2 checkpoints, of steps 10, 20\n"
-
-
-def test_info_says_what_a_run_is_and_how_it_went(run, run_folder):
-    status, out, err = run("info")
-    text = out.decode()
-    assert (status, err) == (0, "")
-    assert "parameters: " in text and "num_layers: 2" in text and "metrics: none yet" in text
-    (run_folder / "metrics.csv").write_text("step,val_bleu\n5,20.5\n10,30.25\n15,\n")
-    assert "best val_bleu: 30.25, at step 10" in run("info")[1].decode()
-    (run_folder / "model.keras").unlink()
-    assert "not yet" in run("info")[1].decode()
-
-
-def test_info_of_a_run_that_says_its_parameters_waits_for_no_keras(run_folder):
-    """A run of version 0.1 does not say them: then they are counted, as `run_folder`'s here are."""
-    config = json.loads((run_folder / "config.json").read_text())
-    assert "parameters" not in config
-    (run_folder / "config.json").write_text(json.dumps({**config, "parameters": 1234}))
-    code = """import sys
-from keras_transformer.__main__ import main
-status = main(["info", sys.argv[1]])
-print(sorted({"keras", "tensorflow", "numpy"} & sys.modules.keys()), file=sys.stderr)
-sys.exit(status)"""
-    command = [sys.executable, "-c", code, str(run_folder)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "[]\n"), "of what takes seconds nothing was imported"
-    assert "parameters: 1,234\n" in done.stdout
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"step,val_bleu\n", b"a\n\n1,2,3\n", b'"'])
-def test_info_survives_a_damaged_table(run, run_folder, content):
-    (run_folder / "metrics.csv").write_bytes(content)
-    status, out, _ = run("info")
-    assert status == 0 and b"parameters" in out
-
-
-@pytest.mark.parametrize("command", ["translate", "evaluate", "score", "average", "info"])
-def test_every_option_has_help(command, capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help(command, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer"])
     with pytest.raises(SystemExit) as stop:
         make_parser().parse_args([command, "--help"])
     assert stop.value.code == 0
-    assert "usage: python -m keras_transformer" in capsys.readouterr().out
-    (commands,) = (action for action in make_parser()._actions if action.dest == "==SUPPRESS==")
-    for action in commands.choices[command]._actions:
-        assert action.help
+    assert f"usage: keras-transformer {command} " in capsys.readouterr().out
+    parser = argparse.ArgumentParser()
+    COMMANDS[command].add_options(parser)
+    assert all(action.help for action in parser._actions)
+
+
+def test_the_usage_names_the_program_as_it_was_called(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/site/keras_transformer/__main__.py"])
+    assert make_parser().format_usage() == "usage: python -m keras_transformer [-h] COMMAND ...\n"
+
+
+def test_train_py_and_the_command_have_the_same_flags():
+    command = argparse.ArgumentParser()
+    COMMANDS["train"].add_options(command)
+    assert [action.option_strings for action in command._actions] == [a.option_strings for a in parser()._actions]
 
 
 def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):

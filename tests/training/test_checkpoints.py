@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import keras
@@ -193,7 +194,7 @@ class Trap:
         return setattr, (Trap, "sprung", True)
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 
@@ -269,7 +270,7 @@ def missing_array(path: Path) -> None:
 
 
 def extra_array(path: Path) -> None:
-    np.savez(path, **load(path), **{"../../outside": np.zeros(3)})
+    np.savez(path, **{**load(path), "../../outside": np.zeros(3)})
 
 
 def rewrite(path: Path, data: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED) -> None:
@@ -402,7 +403,7 @@ def test_a_progress_that_is_none_is_damage(folder, model, two, capsys, progress)
 def test_a_progress_of_objects_is_damage(folder, model, two):
     path = folder / "00000007.state.npz"
     np.savez(path, **{**load(path), "progress": np.array([Trap()], dtype=object)})
-    assert Checkpoints(folder).restore(model, PROGRESS)["step"] == 5
+    assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
     assert not Trap.sprung
 
 

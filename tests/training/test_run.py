@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.fine_tuning import fitting_warm_up
 from keras_transformer.training.flags import parser
 from keras_transformer.training.learning import rounds_until
-from keras_transformer.training.run import open_run
+from keras_transformer.training.request import Run, open_run
 from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings, resumed
 from tests.tiny_corpus import tiny_flags
@@ -329,6 +330,13 @@ def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended(ste
         assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
 
 
+def opened(given: dict[str, Any]) -> Run:
+    """A run that is not finished."""
+    run = open_run(given)
+    assert run is not None
+    return run
+
+
 def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
     given = {
         "init_from": str(runs / "whole"),
@@ -336,16 +344,16 @@ def test_a_flag_and_a_recipe_win_over_what_is_inherited(runs, tmp_path):
         "target": str(runs / "corpus.target"),
     }
     given["out"] = str(tmp_path / "run")
-    settings = open_run({**given, "dropout": 0.4, "warmup_steps": 3}).settings
+    settings = opened({**given, "dropout": 0.4, "warmup_steps": 3}).settings
     assert (settings.dropout, settings.warmup_steps, settings.learning_rate_factor) == (0.4, 3, 0.42)  # √(3 / 17)
-    assert open_run({**given, "learning_rate_factor": 0.5}).settings.learning_rate_factor == 0.5
+    assert opened({**given, "learning_rate_factor": 0.5}).settings.learning_rate_factor == 0.5
     assert settings.ema == 0.9
-    assert open_run({**given, "preset": "base"}).settings.dropout == 0.1
+    assert opened({**given, "preset": "base"}).settings.dropout == 0.1
     named = {"init_from": str(runs / "whole"), "dataset": "numbers:en-de", "out": str(tmp_path / "run")}
-    settings = open_run(named).settings
+    settings = opened(named).settings
     assert (settings.dropout, settings.steps, settings.warmup_steps) == (0.05, 2400, 400)
     assert (settings.hidden_dim, settings.sampling) == (16, 0.3)
-    assert open_run({**named, "steps": 60}).settings.warmup_steps == 6
+    assert opened({**named, "steps": 60}).settings.warmup_steps == 6
 
 
 def test_a_run_of_version_0_1_can_be_fine_tuned(format_1, tmp_path):
@@ -354,7 +362,7 @@ def test_a_run_of_version_0_1_can_be_fine_tuned(format_1, tmp_path):
 
     text = {side: str(format_1 / f"corpus.{side}") for side in ("source", "target")}
     given = {"init_from": str(format_1 / "run"), **text, "out": str(tmp_path / "new")}
-    run = open_run(given)
+    run = opened(given)
     assert (run.settings.residual, run.settings.positions, run.settings.ema) == ("pre_norm", "learned", 0.9)
     assert run.config["model"] == read_config(format_1 / "run")["model"]
     for mine, theirs in zip(compiled_model(run).get_weights(), load_model(format_1 / "run").get_weights(), strict=True):
@@ -363,7 +371,7 @@ def test_a_run_of_version_0_1_can_be_fine_tuned(format_1, tmp_path):
         message = f"--init-from: that run has --{flag} {held}; received: {value}; leave --{flag} out"
         with pytest.raises(RequestError, match=message):
             open_run({**given, flag: value})
-    assert open_run({**given, "positions": "learned:offset=0", "residual": "pre_norm"}), "said in another way"
+    assert opened({**given, "positions": "learned:offset=0", "residual": "pre_norm"}), "another spelling"
 
 
 def test_a_setting_that_a_version_before_did_not_know_has_its_default():
@@ -551,7 +559,7 @@ def test_wrong_requests_exit_with_2_and_write_nothing(tmp_path, monkeypatch, cap
 
 def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsys):
     given = {"preset": "base", "dataset": "numbers:en-de", "num_heads": 2, "out": str(tmp_path / "run")}
-    assert open_run(given).settings.num_layers == 2
+    assert opened(given).settings.num_layers == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith(
