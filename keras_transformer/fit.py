@@ -1,6 +1,6 @@
-"""What `model.fit` does otherwise than Keras does: weights, replicas, workers, micro-batches, XLA.
+"""A Keras model whose `fit` handles label weights, replicas, workers, micro-batches and XLA as translation needs.
 
-A leaf below the models, so that a plain `Transformer(...)`, `compile`, `fit` in a notebook trains right under any
+The models derive from it, so a plain `Transformer(...)`, `compile`, `fit` in a notebook trains correctly under any
 strategy.
 """
 
@@ -16,12 +16,13 @@ from keras import ops
 from keras_transformer.tensor import Tensor
 
 
-class _WeightedFit:
-    """What `fit` does otherwise than Keras does, on every backend.
+class _WeightedFit(keras.Model):
+    """Weights are never averaged twice, on any backend.
 
-    With weights the loss is their weighted sum, whatever its reduction: `text.batches` weighs a label by 1 / (tokens of
-    the batch), and a mean over the batch would divide once more. A loss that takes a mean (Keras's own do, unless they
-    are told otherwise) has its weights divided by their sum first; of one that is a sum they are taken as they are.
+    With sample weights the loss is their weighted sum, whatever the loss's reduction. `text.batches` gives a label the
+    weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
+    Keras's losses do by default, the weights are first divided by their sum. If the loss is a sum, they are used as
+    they are.
     """
 
     _sum_loss: Any = None
@@ -32,7 +33,7 @@ class _WeightedFit:
         """As in Keras.
 
         Raises:
-            ValueError: more than one loss, or a `loss_weights` for a loss that takes a mean.
+            ValueError: there are several losses, or `loss_weights` for a loss that takes a mean.
         """
         losses = [] if loss is None else keras.tree.flatten(loss)
         if len(losses) > 1:
@@ -43,22 +44,22 @@ class _WeightedFit:
                 "`loss_weights` must be left out, for the model has one loss: scale the learning rate instead. "
                 f"Received: loss_weights={loss_weights!r}"
             )
-        super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
+        super().compile(optimizer, loss, loss_weights, *args, **kwargs)
         self._sum_loss = _as_sum(losses[0]) if takes_a_mean else None
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as a saved model was."""
+        """Compiles a loaded model as it was compiled when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        self.optimizer.build(self.trainable_variables)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Tensor:
-        """As in Keras; but with weights their weighted sum."""
+        """As in Keras; with sample weights it is their weighted sum."""
         if sample_weight is None or self._sum_loss is None:
-            return super().compute_loss(x, y, y_pred, sample_weight, training)  # type: ignore[misc]
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
         loss = self._sum_loss(y, y_pred, self._normalized(sample_weight))
-        return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)  # type: ignore[attr-defined]
+        return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)
 
     def _normalized(self, weights: Tensor) -> Tensor:
         weights = ops.cast(weights, "float32")
@@ -66,7 +67,7 @@ class _WeightedFit:
 
 
 def _as_sum(loss: Any) -> keras.losses.Loss:
-    """The weighted sum of a loss's values, as a loss."""
+    """The same loss, but it returns the weighted sum of its values."""
     loss = keras.losses.get(loss)
     summed = copy.copy(loss) if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
     summed.reduction = "sum"
@@ -74,7 +75,7 @@ def _as_sum(loss: Any) -> keras.losses.Loss:
 
 
 class _FunctionLoss(keras.losses.Loss):
-    """A function (labels, logits) → values, given both in float32, as Keras gives them to a function."""
+    """A function (labels, logits) → values as a loss. Both come in float32, as Keras gives them to a function."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor]):
         super().__init__(name="loss_function")
@@ -85,22 +86,23 @@ class _FunctionLoss(keras.losses.Loss):
 
 
 class _TensorFlowFit(_WeightedFit):
-    """What `fit` does otherwise than Keras does on TensorFlow.
+    """How `fit` differs from Keras's on TensorFlow.
 
-    * The model is built when constructed, so Keras needs no first batch to build it from: under a strategy it would
-      take the mean of the replicas' ids, or fail where their shapes differ.
-    * The weights of a batch sum to 1 over all replicas and micro-batches, so that loss and gradient are those of one
-      large batch on one replica. `text.batches` makes them so. Where none come and the loss is a sum, 1 / (labels that
-      are not 0, over all replicas) is put in; where the loss takes a mean, weights are divided by their sum over all
-      replicas.
-    * In float16 no replica moves its weights by a step of which any replica's gradient overflowed.
-    * `micro_batches` = k: a replica's rows are taken in k parts, one after the other, and their gradients summed before
-      the weights move. The schedule and the optimiser see one step.
-    * `compile(jit_compile=True)` compiles the forward and backward pass alone: XLA refuses to touch another
-      replica's variables.
-    * Several workers: metrics travel as vectors, for their reduction knows no scalars (keras issue 20585).
-    * `metrics_every` = n: the compiled metrics look at every n-th step of training, and at the first one after a reset;
-      the loss is always tracked.
+    * The constructor builds the model, so Keras does not build it from a first batch. Under a strategy Keras would
+      average the replicas' ids, or fail because the replicas' shapes differ.
+    * The weights of a batch sum to 1 over all replicas and micro-batches. So loss and gradient equal those of one large
+      batch on one replica. `text.batches` makes such weights. If no weights come and the loss is a sum, each label that
+      is not 0 gets the weight 1 / (number of such labels on all replicas). If the loss takes a mean, the weights are
+      divided by their sum over all replicas.
+    * In float16, if a gradient of any replica overflows, no replica updates its weights.
+    * `micro_batches` = k: each replica splits its rows into k parts, runs them one after the other, and sums their
+      gradients before it updates the weights. Schedule and optimizer count one step.
+    * `compile(jit_compile=True)` compiles only the forward and backward pass, because XLA cannot access the variables
+      of other replicas.
+    * With several workers the metrics travel as vectors, because their reduction does not support scalars (keras issue
+      20585).
+    * `metrics_every` = n: the compiled metrics are updated at every n-th training step and at the first step after a
+      reset. The loss is tracked at every step.
     """
 
     micro_batches: int = 1
@@ -108,7 +110,7 @@ class _TensorFlowFit(_WeightedFit):
     _compiled_gradients: Any = None
 
     def compile(self, *args: Any, jit_compile: bool | str = False, **kwargs: Any) -> None:
-        """As in Keras, but `jit_compile=True` compiles the forward and backward pass alone, and "auto" nothing."""
+        """As in Keras, but `jit_compile=True` compiles only the forward and backward pass, and "auto" nothing."""
         super().compile(*args, jit_compile=False, **kwargs)
         self._compiled_gradients = None
         if jit_compile is True:
@@ -118,28 +120,28 @@ class _TensorFlowFit(_WeightedFit):
 
     def train_step(self, data: tuple) -> dict[str, Tensor]:
         data = self._weighted(data, training=True)
-        is_first = ops.equal(self._loss_tracker.count, 0)  # type: ignore[attr-defined]
+        is_first = ops.equal(self._loss_tracker.count, 0)
         compute = self._accumulated_gradients if self.micro_batches > 1 else self._tracked_gradients
         gradients = compute(data, is_first)
-        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):  # type: ignore[attr-defined]
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             gradients = _overflowing_together(gradients)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))  # type: ignore[attr-defined]
-        return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self._as_vectors(self.get_metrics_result())
 
     def test_step(self, data: tuple) -> dict[str, Tensor]:
         inputs, labels, weights = self._weighted(data, training=False)
-        logits = self(inputs, training=False)  # type: ignore[operator]
-        self._track_loss(self._compute_loss(inputs, labels, logits, weights, training=False), weights)  # type: ignore[attr-defined]
-        self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
-        return self._as_vectors(self.get_metrics_result())  # type: ignore[attr-defined]
+        logits = self(inputs, training=False)
+        self._track_loss(self._compute_loss(inputs, labels, logits, weights, training=False), weights)
+        self.compute_metrics(inputs, labels, logits, sample_weight=weights)
+        return self._as_vectors(self.get_metrics_result())
 
     def _weighted(self, data: tuple, training: bool) -> tuple:
-        """(inputs, labels, weights); validation weighs every real label alike, so that its mean is over all tokens."""
+        """(inputs, labels, weights). In validation all real labels weigh the same: the loss is a mean over tokens."""
         import tensorflow as tf
 
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         if (weights is None) == (self._sum_loss is not None):
-            return inputs, labels, weights  # a sum takes the weights that come, a mean does without
+            return inputs, labels, weights  # a sum uses the weights that come, a mean needs none
         weights = tf.cast(tf.not_equal(labels, 0) if weights is None else weights, tf.float32)
         if training:
             total = tf.reduce_sum(weights)
@@ -150,7 +152,7 @@ class _TensorFlowFit(_WeightedFit):
         return inputs, labels, weights
 
     def _normalized(self, weights: Tensor) -> Tensor:
-        return weights  # they are, over all replicas: see `_weighted`
+        return weights  # `_weighted` has normalized them over all replicas
 
     def _tracked_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
         inputs, labels, weights = data
@@ -164,11 +166,11 @@ class _TensorFlowFit(_WeightedFit):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            logits = self(inputs, training=True)  # type: ignore[operator]
-            loss = self._compute_loss(inputs, labels, logits, weights, training=True)  # type: ignore[attr-defined]
-            scaled_loss = self.optimizer.scale_loss(loss)  # type: ignore[attr-defined]
-        gradients = tape.gradient(scaled_loss, self.trainable_variables)  # type: ignore[attr-defined]
-        # A tied embedding's gradient comes as slices and is as dense as the output projection's.
+            logits = self(inputs, training=True)
+            loss = self._compute_loss(inputs, labels, logits, weights, training=True)
+            scaled_loss = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled_loss, self.trainable_variables)
+        # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
     def _accumulated_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
@@ -177,24 +179,24 @@ class _TensorFlowFit(_WeightedFit):
         rows = -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            own = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
-            gradients = self._tracked_gradients(own, is_first)
-            return part + 1, [sum_ + new for sum_, new in zip(total, gradients, strict=True)]
+            rows_of_part = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
+            gradients = self._tracked_gradients(rows_of_part, is_first)
+            return part + 1, [old + new for old, new in zip(total, gradients, strict=True)]
 
-        zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]  # type: ignore[attr-defined]
+        zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]
         _, total = tf.while_loop(lambda part, _: part < self.micro_batches, add_part, (0, zeros), parallel_iterations=1)
         return total
 
     def _track_loss(self, loss: Tensor, weights: Tensor | None) -> None:
-        """Counts a batch so that `loss` is the mean over all tokens, however they are spread over replicas."""
+        """Updates the `loss` metric so that it is the mean over all tokens of all replicas."""
         import tensorflow as tf
 
-        if weights is None:  # Keras divided a mean by the number of replicas, whose shares are summed.
+        if weights is None:  # Keras divided the mean by the number of replicas, because it sums over replicas
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-            self._loss_tracker.update_state(loss * replicas)  # type: ignore[attr-defined]
+            self._loss_tracker.update_state(loss * replicas)
             return
         share = tf.reduce_sum(weights)
-        self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)  # type: ignore[attr-defined]
+        self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)
 
     def _track_metrics(
         self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, is_first: Tensor
@@ -202,41 +204,44 @@ class _TensorFlowFit(_WeightedFit):
         import tensorflow as tf
 
         def track() -> Tensor:
-            self.compute_metrics(inputs, labels, logits, sample_weight=weights)  # type: ignore[attr-defined]
+            self.compute_metrics(inputs, labels, logits, sample_weight=weights)
             return tf.constant(True)
 
         if self.metrics_every == 1:
             track()
         else:
-            steps = tf.cast(self.optimizer.iterations.value, tf.int64)  # type: ignore[attr-defined]
+            steps = tf.cast(self.optimizer.iterations.value, tf.int64)
             tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
     def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         import tensorflow as tf
 
-        if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[attr-defined]
+        if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
+    def symbolic_batch(self) -> tuple:
+        """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
+        raise NotImplementedError
+
     def build_for_training(self) -> None:
-        """Makes the variables of optimiser and metrics, which Keras would make with the first batch."""
+        """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
         self._maybe_symbolic_build()
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        with self.distribute_strategy.scope():  # type: ignore[attr-defined]
-            self._symbolic_build(data_batch=self.symbolic_batch())  # type: ignore[attr-defined]
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=self.symbolic_batch())
 
 
-class _PlainFit(_WeightedFit):
-    """Other backends train in Keras's own way, on one device."""
-
-
-ReplicatedFit: type = _TensorFlowFit if keras.config.backend() == "tensorflow" else _PlainFit
+# JAX and PyTorch train on one device, with Keras's own steps.
+ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else _WeightedFit
 
 
 def _overflowing_together(gradients: list[Tensor]) -> list[Tensor]:
-    """The replica's gradients, the first of which is made NaN on all replicas where any gradient of any replica is not
-    finite: Keras's `LossScaleOptimizer` looks at replica 0 alone, and then skips the step on all of them."""
+    """Makes the first gradient NaN on every replica if any gradient of any replica is not finite.
+
+    Keras's `LossScaleOptimizer` checks replica 0 only, and skips the step of all replicas if it finds an overflow.
+    """
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()

@@ -97,7 +97,7 @@ CONFIGS = {
     "deeply nested": (nested(200_000), "damaged or not a run's"),
     "a list": ([], "expected an object with the keys"),
     "without a model": ({"format": 1, "settings": {}}, "expected an object with the keys"),
-    "an unknown key": (lambda c: {**c, "class_name": "Lambda"}, "expected known keys alone; received 'class_name'"),
+    "an unknown key": (lambda c: {**c, "class_name": "Lambda"}, "expected only known keys; received 'class_name'"),
     "no format": (lambda c: {**c, "format": "2"}, "expected a format from 1 to 2; received '2'"),
     "format 0": (lambda c: {**c, "format": 0}, "expected a format from 1 to 2; received 0"),
     "true for a format": (lambda c: {**c, "format": True}, "expected a format from 1 to 2; received True"),
@@ -108,7 +108,7 @@ CONFIGS = {
     "a list for a kind": (lambda c: changed(c, "kind", []), r"expected a model of the kinds translator; received \[\]"),
     "an unknown model key": (
         lambda c: changed(c, "class_name", "Lambda"),
-        "expected known keys alone; received 'class_name'",
+        "expected only known keys; received 'class_name'",
     ),
     "an unknown model key of format 1": (
         lambda c: {**changed(c, "class_name", "Lambda"), "format": 1},
@@ -163,7 +163,7 @@ CONFIGS = {
     ),
     "a switch of format 1 in format 2": (
         lambda c: changed(c, "normalize_first", True),
-        "expected known keys alone; received 'normalize_first'",
+        "expected only known keys; received 'normalize_first'",
     ),
     "a number for a switch of format 1": (
         lambda c: {**changed(c, "normalize_first", 1), "format": 1},
@@ -357,9 +357,7 @@ def test_what_a_newer_version_wrote_is_refused_by_its_number(run_folder, name, c
 @pytest.mark.parametrize("version", [keras_transformer.__version__, "0.0.9", "", "dev"])
 def test_a_key_that_no_version_so_far_knows_is_damage(run_folder, version):
     write_run_config(run_folder, later(lambda config: changed(config, "drop_path", 0.1), version))
-    with pytest.raises(
-        RequestError, match="is damaged or not a run's: expected known keys alone; received 'drop_path'"
-    ):
+    with pytest.raises(RequestError, match="is damaged or not a run's: expected only known keys; received 'drop_path'"):
         runs.read_config(run_folder)
 
 

@@ -1,56 +1,56 @@
-"""Models, and the one way from a configuration to a model."""
+"""The models, and the functions that make one from a configuration."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family
-from keras_transformer.models.presets import PRESETS
+from keras_transformer.errors import load_tensorflow
+from keras_transformer.lazy import lazy_names
+from keras_transformer.models.presets import PRESETS as PRESETS
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer as Transformer
 
-__all__ = ["PRESETS", "Transformer", "count_parameters", "make_model"]
+__all__ = ["PRESETS", "Transformer", "count_parameters", "make_model", "model_config"]
+# Imported when first used: `train.py --help` needs the presets and does not wait for Keras.
+_HOMES = {"Transformer": "keras_transformer.models.transformer"}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when first used: the presets stand in `train.py --help`, which does not wait for Keras.
-    if name != "Transformer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _model_class("translator")
-
-
-def make_model(config: dict[str, Any], dtype: str = "float32") -> Any:
+def make_model(config: dict[str, Any], dtype: str = "float32") -> Transformer:
     """The model that a configuration describes.
 
     Args:
-        config: the model's arguments, and its "kind"; what is left out has its default.
+        config: the model's arguments and its "kind". What is missing has its default.
         dtype: a type, or a policy such as mixed_bfloat16.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the configuration describes no model.
     """
     kind, config = _split(config)
     return _model_class(kind)(**config, dtype=dtype)
 
 
 def count_parameters(config: dict[str, Any]) -> int:
-    """How many parameters the model has that a configuration describes. No weight is made, and no seed drawn.
+    """The number of parameters of the model that a configuration describes. It makes no weights and draws no seeds.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the configuration describes no model.
     """
     kind, config = _split(config)
     return _model_class(kind).num_parameters(config)
 
 
-def model_config(model: Any) -> dict[str, Any]:
+def model_config(model: Transformer) -> dict[str, Any]:
     """The configuration from which `make_model` makes this model again, without its weights."""
     kinds = {home: kind for kind, home in family.KINDS.items()}
     return {"kind": kinds[f"{type(model).__module__}:{type(model).__name__}"], **model.arguments()}
 
 
 def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The kind of a model, and its complete arguments."""
     config = dict(config)
     kind = config.pop("kind", "translator")
     if kind not in family.KINDS:
@@ -58,8 +58,6 @@ def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return kind, family.complete(config)
 
 
-def _model_class(kind: str) -> Any:
-    from keras_transformer.errors import load_tensorflow
-
+def _model_class(kind: str) -> type[Transformer]:
     load_tensorflow()
     return family.load(family.KINDS[kind])

@@ -1,4 +1,4 @@
-"""Whether a model is what its configuration says: what is made of the configuration alone must be that model."""
+"""Compares a model with what its configuration describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_transformer.models import make_model, model_config
 
 
 class Difference(NamedTuple):
-    """Where a model is not what its configuration says."""
+    """A place where a model differs from its configuration."""
 
     path: str
     expected: Any
@@ -20,24 +20,43 @@ class Difference(NamedTuple):
 
 
 def difference(model: Any) -> Difference | None:
-    """The first part, or option of a part, that is not the one of which the configuration tells; None if there is none.
+    """The first part, or option of a part, that differs from the model's configuration; None if there is none.
 
-    A part may be of another type, such as a subclass of `FeedForward`, or changed after it was made.
+    A part may be of another type, such as a subclass of `FeedForward`, or may have been changed after it was made.
     """
+    return difference_in_kind(model) or difference_in_parts(model, make_model(model_config(model)))
+
+
+def difference_in_kind(model: Any) -> Difference | None:
+    """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
+    if type(model) in map(family.load, family.KINDS.values()):
+        return None
     known = [home.split(":")[1] for home in family.KINDS.values()]
-    if type(model) not in map(family.load, family.KINDS.values()):
-        return Difference("model", " or ".join(known), type(model).__name__)
-    usual = dict(parts_of(make_model(model_config(model)), "model"))
-    found = dict(parts_of(model, "model"))
-    for path in sorted(usual.keys() | found.keys()):
-        expected, part = usual.get(path), found.get(path)
-        if type(part) is not type(expected):
-            return Difference(path, *("nothing" if each is None else type(each).__name__ for each in (expected, part)))
-        ours, theirs = options_of(expected), options_of(part)
-        for name in ours:
-            if ours[name] != theirs[name]:
-                return Difference(f"{path}.{name}", ours[name], theirs[name])
+    return Difference("model", " or ".join(known), type(model).__name__)
+
+
+def difference_in_parts(model: Any, twin: Any) -> Difference | None:
+    """The first part, or option of a part, in which two models differ; None if there is none.
+
+    Args:
+        model: the model in question.
+        twin: what `make_model` makes of the model's configuration.
+    """
+    expected_parts = dict(parts_of(twin, "model"))
+    received_parts = dict(parts_of(model, "model"))
+    for path in sorted(expected_parts.keys() | received_parts.keys()):
+        expected, received = expected_parts.get(path), received_parts.get(path)
+        if type(received) is not type(expected):
+            return Difference(path, _type_name(expected), _type_name(received))
+        expected_options, received_options = options_of(expected), options_of(received)
+        for name in expected_options:
+            if expected_options[name] != received_options[name]:
+                return Difference(f"{path}.{name}", expected_options[name], received_options[name])
     return None
+
+
+def _type_name(part: keras.layers.Layer | None) -> str:
+    return "nothing" if part is None else type(part).__name__
 
 
 def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.layers.Layer]]:
@@ -56,7 +75,7 @@ def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.
 
 
 def options_of(part: Any) -> dict[str, Any]:
-    """What a part is configured by, but for what acts in training alone."""
+    """A part's configuration, without names, types, and what only acts in training."""
     names = ("name", "trainable", "dtype", "dropout", "attention_dropout")
     config = {} if isinstance(part, keras.layers.Dropout) else part.get_config()
     config = {name: value for name, value in config.items() if name not in names}

@@ -1,4 +1,4 @@
-"""Sizes and their training recipe (paper, table 3), as plain dictionaries of settings."""
+"""Presets: sizes of the model with their training recipe (paper, table 3), as plain dictionaries of settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from keras_transformer.family import ARGUMENTS
 
 SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
 
-# `tiny` is ours, for small corpora; `base` and `big` are the paper's, 25,000 tokens a batch and all.
+# `base` and `big` are the paper's, down to the 25,000 tokens a batch. `tiny` is ours, for small corpora.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "num_layers": 4,

@@ -243,14 +243,14 @@ def test_a_model_that_its_configuration_does_not_tell_of_is_refused(
     with pytest.raises(RequestError) as caught:
         Translator(model, tokenizer).save(tmp_path / "run")
     assert str(caught.value) == (
-        f"a run can hold only what its configuration tells: {expected} at {path}; received a model with {received} "
-        "there: enter the part in `keras_transformer.family`, and make the model of its name"
+        f"expected a model that its configuration describes, with {expected} at {path}; received {received} there: "
+        "add the part to `keras_transformer.family`, and make the model with its name"
     )
     assert not list(tmp_path.iterdir())
 
 
 def test_a_subclass_of_the_model_is_refused(tokenizer, tmp_path):
-    with pytest.raises(RequestError, match="tells: Transformer at model; received a model with Other there"):
+    with pytest.raises(RequestError, match="describes, with Transformer at model; received Other there"):
         Translator(Other(tokenizer.vocabulary_size, **SIZES), tokenizer).save(tmp_path / "run")
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,32 @@
+"""Names of a package that are imported when they are first used: Keras and TensorFlow take seconds to import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from keras_transformer.errors import load_tensorflow
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions `__getattr__` and `__dir__` of a package or module.
+
+    Beside this call, list the names under `if TYPE_CHECKING:` with their imports, for editors and type checkers.
+
+    Args:
+        package: the package's `__name__`.
+        homes: the module that defines each name.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        load_tensorflow()
+        return getattr(import_module(homes[name]), name)
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return get, names

@@ -1,0 +1,80 @@
+"""Makes a model's layers from its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_transformer import family
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.parts import make_part
+from keras_transformer.lengths import longest
+
+BLOCK_ARGUMENTS = (
+    "num_heads",
+    "intermediate_dim",
+    "dropout",
+    "attention_dropout",
+    "attention",
+    "score",
+    "residual",
+    "norm",
+    "feed_forward",
+    "activation",
+    "attention_bias",
+)
+
+
+def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The layers of a model by their names in the model. They are not built.
+
+    Args:
+        config: complete, see `family.complete`.
+        dtype: the layers' type or policy.
+    """
+    # Keras draws seeds and writes weights in this order.
+    layers = _embeddings(config, dtype)
+    layers["positions"] = _positions(config, dtype)
+    layers["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
+    layers |= _stacks(config, dtype)
+    for name in ("source_norm", "target_norm"):
+        layers[name] = make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
+    if not config["tied_output"]:
+        layers["output_embedding"] = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])
+    return layers
+
+
+def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The embeddings of target, source and output, which share one matrix unless the configuration separates them."""
+    target = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
+    embeddings = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
+    if config["source_vocabulary_size"] is not None:
+        embeddings["source_embedding"] = _embedding(config["source_vocabulary_size"], config, dtype)
+    return embeddings
+
+
+def _embedding(size: int, config: dict[str, Any], dtype: Any, output_bias: bool = False) -> TokenEmbedding:
+    return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
+
+
+def _positions(config: dict[str, Any], dtype: Any) -> Any:
+    sizes = {
+        "hidden_dim": config["hidden_dim"],
+        "num_heads": config["num_heads"],
+        "key_dim": family.key_dim(config),
+        "max_length": longest(config["max_source_length"]),
+    }
+    return make_part("positions", config["positions"], dtype, sizes)
+
+
+def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    encoder_layers, decoder_layers = family.depths(config)
+    encoder_block = {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
+    decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
+    encoder = {"num_layers": encoder_layers, "block": encoder_block, "other_layers": decoder_layers}
+    decoder = {"num_layers": decoder_layers, "block": decoder_block, "other_layers": encoder_layers, "is_decoder": True}
+    return {
+        "encoder_stack": make_part("stack", config["stack"], dtype, encoder),
+        "decoder_stack": make_part("stack", config["stack"], dtype, decoder),
+    }

@@ -1,0 +1,130 @@
+"""A run's config.json: written in today's format, read from any version and from untrusted folders."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError
+from keras_transformer.files import write_text
+from keras_transformer.version import __version__
+
+CONFIG_KEYS = {"format", "model", "settings", "corpus", "versions", "weights", "parameters"}
+FORMAT = 2  # version 0.1 wrote format 1, which is read too
+MAX_CONFIG_BYTES = 1_000_000
+
+
+class NewerVersion(Exception):
+    """A later version than this one wrote the file."""
+
+
+def write(path: Path, config: dict[str, Any]) -> None:
+    """Writes config.json in today's format. It names this version as the writer."""
+    versions = {**config.get("versions", {}), "keras-transformer": __version__}
+    # "format" comes first in the file.
+    present = {"format": FORMAT} | config | {"format": FORMAT, "versions": versions}
+    write_text(path, json.dumps(present, indent=2, ensure_ascii=False) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads config.json of any folder, trusted or not. It accepts only known keys, bounded sizes, and data.
+
+    Returns:
+        The configuration in today's format. The model's configuration is complete.
+
+    Raises:
+        RequestError: the file is missing or damaged, describes what no run has, or is of a newer version.
+    """
+    if not path.is_file():
+        raise RequestError(
+            f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: train one with train.py"
+        )
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
+        config = json.loads(path.read_bytes().decode("utf-8"))
+        _check(config)
+        return {
+            **config,
+            "format": FORMAT,
+            "model": _complete(config["model"], config),
+            "settings": family.modern(config["settings"]),
+        }
+    except NewerVersion as error:
+        raise RequestError(f"{path} was {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} is damaged or not a run's: {error}") from error
+
+
+def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The model's configuration with its kind, complete."""
+    model = dict(model)
+    kind = model.pop("kind", "translator")
+    try:
+        if kind not in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
+            raise family.Unknown(f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}")
+        return {"kind": kind, **family.complete(model)}
+    except family.Unknown as error:
+        if _is_newer(writer(config)):
+            raise NewerVersion(_newer_version_message(config, str(error))) from error
+        raise
+
+
+def _check(config: Any) -> None:
+    """Raises ValueError or NewerVersion unless sections, keys and format are known."""
+    if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
+        raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
+    if type(config["format"]) is not int or config["format"] < 1:
+        raise ValueError(f"expected a format from 1 to {FORMAT}; received {config['format']!r:.40}")
+    if config["format"] > FORMAT:
+        raise NewerVersion(_newer_version_message(config, f"format {config['format']}"))
+    for key in ("model", "settings", "corpus", "versions", "weights"):
+        if not isinstance(config.get(key, {}), dict):
+            raise ValueError(f"expected an object under {key!r}")
+    known = family.ARGUMENTS.keys() | {"kind"} if config["format"] == FORMAT else config["model"].keys()
+    unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
+    if unknown and _is_newer(writer(config)):
+        raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
+    if unknown:
+        raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
+    if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
+        raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
+
+
+def _newer_version_message(config: dict[str, Any], unknown: str) -> str:
+    return (
+        f"written by version {writer(config)!s:.20} of keras-transformer, with what this version, {__version__}, does "
+        f"not know: install that version ({unknown})"
+    )
+
+
+def writer(config: dict[str, Any]) -> str:
+    """The version that wrote a configuration."""
+    versions = config.get("versions")
+    return str(versions.get("keras-transformer", "unknown")) if isinstance(versions, dict) else "unknown"
+
+
+def _is_newer(version: str) -> bool:
+    """Whether a version comes after this one."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d{1,9}", text)[:3]]
+
+    return numbers(version) > numbers(__version__)
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of Python, of this package, and of the packages that it depends on."""
+    packages = ("tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
+    found = {"python": platform.python_version(), "keras-transformer": __version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except ImportError:
+            continue
+    return found
