@@ -1,124 +1,28 @@
-"""The family of models as one table: what a model is made of, with bounds and help. Keras is not imported.
+"""The family of models as one table: the arguments of a model, and the parts it is made of. Keras is not imported.
 
-A model is made of *arguments*: numbers, switches, and parts. A *part* fills a *slot* and is named, as Keras names its
-initializers, by a string or by a dictionary of name and options: `"learned"`, or `{"name": "learned", "offset": 2}`; on
-a command line `learned:offset=2`. A new variant of a slot is one row in `SLOTS`, a class, and a writer for ONNX
-(without one, ONNX refuses the variant by name).
+A model's *arguments* are numbers, switches, and parts. A *part* fills a *slot*. Like an initializer in Keras, a part is
+given as a name or as a dictionary of its name and options: `"learned"`, or `{"name": "learned", "offset": 2}`; on a
+command line `learned:offset=2`. To add a variant to a slot, write a class, a row in `SLOTS`, and a writer for ONNX
+(without a writer, the export to ONNX refuses the variant by its name).
 
-From here come the flags of train.py and their help, the check of config.json, the README's table and the parameters of
-tests. A class offers what the first class of its slot offers, or their base (`Positions`, `Residual`): its methods, and
-`num_parameters`, by which a model is counted before it is made.
+This table is the source of the flags of train.py and their help, of the check of config.json, of the README's table,
+and of the parameters of tests. A class has the methods of the first class in its slot, or of their base (`Positions`,
+`Residual`), and `num_parameters`, which counts the weights of a model before it is made.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
+
+from keras_transformer.options import Option as Option
+from keras_transformer.options import Part as Part
+from keras_transformer.options import load as load
 
 LAYERS = "keras_transformer.layers"
 
 
 class Unknown(ValueError):
-    """There is no argument, part or option of this name: a later version may know it."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """An argument of a model, or an option of a part.
-
-    Args:
-        default: its value where none is given.
-        help: what it is, in one line.
-        kind: int, float or bool; or the name of a slot, whose part it is.
-        least, most: its bounds, themselves allowed.
-        below: a bound that is not allowed itself.
-        is_optional: None is allowed.
-    """
-
-    default: Any
-    help: str
-    kind: type | str = int
-    least: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
-    is_optional: bool = False
-
-    @property
-    def slot(self) -> str:
-        """The slot whose part it is, or ""."""
-        return self.kind if isinstance(self.kind, str) else ""
-
-    @property
-    def expected(self) -> str:
-        """What its values are, in words."""
-        if self.kind is bool:
-            return "true or false"
-        bounds = f" from {self.least:,}" if self.least > -math.inf else ""
-        bounds += f" to {self.most:,}" if self.most < math.inf else ""
-        bounds = f" of at least {self.least:,} and less than {self.below:,}" if self.below < math.inf else bounds
-        return ("an integer" if self.kind is int else "a number") + bounds
-
-    def checked(self, name: str, value: Any) -> Any:
-        """The value; of a part its configuration, complete.
-
-        Raises:
-            ValueError: the value is none that the option can have.
-        """
-        if value is None and self.is_optional:
-            return None
-        if self.slot:
-            return part(self.slot, value, name)
-        kinds = (int, float) if self.kind is float else (self.kind,)
-        if type(value) in kinds and (self.kind is bool or self.least <= value <= self.most and value < self.below):
-            return float(value) if self.kind is float else value
-        raise ValueError(f"`{name}` must be {self.expected}. Received: {name}={value!r:.60}")
-
-    def parsed(self, text: str) -> Any:
-        """The value that a text on a command line spells; the text itself, where it spells none."""
-        if self.kind is bool:
-            return {"true": True, "false": False}.get(text.lower(), text)
-        try:
-            return int(text) if self.kind is int else float(text)
-        except ValueError:
-            return text
-
-
-@dataclass(frozen=True)
-class Part:
-    """A variant of a slot: a row of the table.
-
-    Args:
-        home: the class, as "module:class". It is made of the row's options, and of those of the model's sizes that its
-            constructor names.
-        help: what it is, in a few words.
-        source: where it is defined.
-        options: by name.
-        fault: of a model's complete configuration, why this part cannot stand in it; "" where it can.
-    """
-
-    home: str
-    help: str
-    source: str
-    options: dict[str, Option] = field(default_factory=dict)
-    fault: Callable[[dict[str, Any]], str] = lambda model: ""
-
-    def load(self) -> type:
-        """The class."""
-        return load(self.home)
-
-    def usage(self, name: str) -> str:
-        """How a command line names the part, its options at their defaults, and what it is."""
-        options = ",".join(f"{key}={option.default}" for key, option in self.options.items())
-        return f"{name}{f'[:{options}]' if options else ''} ({self.help})"
-
-
-def load(home: str) -> type:
-    """The class of "module:class"."""
-    module, name = home.split(":")
-    return getattr(import_module(module), name)
+    """No argument, part or option has this name. A later version may have it."""
 
 
 def _needs_even_width(model: dict[str, Any]) -> str:
@@ -132,26 +36,29 @@ _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
         "sinusoidal": Part(
-            f"{LAYERS}.positions:SinusoidalPositions", "waves, added to the embedding", "paper, 3.5", _OFFSET,
-            _needs_even_width,
+            f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
+            _OFFSET, _needs_even_width,
         ),
         "learned": Part(
-            f"{LAYERS}.positions:LearnedPositions", "a vector for each, added to the embedding",
+            f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
             "paper, table 3 row E", _OFFSET,
         ),
     },
     "attention": {
-        "full": Part(f"{LAYERS}.attention:MultiHeadAttention", "every position looks at every other", "paper, 3.2.2"),
+        "full": Part(
+            f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions", "paper, 3.2.2"
+        ),
     },
     "score": {
         "scaled_dot": Part(
-            f"{LAYERS}.score:ScaledDot", "product of query and key, over the root of their size", "paper, equation 1"
+            f"{LAYERS}.score:ScaledDot", "dot product of query and key, divided by the square root of their size",
+            "paper, equation 1",
         ),
     },
     "residual": {
-        "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the sum", "paper, 3.1"),
+        "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),
         "pre_norm": Part(
-            f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and one after the stack", "arXiv 2002.04745"
+            f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
         ),
     },
     "norm": {
@@ -161,13 +68,15 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
     },
     "feed_forward": {
-        "plain": Part(f"{LAYERS}.feed_forward:FeedForward", "two products, an activation between", "paper, 3.3"),
+        "plain": Part(
+            f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
+        ),
     },
     "activation": {
         "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
     },
     "stack": {
-        "layers": Part(f"{LAYERS}.stack:Stack", "blocks, each with weights of its own", "paper, 3.1"),
+        "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
     },
 }  # fmt: skip
 
@@ -188,10 +97,10 @@ def _slot(slot: str, help: str, is_optional: bool = False) -> Option:
     return Option(None if is_optional else next(iter(SLOTS[slot])), help, slot, is_optional=is_optional)
 
 
-# What a translator is made of. The sizes are the paper's base model's (table 3); no default of `vocabulary_size` is a
-# model's own: a vocabulary says how large it is.
+# The arguments of a translator. The default sizes are those of the paper's base model (table 3). `vocabulary_size` has
+# no default: the vocabulary sets it.
 ARGUMENTS: dict[str, Option] = {
-    "vocabulary_size": _size(None, "pieces of target and output, the control ids included", 4_000_000),
+    "vocabulary_size": _size(None, "pieces in the vocabulary of target and output, with the control ids", 4_000_000),
     "num_layers": _size(6, "blocks in the encoder, and in the decoder", 512),
     "num_heads": _size(8, "attention heads", 1024),
     "hidden_dim": _size(512, "model width, the paper's d_model", 65_536),
@@ -199,42 +108,43 @@ ARGUMENTS: dict[str, Option] = {
     "dropout": _rate(0.1, "dropout on sub-layers and embeddings"),
     "key_dim": _size(None, "size of a head, by default hidden-dim / num-heads", 65_536, is_optional=True),
     "attention_dropout": _rate(0.0, "dropout on attention scores"),
-    "source_vocabulary_size": _size(None, "pieces of the source's own vocabulary", 4_000_000, is_optional=True),
-    "max_source_length": _size(512, "longest source in pieces when translating", 1_000_000),
+    "source_vocabulary_size": _size(None, "pieces in the source's own vocabulary", 4_000_000, is_optional=True),
+    "max_source_length": _size(512, "longest source in pieces; the translator cuts longer text", 1_000_000),
     "encoder_layers": _size(None, "blocks in the encoder, by default num-layers", 512, is_optional=True),
     "decoder_layers": _size(None, "blocks in the decoder, by default num-layers", 512, is_optional=True),
-    "positions": _slot("positions", "how a token's place is told"),
+    "positions": _slot("positions", "how the model knows the positions of tokens"),
     "attention": _slot("attention", "self-attention of encoder and decoder"),
     "decoder_attention": _slot("attention", "self-attention of the decoder, by default as in the encoder", True),
-    "score": _slot("score", "how well a query and a key fit"),
-    "residual": _slot("residual", "where norms stand around a sub-layer"),
-    "norm": _slot("norm", "what a norm computes"),
-    "feed_forward": _slot("feed_forward", "what is applied to each position alike"),
-    "activation": _slot("activation", "what bends inside the feed-forward network"),
-    "stack": _slot("stack", "how blocks follow one another"),
+    "score": _slot("score", "the function that scores a query against a key"),
+    "residual": _slot("residual", "where the norm stands around a sub-layer"),
+    "norm": _slot("norm", "the normalization"),
+    "feed_forward": _slot("feed_forward", "the network that is applied to each position"),
+    "activation": _slot("activation", "the activation in the feed-forward network"),
+    "stack": _slot("stack", "how the blocks are stacked"),
     "attention_bias": _switch(False, "biases in the projections of attention"),
-    "output_bias": _switch(False, "a bias on the logits"),
-    "tied_output": _switch(True, "the output shares the target embedding's matrix"),
+    "output_bias": _switch(False, "a bias added to the logits"),
+    "tied_output": _switch(True, "the output layer shares the target embedding's matrix"),
     "embedding_scale": Option(
-        None, "factor on embeddings, by default the root of hidden-dim", float, least=1e-6, most=1e6, is_optional=True
+        None, "factor on embeddings, by default the square root of hidden-dim", float, least=1e-6, most=1e6,
+        is_optional=True,
     ),
-    "embedding_norm": _switch(False, "a norm on the sum of embedding and position"),
-    "num_control_ids": Option(4, "ids that are no text: pad, unknown, start, end, then others", least=4, most=10_000),
+    "embedding_norm": _switch(False, "a norm after the sum of embedding and position"),
+    "num_control_ids": Option(4, "ids that are not text: pad, unknown, start, end, then others", least=4, most=10_000),
 }  # fmt: skip
 PART_ARGUMENTS = [name for name, option in ARGUMENTS.items() if option.slot]
 KINDS = {"translator": "keras_transformer.models.transformer:Transformer"}
 
 
 def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str, Any]:
-    """The complete configuration of a part: its name and all of its options.
+    """Checks a part and returns its complete configuration: its name and all of its options.
 
     Args:
         slot: a key of `SLOTS`.
         value: a name, or a dictionary of name and options.
-        argument: what the errors call it; the slot by default.
+        argument: the argument's name in error messages; by default the slot's.
 
     Raises:
-        ValueError: no such part, no such option, or a value that the option cannot have.
+        ValueError: the slot has no such part, the part has no such option, or an option's value is not allowed.
     """
     argument = argument or slot
     given = {"name": value} if isinstance(value, str) else value
@@ -256,10 +166,13 @@ def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str
 
 
 def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
-    """The part that a command line spells, `name` or `name:option=value,option=value`, complete.
+    """Reads a part from a command line: `name` or `name:option=value,option=value`.
+
+    Returns:
+        The part's complete configuration.
 
     Raises:
-        ValueError: as for `part`.
+        ValueError: see `part`; or an option is given twice.
     """
     name, _, rest = text.partition(":")
     options = SLOTS[slot][name].options if name in SLOTS[slot] else {}
@@ -273,10 +186,10 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
 
 
 def spelled(value: str | dict[str, Any], slot: str) -> str:
-    """A part as a command line spells it, without the options that have their defaults.
+    """The text that stands for a part on a command line. Options at their defaults are left out.
 
     Raises:
-        ValueError: as for `part`.
+        ValueError: see `part`.
     """
     config = part(slot, value)
     options = SLOTS[slot][config["name"]].options
@@ -285,24 +198,24 @@ def spelled(value: str | dict[str, Any], slot: str) -> str:
 
 
 def row(slot: str, value: str | dict[str, Any]) -> Part:
-    """The row of the table that a part has.
+    """The part's row in the table.
 
     Raises:
-        ValueError: as for `part`.
+        ValueError: see `part`.
     """
     return SLOTS[slot][part(slot, value)["name"]]
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a model, those left out at their defaults, parts as complete dictionaries.
+    """Checks the arguments of a model and fills in the defaults. Parts become complete dictionaries.
 
     Raises:
-        ValueError: an argument is unknown, or has a value that it cannot have, or two contradict each other.
+        ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
     """
     config = modern(config)
     if unknown := sorted(map(str, config.keys() - ARGUMENTS.keys())):
         raise Unknown(f"expected arguments among {', '.join(ARGUMENTS)}; received {unknown[0]!r:.60}")
-    config = {name: option.checked(name, config.get(name, option.default)) for name, option in ARGUMENTS.items()}
+    config = {name: _checked(name, option, config.get(name, option.default)) for name, option in ARGUMENTS.items()}
     if config["key_dim"] is None and config["hidden_dim"] % config["num_heads"]:
         raise ValueError(
             "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
@@ -319,11 +232,18 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _checked(name: str, option: Option, value: Any) -> Any:
+    """The argument's value, if it is allowed. A part comes back as its complete configuration."""
+    if option.slot and not (value is None and option.is_optional):
+        return part(option.slot, value, name)
+    return option.checked(name, value)
+
+
 def modern(config: dict[str, Any]) -> dict[str, Any]:
-    """Arguments, or settings, in which what version 0.1 called otherwise has its present name.
+    """Translates the argument names of version 0.1 into today's, in a model's configuration or in settings.
 
     Raises:
-        ValueError: one of the old switches is neither true nor false.
+        ValueError: an old switch is neither true nor false, or contradicts the argument that replaced it.
     """
     spellings = {
         "normalize_first": ("residual", {True: "pre_norm", False: "post_norm"}),
@@ -346,12 +266,12 @@ def modern(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def depths(config: dict[str, Any]) -> tuple[int, int]:
-    """How many layers encoder and decoder have, of a complete configuration."""
+    """The number of layers of the encoder and of the decoder, from a complete configuration."""
     return config["encoder_layers"] or config["num_layers"], config["decoder_layers"] or config["num_layers"]
 
 
 def key_dim(config: dict[str, Any]) -> int:
-    """The size of a head, of a complete configuration."""
+    """The size of a head, from a complete configuration."""
     return config["key_dim"] or config["hidden_dim"] // config["num_heads"]
 
 

@@ -1,4 +1,4 @@
-"""The one table of the family: what it names is there, and what it refuses is refused by name."""
+"""The family's table: its classes exist, defaults agree, and what is not allowed is refused by name."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OLD_SWITCHES = {
 
 
 def offered(part_class: type) -> set[str]:
-    """What a class has beside what every layer of Keras has."""
+    """The public attributes of a class that Keras's layers lack."""
     return {name for name in dir(part_class) if not name.startswith("_")} - set(dir(keras.layers.Layer))
 
 
 @EVERY_ROW
-def test_every_part_is_there_and_offers_what_the_first_of_its_slot_offers(slot, name):
+def test_every_part_exists_and_has_the_methods_of_the_first_part_in_its_slot(slot, name):
     row, first = family.SLOTS[slot][name], next(iter(family.SLOTS[slot].values()))
     part_class = row.load()
     assert issubclass(part_class, keras.layers.Layer)
@@ -49,7 +49,7 @@ def test_the_defaults_of_a_row_are_those_of_its_class(slot, name):
         key: parameter.default
         for one in reversed(row.load().__mro__)
         if "__init__" in vars(one)
-        for key, parameter in inspect.signature(one.__init__).parameters.items()
+        for key, parameter in inspect.signature(vars(one)["__init__"]).parameters.items()
     }
     assert {key: option.default for key, option in row.options.items()} == {key: defaults[key] for key in row.options}
     for option in row.options.values():
@@ -93,7 +93,7 @@ def test_complete_is_data_and_its_own_fixed_point():
     given = {**SMALLEST, "positions": {"name": "learned", "offset": 2}, "decoder_attention": "full", "key_dim": 3}
     before = json.dumps(given)
     config = family.complete(given)
-    assert json.dumps(given) == before, "what is given is left alone"
+    assert json.dumps(given) == before, "the dictionary that was given is unchanged"
     assert config["positions"] == {"name": "learned", "offset": 2} and config["decoder_attention"] == {"name": "full"}
     assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7
@@ -101,7 +101,7 @@ def test_complete_is_data_and_its_own_fixed_point():
 
 
 ARGUMENTS = ", ".join(family.ARGUMENTS)
-REFUSED = {
+REFUSED: dict[str, tuple[dict, str | None]] = {
     "an unknown argument": ({"depth": 3}, f"expected arguments among {ARGUMENTS}; received 'depth'"),
     "an argument that is no text": ({5: 3}, f"expected arguments among {ARGUMENTS}; received '5'"),
     "an unknown part": (
@@ -174,14 +174,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_model_has_is_refused(name):
+def test_values_that_are_not_allowed_are_refused(name):
     given, message = REFUSED[name]
     with pytest.raises(ValueError) as caught:
         family.complete({**SMALLEST, **given})
     assert str(caught.value) == message or (message is None and len(str(caught.value)) < 200)
 
 
-def test_what_two_arguments_allow_together_is_taken():
+def test_one_argument_may_allow_values_of_another():
     assert family.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
     assert family.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
 
@@ -195,14 +195,14 @@ def test_what_two_arguments_allow_together_is_taken():
         ("residual", "pre_norm", {"name": "pre_norm"}),
     ],
 )
-def test_a_part_is_spelled_in_one_way(slot, text, config):
+def test_a_part_has_one_spelling(slot, text, config):
     assert family.parse(text, slot) == config
     assert family.spelled(config, slot) == text
     assert family.row(slot, config) is family.SLOTS[slot][config["name"]]
 
 
 @EVERY_ROW
-def test_every_row_comes_back_as_it_was_spelled(slot, name):
+def test_spelling_and_parsing_are_inverse(slot, name):
     options = family.SLOTS[slot][name].options
     config = {"name": name, **{key: option.most for key, option in options.items()}}
     text = family.spelled(config, slot)
@@ -228,24 +228,24 @@ def test_every_row_comes_back_as_it_was_spelled(slot, name):
         ("", "`positions` must be one of sinusoidal, learned. Received: positions=''"),
     ],
 )
-def test_what_a_command_line_cannot_spell_is_refused(text, message):
+def test_a_wrong_spelling_is_refused(text, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         family.parse(text, "positions")
 
 
-def test_a_whole_number_for_a_number_is_that_number():
+def test_an_integer_is_allowed_for_a_float():
     config = family.parse("layer:epsilon=1", "norm")
     assert family.part("norm", {"name": "layer", "epsilon": 1}) == config
     assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
 
 
-def test_a_vocabulary_holds_more_than_control_ids():
+def test_a_vocabulary_must_be_larger_than_the_control_ids():
     message = "`vocabulary_size` must be larger than `num_control_ids`. Received: vocabulary_size=9, num_control_ids=9"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         family.complete({**SMALLEST, "vocabulary_size": 9, "num_control_ids": 9})
 
 
-def test_an_old_spelling_beside_a_present_one_is_refused_where_they_differ():
+def test_an_old_spelling_that_contradicts_the_new_one_is_refused():
     message = "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": False})
@@ -266,7 +266,7 @@ def test_the_switches_of_version_0_1_are_other_spellings(old):
     for switch, part in ((True, on), (False, off)):
         assert family.modern({"seed": 1, old: switch}) == {"seed": 1, name: part}
         assert family.complete({**SMALLEST, old: switch})[name]["name"] == part
-    assert family.modern({name: on, old: None}) == {name: on}, "what was not said changes nothing"
+    assert family.modern({name: on, old: None}) == {name: on}, "an old switch of None changes nothing"
     with pytest.raises(ValueError, match=f"^`{old}` must be true or false. Received: {old}=1$"):
         family.complete({**SMALLEST, old: 1})
 
@@ -280,13 +280,13 @@ def test_the_readme_holds_the_table():
 
 
 def test_every_argument_is_a_setting_of_train():
-    """But for two: a vocabulary for each language is another setting, and the control ids are the tokenizer's four."""
+    """All but two: train.py has another setting for separate vocabularies, and its tokenizers have four control ids."""
     assert set(family.ARGUMENTS) - set(MODEL_SETTINGS) == {"source_vocabulary_size", "num_control_ids"}
     help = " ".join(parser().format_help().split())
     for slot, name in ROWS:
         assert family.SLOTS[slot][name].usage(name) in help
-    assert "learned[:offset=0] (a vector for each, added to the embedding)" in help
-    assert help.isascii(), "a terminal may know nothing else"
+    assert "learned[:offset=0] (a learned vector for each position, added to the embedding)" in help
+    assert help.isascii(), "a terminal may show only ASCII"
 
 
 def test_a_flag_becomes_an_argument():
