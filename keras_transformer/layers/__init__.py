@@ -1,1 +1,46 @@
-"""Layers of the Transformer, in `keras.ops` alone: they run on the TensorFlow, JAX and PyTorch backends."""
+"""Layers of the Transformer. They use only `keras.ops`, so they run on the TensorFlow, JAX and PyTorch backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_transformer import family
+from keras_transformer.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from keras_transformer.layers.activations import Relu as Relu
+    from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
+    from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
+    from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
+    from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
+    from keras_transformer.layers.feed_forward import FeedForward as FeedForward
+    from keras_transformer.layers.masks import causal_mask as causal_mask
+    from keras_transformer.layers.masks import keys_mask as keys_mask
+    from keras_transformer.layers.masks import padding_mask as padding_mask
+    from keras_transformer.layers.norms import LayerNorm as LayerNorm
+    from keras_transformer.layers.positions import LearnedPositions as LearnedPositions
+    from keras_transformer.layers.positions import Positions as Positions
+    from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions
+    from keras_transformer.layers.positions import positions_of as positions_of
+    from keras_transformer.layers.residual import PostNorm as PostNorm
+    from keras_transformer.layers.residual import PreNorm as PreNorm
+    from keras_transformer.layers.residual import Residual as Residual
+    from keras_transformer.layers.score import ScaledDot as ScaledDot
+    from keras_transformer.layers.stack import Stack as Stack
+
+# The classes of parts stand in the family's table.
+_HOMES = {
+    **{part.class_name: part.module for parts in family.SLOTS.values() for part in parts.values()},
+    "EncoderBlock": "keras_transformer.layers.blocks",
+    "DecoderBlock": "keras_transformer.layers.blocks",
+    "TokenEmbedding": "keras_transformer.layers.embedding",
+    "Positions": "keras_transformer.layers.positions",
+    "Residual": "keras_transformer.layers.residual",
+    "positions_of": "keras_transformer.layers.positions",
+    "causal_mask": "keras_transformer.layers.masks",
+    "keys_mask": "keras_transformer.layers.masks",
+    "padding_mask": "keras_transformer.layers.masks",
+}
+__all__ = sorted(_HOMES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""What bends inside the feed-forward network: max(0, x) in the paper."""
+"""Activations of the feed-forward network: max(0, x) in the paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Relu(keras.layers.Layer):
         return ops.relu(x)
 
     def num_parameters(self, intermediate_dim: int) -> int:
-        """None: it has no weights."""
+        """0: it has no weights."""
         return 0
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:

@@ -1,4 +1,4 @@
-"""Scaled dot-product and multi-head attention (paper, 3.2), over whole sequences and step by step."""
+"""Scaled dot-product and multi-head attention (paper, 3.2), for whole sequences and for one position at a time."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from keras_transformer.layers.shared import Shared, rotate
 from keras_transformer.tensor import Tensor
 
 Shape = Sequence[int | None]
-HIDDEN = -1e9  # Added to the logit of a hidden key: in float32 its exponential is exactly 0.
+HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
 
 
 class KeysValues(NamedTuple):
-    """What queries are held against: each (..., N, S, H)."""
+    """Projected keys and values, each (..., N, S, H)."""
 
     keys: Tensor
     values: Tensor
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """softmax(Q Kᵀ / √H), in float32 whatever the compute type (paper, equation 1).
+    """softmax(Q Kᵀ / √H), computed in float32 (paper, equation 1).
 
-    A hidden key has a score of exactly 0; a query from which every key is hidden has scores of 0, not NaN.
+    The score of a hidden key is exactly 0. If a query sees no key, its scores are 0, not NaN.
 
     Args:
         query: (..., T, H).
         key: (..., S, H).
-        attention_mask: booleans that broadcast to (..., T, S), True = may be seen; None hides nothing.
+        attention_mask: booleans that broadcast to (..., T, S), True = visible. None hides nothing.
 
     Returns:
-        (..., T, S), in the type of `query`.
+        (..., T, S), of the type of `query`.
     """
     return ops.cast(masked_softmax(scaled_dot(query, key), attention_mask), query.dtype)
 
 
 def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Logits (..., T, S) in float32 → scores: 0 of a hidden key, and 0 throughout for a query that sees no key."""
+    """Logits (..., T, S) in float32 → scores. Hidden keys have 0, and so has every key of a query that sees none."""
     if attention_mask is None:
         return _softmax(logits)
     seen = ops.cast(attention_mask, "float32")
@@ -52,40 +52,40 @@ def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    # Keras warns of a softmax over one element; here it is a lone key, such as the start token.
+    # Keras warns of a softmax over one element. Here that is a single key, such as the start token, and the score is 1.
     return 0.0 * logits + 1.0 if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class MultiHeadAttention(keras.layers.Layer):
-    """Projects D to N heads of H, attends in each, joins them and projects back to D (paper, 3.2.2).
+    """Multi-head attention: projects D to N heads of H, attends in each, projects the joined heads to D (paper, 3.2.2).
 
-    The paper's W^Q, W^K, W^V and W^O are the weights `query`, `key`, `value` and `output`; none has a bias.
-    Keras's own layer computes the same with biases and three-dimensional kernels; it is the tests' oracle.
+    The paper's W^Q, W^K, W^V and W^O are the weights `query`, `key`, `value` and `output`, by default without biases.
+    The tests compare this layer with Keras's own, which has biases and three-dimensional kernels.
 
     Args:
         num_heads: N, the paper's h.
-        key_dim: H, the paper's d_k = d_v. N·H need not equal D.
-        dropout: rate on the scores while training.
-        score: how well a query and a key fit, a part.
-        use_bias: adds a bias to each of the four projections.
-        inner_norm: a norm on the joined heads, before W^O, a part; None for none.
+        key_dim: H, the paper's d_k = d_v. N·H may differ from D.
+        dropout: rate on the scores in training.
+        score: the function that scores a query against a key, a part.
+        use_bias: whether each of the four projections has a bias.
+        inner_norm: the norm of the joined heads before W^O, a part; None for no norm.
         gain: factor on the initial W^V and W^O.
 
     Call arguments:
         query: (B, T, D).
-        memory: (B, S, D), what keys and values are made of; equal to `query` for self-attention.
-        attention_mask: booleans (B, T, S) or what broadcasts to it, of three axes; True = may be seen.
-        memory_mask: booleans (B, S), True = may be seen by every query. Keras fills it in where `memory` carries a
-            mask of its own, as after `Embedding(mask_zero=True)`; the output carries the mask of `query`.
-        shared: what positions add to self-attention.
+        memory: (B, S, D), the source of keys and values. In self-attention it is `query`.
+        attention_mask: booleans of three axes that broadcast to (B, T, S); True = visible.
+        memory_mask: booleans (B, S), True = visible to every query. If `memory` carries a Keras mask, as after
+            `Embedding(mask_zero=True)`, Keras passes it here. The output carries the mask of `query`.
+        shared: the bias and the rotation of positions in self-attention.
 
     Returns:
         (B, T, D).
 
     Raises:
-        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has another number of
-            axes.
+        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has the wrong number
+            of axes.
 
     Example:
 
@@ -144,7 +144,8 @@ class MultiHeadAttention(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        return self.with_scores(query, memory, attention_mask, memory_mask, shared, training)[0]
+        output, _ = self.with_scores(query, memory, attention_mask, memory_mask, shared, training)
+        return output
 
     def with_scores(
         self,
@@ -155,68 +156,75 @@ class MultiHeadAttention(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """What `call` returns, and the scores that it weighs values with, (B, N, T, S), for plots and research."""
+        """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         if memory_mask is not None:
-            seen = keys_mask(memory_mask)  # (B, 1, S)
-            attention_mask = seen if attention_mask is None else ops.logical_and(attention_mask, seen)
-        # In this order: it is that in which version 0.1 summed gradients.
+            visible = keys_mask(memory_mask)  # (B, 1, S)
+            attention_mask = visible if attention_mask is None else ops.logical_and(attention_mask, visible)
+        # Memory first, then query: version 0.1 summed gradients in this order.
         keys_values = self.project_memory(memory, shared)
         return self._attend(self.project_query(query, shared), keys_values, attention_mask, shared, training)
 
     def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores alone, (B, N, T, S)."""
-        return self.with_scores(query, memory, attention_mask)[1]
+        """The scores (B, N, T, S)."""
+        _, scores = self.with_scores(query, memory, attention_mask)
+        return scores
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """Room for what `step` will know of each beam's positions: any nest of tensors (B, K, ...).
+        """The empty cache of `step`: keys and values (B, K, N, L, H), L = `max_length`.
 
-        Here keys and values (B, K, N, L, H), L = `max_length`.
+        Another attention may return any nest of tensors (B, K, ...).
         """
         shape = (batch_size, num_beams, self.num_heads, max_length, self.key_dim)
         return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
     def positions_of_keys(self, cache: Any) -> Tensor:
-        """(S,) Which positions the keys have that `step` holds its query against."""
+        """The positions (S,) of the keys in a cache."""
         return ops.arange(ops.shape(cache.keys)[-2])
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
-        """Self-attention of one more position, for each of K beams.
+        """Self-attention at one position, for each of K beams.
 
         Args:
-            x: (B, K, D), the beams' tokens at `index`.
-            cache: from `init_cache`, or from the step before.
+            x: (B, K, D), the states of the beams at `index`.
+            cache: from `init_cache`, or from the previous step.
             index: the position, from 0.
-            shared: what positions add: the bias (N, 1, S) for the keys that `positions_of_keys` names, the rotation of
-                this position.
+            shared: the bias (N, 1, S) of the keys that `positions_of_keys` lists, and the rotation of this position.
 
         Returns:
             (B, K, D), and the cache with this position in it.
         """
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
         new = self.project_memory(x, shared)  # each (B, K, N, 1, H)
-        cache = KeysValues(*(write_at(old, one, index) for old, one in zip(cache, new, strict=True)))
-        seen = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
-        x, _ = self._attend(self.project_query(x, shared), cache, seen[None, None, None], shared)
+        cache = KeysValues(write_at(cache.keys, new.keys, index), write_at(cache.values, new.values, index))
+        visible = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
+        x, _ = self._attend(self.project_query(x, shared), cache, visible[None, None, None], shared)
         return ops.squeeze(x, -2), cache
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
-        """Encoder-decoder attention of one position: x (B, K, D), what `project_memory` made, booleans (B, 1, S)."""
+        """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).
+
+        Args:
+            x: (B, K, D), the states of the beams.
+            memory: from `project_memory`.
+            memory_mask: booleans (B, 1, S).
+        """
         # The beams are the queries of their sentence: (B, K, D) is (B, T, D) with T = K.
-        return self._attend(self.project_query(x), memory, memory_mask)[0]
+        x, _ = self._attend(self.project_query(x), memory, memory_mask)
+        return x
 
     def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
         """(B, T, D) → (B, N, T, H)."""
         query = self._split_heads(self._project(query, self.query_kernel, self.query_bias))
-        turn = None if shared is None else shared.rotation
-        return query if turn is None else rotate(query, turn.query_cosines, turn.query_sines)
+        rotation = None if shared is None else shared.rotation
+        return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
 
     def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
-        """(B, S, D) → keys and values, each (B, N, S, H). Decoding computes them once for a sentence."""
+        """(B, S, D) → keys and values, each (B, N, S, H). Decoding computes those of the memory once per sentence."""
         keys = self._split_heads(self._project(memory, self.key_kernel, self.key_bias))
-        turn = None if shared is None else shared.rotation
-        keys = keys if turn is None else rotate(keys, turn.key_cosines, turn.key_sines)
+        rotation = None if shared is None else shared.rotation
+        keys = keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
         return KeysValues(keys, self._split_heads(self._project(memory, self.value_kernel, self.value_bias)))
 
     def _attend(
@@ -240,14 +248,14 @@ class MultiHeadAttention(keras.layers.Layer):
         return self._project(joined, self.output_kernel, self.output_bias), scores
 
     def _projection(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        # Two axes, so that Glorot counts D and N·H as fans; a (D, N, H) kernel would be counted wrongly.
+        # The kernel has two axes, so that Glorot's fans are D and N·H. Those of a (D, N, H) kernel would be wrong.
         kernel = self.add_weight(name=name, shape=(inputs, outputs), initializer=glorot(gain))
         if not self.use_bias:
             return kernel, None
         return kernel, self.add_weight(name=f"{name}_bias", shape=(outputs,), initializer="zeros")
 
     def _project(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        # Keras casts weights inside `__call__` only; decoding projects outside it.
+        # Keras casts weights only inside `__call__`, and decoding projects outside of it.
         x = ops.matmul(x, ops.cast(kernel, self.compute_dtype))
         return x if bias is None else x + ops.cast(bias, self.compute_dtype)
 
@@ -267,11 +275,12 @@ class MultiHeadAttention(keras.layers.Layer):
         return query_shape
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """Of projections between the width D and N heads of H, of the score and of the inner norm."""
+        """The number of parameters: projections between D and N heads of H, inner norm, and score."""
         heads_dim = self.num_heads * self.key_dim
-        own = 4 * hidden_dim * heads_dim + self.use_bias * (3 * heads_dim + hidden_dim)
-        inner = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
-        return own + inner + self.score.num_parameters(self.key_dim)
+        kernels = 4 * hidden_dim * heads_dim
+        biases = 3 * heads_dim + hidden_dim if self.use_bias else 0
+        inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
+        return kernels + biases + inner_norm + self.score.num_parameters(self.key_dim)
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -287,23 +296,23 @@ class MultiHeadAttention(keras.layers.Layer):
 
 
 def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-    """`cache` (..., L, H) with `new` (..., 1, H) at position `index`.
+    """Returns `cache` (..., L, H) with `new` (..., 1, H) at position `index`.
 
-    A blend, not a slice update: every backend, XLA, tf2onnx and LiteRT take it.
+    It selects by `where`, which every backend, XLA, tf2onnx and LiteRT support. Not all support a slice update.
     """
     positions = ops.arange(ops.shape(cache)[-2])  # (L,)
     return ops.where(ops.expand_dims(ops.equal(positions, index), -1), new, cache)
 
 
 def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memory_mask: Shape | None) -> None:
-    """Raises ValueError for shapes of another rank, which the backend would broadcast, or refuse in its own way."""
+    """Raises ValueError if a shape has the wrong number of axes. Backends would broadcast it, or fail obscurely."""
     for name, shape, axes in (("query", query, "(B, T, D)"), ("memory", memory, "(B, S, D)")):
         if len(shape) != 3:
             raise ValueError(f"`{name}` must have three axes, {axes}. Received the shape {tuple(shape)}")
     if attention_mask is not None and len(attention_mask) != 3:
         raise ValueError(
             "`attention_mask` must have three axes, (B, T, S) or what broadcasts to it: give a padding mask (B, S) as "
-            "`keras_transformer.layers.masks.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
+            "`keras_transformer.layers.keys_mask(mask)`, a mask (T, S) for all sentences as `mask[None]`. "
             f"Received the shape {tuple(attention_mask)}"
         )
     if memory_mask is not None and len(memory_mask) != 2:

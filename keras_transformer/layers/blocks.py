@@ -1,4 +1,4 @@
-"""The encoder's and the decoder's block: read them beside Figure 1 of the paper."""
+"""The blocks of encoder and decoder, to be read beside Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class _Block(keras.layers.Layer):
-    """What both blocks are configured by; each makes its own sub-layers."""
+    """The configuration of both blocks. Each block makes its own sub-layers."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class _Block(keras.layers.Layer):
         raise NotImplementedError
 
     def _self_attention(self) -> Any:
-        wanted = {"use_bias": self.attention_bias, "inner_norm": self._inner_norm(), "gain": self.gain}
-        return make_part("attention", self.attention, self.dtype_policy, self._attention_sizes(), **wanted)
+        required = {"use_bias": self.attention_bias, "inner_norm": self._inner_norm(), "gain": self.gain}
+        return make_part("attention", self.attention, self.dtype_policy, self._attention_sizes(), **required)
 
     def _cross_attention(self) -> MultiHeadAttention:
         return MultiHeadAttention(**self._attention_sizes(), use_bias=self.attention_bias, dtype=self.dtype_policy)
@@ -79,18 +79,18 @@ class _Block(keras.layers.Layer):
 
     def _feed_forward(self) -> Any:
         sizes = {"intermediate_dim": self.intermediate_dim, "activation": self.activation}
-        wanted = {"inner_norm": self._inner_norm(), "gain": self.gain}
-        return make_part("feed_forward", self.feed_forward_config, self.dtype_policy, sizes, **wanted)
+        required = {"inner_norm": self._inner_norm(), "gain": self.gain}
+        return make_part("feed_forward", self.feed_forward_config, self.dtype_policy, sizes, **required)
 
     def _residual(self) -> Any:
         sizes = {"dropout": self.dropout, "norm": self.norm}
         return make_part("residual", self.residual, self.dtype_policy, sizes)
 
     def _inner_norm(self) -> PartConfig | None:
-        return self.norm if family.row("residual", self.residual).load().has_inner_norm else None  # type: ignore[attr-defined]
+        return self.norm if family.row("residual", self.residual).load().has_inner_norm else None
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """Those of all sub-layers, which are all parts that can count."""
+        """The number of parameters of all sub-layers."""
         return sum(layer.num_parameters(hidden_dim) for layer in self._layers)
 
     def get_config(self) -> dict[str, Any]:
@@ -122,24 +122,24 @@ class EncoderBlock(_Block):
         intermediate_dim: F.
         dropout: rate on each sub-layer's output.
         attention_dropout: rate on the attention scores.
-        attention, score, residual, norm, feed_forward, activation: parts, each a name or a dictionary of name and
-            options, see `keras_transformer.family`.
-        attention_bias: biases in the projections of attention.
-        gain: factor on the initial values, outputs and feed-forward products.
         normalize_first: another spelling of `residual="pre_norm"`.
+        attention, score, residual, norm, feed_forward, activation: parts. Each is a name, or a dictionary of its name
+            and options. `keras_transformer.family` lists them.
+        attention_bias: whether the projections of attention have biases.
+        gain: factor on the initial kernels of self-attention's values and output, and of feed-forward.
 
     Call arguments:
-        x: (B, S, D). Where it carries a mask of Keras's, as after `Embedding(mask_zero=True)`, no query sees what that
-            mask hides, and the output carries it too.
-        attention_mask: booleans (B, S, S) or what broadcasts to it, of three axes.
-        shared: what positions add to self-attention.
+        x: (B, S, D). If it carries a Keras mask, as after `Embedding(mask_zero=True)`, no query sees a masked
+            position, and the output carries the mask too.
+        attention_mask: booleans of three axes that broadcast to (B, S, S); True = visible.
+        shared: the bias and the rotation of positions in self-attention.
 
     Returns:
         (B, S, D).
 
     Raises:
-        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has another number of
-            axes.
+        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has the wrong number
+            of axes.
     """
 
     def _make_sublayers(self) -> None:
@@ -163,18 +163,20 @@ class EncoderBlock(_Block):
     def with_scores(
         self, x: Tensor, attention_mask: Tensor | None = None, shared: Shared | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What `call` returns, and the self-attention's scores, (B, N, S, S)."""
-        found: list[Tensor] = []
+        """The output of `call`, and the scores of self-attention (B, N, S, S)."""
+        scores: dict[str, Tensor] = {}
 
         def attend(x: Tensor) -> Tensor:
-            return _noting(found, self.self_attention.with_scores(x, x, attention_mask, shared=shared))
+            x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
+            return x
 
         x = self._sublayers(x, attend)
-        return x, found[0]
+        return x, scores["self"]
 
     def attention_scores(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The scores alone, (B, N, S, S)."""
-        return self.with_scores(x, attention_mask)[1]
+        """The scores (B, N, S, S)."""
+        _, scores = self.with_scores(x, attention_mask)
+        return scores
 
     def _sublayers(self, x: Tensor, attend: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend, training=training)
@@ -190,19 +192,19 @@ class EncoderBlock(_Block):
 class DecoderBlock(_Block):
     """Masked self-attention, encoder-decoder attention, feed-forward (paper, 3.1; Figure 1, right).
 
-    `call` takes a whole target (teacher forcing), `step` one position of it against a cache: both are made of the
-    same sub-layers and compute the same. Encoder-decoder attention is the paper's, whatever the self-attention is.
+    `call` takes a whole target (teacher forcing). `step` takes one position of it and a cache. Both run the same
+    sub-layers and compute the same. Encoder-decoder attention is always `MultiHeadAttention`.
 
     Args:
         As for `EncoderBlock`.
 
     Call arguments:
-        x: (B, T, D). A mask of Keras's that it carries is honoured and handed on, as by `EncoderBlock`.
+        x: (B, T, D). If it carries a Keras mask, the block applies it and passes it on, as `EncoderBlock` does.
         memory: (B, S, D), the encoder's output.
-        attention_mask: booleans (B, T, T) or what broadcasts to it, of three axes.
-        memory_mask: booleans (B, T, S) or what broadcasts to it, of three axes; or a padding mask (B, S), which Keras
-            fills in where `memory` carries one.
-        shared: what positions add to self-attention.
+        attention_mask: booleans of three axes that broadcast to (B, T, T); True = visible.
+        memory_mask: booleans of three axes that broadcast to (B, T, S), or a padding mask (B, S). If `memory` carries
+            a Keras mask, Keras passes it here.
+        shared: the bias and the rotation of positions in self-attention.
 
     Returns:
         (B, T, D).
@@ -235,7 +237,7 @@ class DecoderBlock(_Block):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        memory_mask = _of_keys(memory_mask)
+        memory_mask = _as_attention_mask(memory_mask)
 
         def attend_self(x: Tensor) -> Tensor:
             return self.self_attention(x, x, attention_mask, shared=shared, training=training)
@@ -248,29 +250,30 @@ class DecoderBlock(_Block):
     def step(
         self, x: Tensor, cache: Any, memory: Any, memory_mask: Tensor, index: Tensor, shared: Shared | None = None
     ) -> tuple[Tensor, Any]:
-        """One target position for each of K beams.
+        """Decodes one target position of K beams.
 
         Args:
-            x: (B, K, D), the beams' tokens at `index`.
-            cache: of the self-attention, from its `init_cache` or from the step before.
-            memory: what the encoder-decoder attention's `project_memory` made, shared by the beams.
+            x: (B, K, D), the states of the beams at `index`.
+            cache: the cache of self-attention, from its `init_cache` or from the previous step.
+            memory: from `project_memory` of the encoder-decoder attention. The beams share it.
             memory_mask: booleans (B, 1, S).
             index: the position, from 0.
-            shared: what positions add to self-attention, for this position.
+            shared: the bias and the rotation of this position in self-attention.
 
         Returns:
             (B, K, D), and the cache with this position in it.
         """
-        written: list[Any] = []
+        caches: dict[str, Any] = {}
 
         def attend_self(x: Tensor) -> Tensor:
-            return _noting(written, self.self_attention.step(x, cache, index, shared))
+            x, caches["self"] = self.self_attention.step(x, cache, index, shared)
+            return x
 
         def attend_memory(x: Tensor) -> Tensor:
             return self.cross_attention.attend_memory(x, memory, memory_mask)
 
         x = self._sublayers(x, attend_self, attend_memory)
-        return x, written[0]
+        return x, caches["self"]
 
     def with_scores(
         self,
@@ -280,24 +283,27 @@ class DecoderBlock(_Block):
         memory_mask: Tensor | None = None,
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `call` returns; the scores of the self-attention, (B, N, T, T), and of the other, (B, N, T, S)."""
-        found: list[Tensor] = []
-        memory_mask = _of_keys(memory_mask)
+        """The output of `call`, the scores of self-attention (B, N, T, T), and those of the other (B, N, T, S)."""
+        scores: dict[str, Tensor] = {}
+        memory_mask = _as_attention_mask(memory_mask)
 
         def attend_self(x: Tensor) -> Tensor:
-            return _noting(found, self.self_attention.with_scores(x, x, attention_mask, shared=shared))
+            x, scores["self"] = self.self_attention.with_scores(x, x, attention_mask, shared=shared)
+            return x
 
         def attend_memory(x: Tensor) -> Tensor:
-            return _noting(found, self.cross_attention.with_scores(x, memory, memory_mask))
+            x, scores["cross"] = self.cross_attention.with_scores(x, memory, memory_mask)
+            return x
 
         x = self._sublayers(x, attend_self, attend_memory)
-        return x, found[0], found[1]
+        return x, scores["self"], scores["cross"]
 
     def attention_scores(
         self, x: Tensor, memory: Tensor, attention_mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Both scores alone, (B, N, T, T) and (B, N, T, S)."""
-        return self.with_scores(x, memory, attention_mask, memory_mask)[1:]
+        """The scores of self-attention (B, N, T, T), and those of encoder-decoder attention (B, N, T, S)."""
+        _, self_scores, cross_scores = self.with_scores(x, memory, attention_mask, memory_mask)
+        return self_scores, cross_scores
 
     def _sublayers(self, x: Tensor, attend_self: Sublayer, attend_memory: Sublayer, training: bool = False) -> Tensor:
         x = self.self_attention_residual(x, sublayer=attend_self, training=training)
@@ -318,13 +324,7 @@ class DecoderBlock(_Block):
         return self.self_attention.compute_output_shape(x_shape, x_shape, attention_mask_shape)
 
 
-def _of_keys(memory_mask: Tensor | None) -> Tensor | None:
-    """A padding mask (B, S) as an attention mask (B, 1, S); any other as it is."""
+def _as_attention_mask(memory_mask: Tensor | None) -> Tensor | None:
+    """Turns a padding mask (B, S) into an attention mask (B, 1, S), and leaves any other mask as it is."""
     is_padding_mask = memory_mask is not None and len(memory_mask.shape) == 2
     return keys_mask(memory_mask) if is_padding_mask else memory_mask
-
-
-def _noting(notes: list[Any], result: tuple[Tensor, Any]) -> Tensor:
-    """The first of two results; the second is noted."""
-    notes.append(result[1])
-    return result[0]

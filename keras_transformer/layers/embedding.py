@@ -1,4 +1,4 @@
-"""One matrix that turns tokens into vectors, and vectors into logits over tokens (paper, 3.4)."""
+"""Token embedding: one matrix turns ids into vectors, and vectors into logits (paper, 3.4)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(keras.layers.Layer):
-    """Rows of one matrix scaled by √D; `logits` multiplies by the same matrix, without a bias (paper, 3.4).
+    """Looks up rows of one matrix and scales them by √D; `logits` multiplies by the same matrix (paper, 3.4).
 
     Args:
         vocabulary_size: V.
         hidden_dim: D.
-        scale: the factor on the rows; √D by default.
-        output_bias: adds a bias to the logits.
+        scale: the factor on the rows; by default √D.
+        output_bias: whether the logits have a bias.
 
     Call arguments:
         ids: (...) token ids.
@@ -51,7 +51,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.vocabulary_size, self.hidden_dim),
-            # N(0, D^−0.5): tied to the output, it begins with logits of variance 1.
+            # A standard deviation of D^−0.5 gives a tied output initial logits of variance 1.
             initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
         )
         self.bias = None
@@ -71,8 +71,9 @@ class TokenEmbedding(keras.layers.Layer):
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """A row a token, and the bias."""
-        return self.vocabulary_size * (hidden_dim + self.output_bias)
+        """The number of parameters: a row for each token, and the bias."""
+        bias = self.vocabulary_size if self.output_bias else 0
+        return self.vocabulary_size * hidden_dim + bias
 
     def get_config(self) -> dict[str, Any]:
         config = {

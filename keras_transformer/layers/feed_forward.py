@@ -15,12 +15,12 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class FeedForward(keras.layers.Layer):
-    """max(0, x W₁ + b₁) W₂ + b₂, applied to each position alike (paper, equation 2).
+    """max(0, x W₁ + b₁) W₂ + b₂, applied to each position separately (paper, equation 2).
 
     Args:
         intermediate_dim: F, the paper's d_ff.
-        activation: what stands in place of max(0, ·), a part.
-        inner_norm: a norm before W₂, a part; None for none.
+        activation: the function in place of max(0, ·), a part.
+        inner_norm: the norm before W₂, a part; None for no norm.
         gain: factor on the initial W₁ and W₂.
 
     Call arguments:
@@ -75,10 +75,11 @@ class FeedForward(keras.layers.Layer):
         return input_shape
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """Both kernels, both biases, and those of the activation and of the inner norm."""
-        own = (2 * hidden_dim + 1) * self.intermediate_dim + hidden_dim
-        inside = [self.activation, *([] if self.inner_norm is None else [self.inner_norm])]
-        return own + sum(part.num_parameters(self.intermediate_dim) for part in inside)
+        """The number of parameters: both kernels, both biases, activation, and inner norm."""
+        kernels = 2 * hidden_dim * self.intermediate_dim
+        biases = self.intermediate_dim + hidden_dim
+        inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(self.intermediate_dim)
+        return kernels + biases + inner_norm + self.activation.num_parameters(self.intermediate_dim)
 
     def get_config(self) -> dict[str, Any]:
         config = {

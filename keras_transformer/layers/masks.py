@@ -1,4 +1,4 @@
-"""Masks are made here and nowhere else: booleans, True = may be seen."""
+"""The only module that makes masks. They are booleans, True = visible."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
 
 
 def causal_mask(length: int | Tensor) -> Tensor:
-    """True where key s may be seen from query t, that is s ≤ t: (1, T, T) (paper, 3.2.3)."""
+    """(1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
     positions = ops.arange(length)
     return (positions[None, :] <= positions[:, None])[None]
 
 
 def keys_mask(mask: Tensor) -> Tensor:
     """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
-    return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT slices no booleans
+    return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT cannot slice booleans

@@ -1,4 +1,4 @@
-"""Norms: what a residual computes after or before a sub-layer."""
+"""Norms, which a residual applies before or after its sub-layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-EPSILON = 1e-6  # Keras's own default is 1e-3.
+EPSILON = 1e-6  # Keras's default is 1e-3
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -21,5 +21,5 @@ class LayerNorm(keras.layers.LayerNormalization):
         super().__init__(epsilon=epsilon, **kwargs)
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """Gains and shifts."""
+        """The number of parameters: a gain and a shift for each of D."""
         return 2 * hidden_dim

@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoids, or a learned vector a position (paper, 3.5 and table 3 row E)."""
+"""Position encodings: sinusoids, or a learned vector for each position (paper, 3.5 and table 3 row E)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from keras_transformer.tensor import Tensor
 def positions_of(x: Tensor) -> Tensor:
     """The positions 0, 1, 2, … of ids (B, T) or of states (B, T, ...): (B, T), int32.
 
-    In a functional model of variable length too, where `ops.arange(ops.shape(x)[1])` has no length yet.
+    It also works in a functional model of variable length, where `ops.arange(ops.shape(x)[1])` has no length yet.
     """
     x = x[(slice(None), slice(None), *[0] * (len(x.shape) - 2))]  # (B, T)
     return ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1
 
 
 def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(same): sine and cosine interleaved (paper, 3.5).
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same angle (paper, 3.5).
 
     Args:
         positions: (...) positions, from 0.
@@ -40,39 +40,39 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
 
 
 class Positions(keras.layers.Layer):
-    """What tells a model where its tokens stand; this base tells it nothing.
+    """The base of position encodings. By itself it adds nothing.
 
-    A part overrides one of three methods. What they return is made once for all layers of a stack.
+    A part overrides `embed`, `bias` or `rotation`. The layers of a stack share what these return.
     """
 
-    max_length: int | None = None  # how many positions it knows; None: any number
+    max_length: int | None = None  # the number of different positions; None: unlimited
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings (..., T, D) of tokens at positions (T,), or (B, K, D) at one position () → the same, with them."""
+        """Adds positions (T,) to embeddings (..., T, D), or one position () to embeddings (B, K, D)."""
         return x
 
     def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor | None:
-        """What is added to the logits of self-attention, (N, T, S) float32, for positions (T,) and (S,)."""
+        """The bias (N, T, S) float32 of self-attention's logits, for positions (T,) and (S,); None for no bias."""
         return None
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """What turns the queries and keys of self-attention at positions (T,), or at one position ()."""
+        """The rotation of self-attention's queries and keys at positions (T,) or at one position (); None for none."""
         return None
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """None here."""
+        """The number of parameters; 0 here."""
         return 0
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SinusoidalPositions(Positions):
-    """Adds no weights: positions (...) → their sinusoids (..., D) (paper, 3.5).
+    """Sinusoids without weights: positions (...) → (..., D) (paper, 3.5).
+
+    In a functional model of variable length, call it on `positions_of(ids)`: `ops.arange` needs a known length.
 
     Args:
         hidden_dim: D, even.
         offset: added to every position.
-
-    In a functional model of variable length, give `positions_of(ids)`: `ops.arange` needs a length that is known.
 
     Raises:
         ValueError: `hidden_dim` is odd, or not positive.
@@ -113,14 +113,14 @@ class SinusoidalPositions(Positions):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LearnedPositions(Positions):
-    """A learned vector for each of the first `max_length` positions: (...) → (..., D) (paper, table 3 row E).
+    """A learned vector for each of `max_length` positions: (...) → (..., D) (paper, table 3 row E).
 
-    A position beyond the last takes the last one's vector. In a functional model, give `positions_of(ids)`.
+    A position beyond the last gets the last vector. In a functional model, call it on `positions_of(ids)`.
 
     Args:
-        max_length: how many positions there are.
+        max_length: the number of positions.
         hidden_dim: D.
-        offset: added to every position; there are as many more vectors.
+        offset: added to every position. The layer has as many additional vectors.
 
     Raises:
         ValueError: a size is not positive.
@@ -141,7 +141,7 @@ class LearnedPositions(Positions):
         )
 
     def call(self, positions: Tensor) -> Tensor:
-        if keras.backend.is_float_dtype(positions.dtype):  # integers keep their type: int32 leaves TensorFlow's GPU
+        if keras.backend.is_float_dtype(positions.dtype):  # not integers: TensorFlow computes int32 on the CPU
             positions = ops.cast(positions, "int32")
         positions = positions + self.offset if self.offset else positions
         positions = ops.minimum(positions, self.max_length + self.offset - 1)
@@ -154,7 +154,7 @@ class LearnedPositions(Positions):
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """A vector a position."""
+        """The number of parameters: a vector for each position."""
         return (self.max_length + self.offset) * hidden_dim
 
     def get_config(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Residual connection, dropout and norm around a sub-layer, written once (paper, 3.1 and 5.4)."""
+"""Residual connection, dropout and norm around a sub-layer (paper, 3.1 and 5.4)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Residual(keras.layers.Layer):
-    """What every residual has: a norm, and dropout on what the sub-layer adds.
+    """The base of residual connections: a norm, and dropout on the sub-layer's output.
 
     Args:
-        dropout: rate on the sub-layer's output while training.
+        dropout: rate on the sub-layer's output in training.
         norm: the norm, a part.
 
     Call arguments:
@@ -31,8 +31,8 @@ class Residual(keras.layers.Layer):
         ValueError: `dropout` is not at least 0 and less than 1.
     """
 
-    closes_stack = False  # True: the stack ends with one more norm
-    has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last product
+    closes_stack = False  # True: the stack ends with another norm
+    has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last kernel
 
     def __init__(self, dropout: float = 0.0, norm: str | dict[str, Any] = "layer", **kwargs: Any):
         super().__init__(**kwargs)
@@ -45,7 +45,7 @@ class Residual(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Residual:
-        """Makes a residual; of version 0.1's `normalize_first` the one that it named."""
+        """As in Keras. Version 0.1 chose the class by `normalize_first`."""
         if "normalize_first" not in config:
             return cls(**config)
         config = dict(config)
@@ -53,13 +53,13 @@ class Residual(keras.layers.Layer):
 
     @staticmethod
     def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
-        """The factor on the initial values and output of self-attention, and on both products of feed-forward.
+        """The factor on the initial kernels of self-attention's values and output, and of feed-forward.
 
-        The encoder-decoder attention begins as it would without it.
+        It does not change the initial weights of encoder-decoder attention.
 
         Args:
-            encoder_layers, decoder_layers: of the model; 0 for a side that it lacks.
-            is_decoder: of which side the sub-layer is.
+            encoder_layers, decoder_layers: the model's numbers of layers; 0 for a stack that the model lacks.
+            is_decoder: whether the sub-layer stands in the decoder.
         """
         return 1.0
 
@@ -73,7 +73,7 @@ class Residual(keras.layers.Layer):
         return input_shape
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """Those of the norm."""
+        """The number of parameters of the norm."""
         return self.norm.num_parameters(hidden_dim)
 
     def get_config(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Residual(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PostNorm(Residual):
-    """Norm(x + Dropout(Sublayer(x))) (paper, 3.1). Arguments and shapes are those of `Residual`."""
+    """Norm(x + Dropout(Sublayer(x))) (paper, 3.1). For arguments and shapes see `Residual`."""
 
     def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
         return self.norm(x + self.dropout(sublayer(x), training=training))
@@ -90,9 +90,9 @@ class PostNorm(Residual):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PreNorm(Residual):
-    """x + Dropout(Sublayer(Norm(x))), and one more norm after the stack (Xiong et al. 2020, arXiv 2002.04745).
+    """x + Dropout(Sublayer(Norm(x))), and another norm after the stack (Xiong et al. 2020, arXiv 2002.04745).
 
-    Arguments and shapes are those of `Residual`.
+    For arguments and shapes see `Residual`.
     """
 
     closes_stack = True

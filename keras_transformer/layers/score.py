@@ -1,4 +1,4 @@
-"""How well a query and a key fit: the scaled product in the paper."""
+"""Functions that score a query against a key: the scaled dot product in the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ScaledDot(keras.layers.Layer):
-    """Q Kᵀ / √H, in float32 whatever the compute type (paper, equation 1).
+    """Q Kᵀ / √H, returned in float32 whatever the compute type (paper, equation 1).
 
     Call arguments:
         query: (..., T, H).
@@ -34,11 +34,11 @@ class ScaledDot(keras.layers.Layer):
         return keras.KerasTensor((*query.shape[:-1], key.shape[-2]), dtype="float32")
 
     def num_parameters(self, key_dim: int) -> int:
-        """None: it has no weights."""
+        """0: it has no weights."""
         return 0
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
-    """Q Kᵀ / √H, as `ScaledDot` says."""
+    """Q Kᵀ / √H, see `ScaledDot`."""
     logits = ops.matmul(query, ops.swapaxes(key, -1, -2))  # (..., T, S)
     return ops.cast(logits, "float32") / math.sqrt(query.shape[-1])

@@ -1,4 +1,4 @@
-"""What all layers of a stack share beside the mask: made once, before the first of them runs."""
+"""What positions add to attention. It is made once, and all layers of a stack share it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_transformer.tensor import Tensor
 
 
 class Rotation(NamedTuple):
-    """What queries and keys are turned by: cosines and sines (T, H), or (H,) for one position, float32."""
+    """Rotates queries and keys: cosines and sines of angles, (T, H) or, for one position, (H,); float32."""
 
     query_cosines: Tensor
     query_sines: Tensor
@@ -21,11 +21,13 @@ class Rotation(NamedTuple):
 
 @dataclass(frozen=True)
 class Shared:
-    """What positions add to self-attention. Keras passes it on as it is: it would cast tensors to the compute type.
+    """The bias and the rotation of positions in self-attention.
+
+    It is a dataclass, because Keras would cast bare tensors to a layer's compute type.
 
     Args:
-        bias: (N, T, S) float32, added to the logits; None adds nothing.
-        rotation: of the positions of the queries, which are those of the keys; None turns nothing.
+        bias: (N, T, S) float32, added to the logits; None for no bias.
+        rotation: rotates queries and keys by their positions; None for no rotation.
     """
 
     bias: Tensor | None = None
@@ -33,16 +35,16 @@ class Shared:
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turns each pair (i, i + H/2) of a head's numbers by an angle (Su et al. 2021, arXiv 2104.09864, equation 34).
+    """Rotates each pair (i, i + H/2) of a head's numbers by an angle (Su et al. 2021, arXiv 2104.09864, equation 34).
 
     Args:
         x: (..., T, H).
-        cosines, sines: (T, H) of the angles, each angle twice: at i and at i + H/2.
+        cosines, sines: (T, H) of the angles. Each angle stands twice: at i and at i + H/2.
 
     Returns:
-        (..., T, H), in the type of `x`.
+        (..., T, H), of the type of `x`.
     """
-    given = ops.cast(x, "float32")
-    first, second = ops.split(given, 2, axis=-1)
-    turned = ops.concatenate([-second, first], axis=-1)
-    return ops.cast(ops.multiply(given, cosines) + ops.multiply(turned, sines), x.dtype)
+    numbers = ops.cast(x, "float32")
+    first, second = ops.split(numbers, 2, axis=-1)
+    orthogonal = ops.concatenate([-second, first], axis=-1)
+    return ops.cast(ops.multiply(numbers, cosines) + ops.multiply(orthogonal, sines), x.dtype)

@@ -1,4 +1,4 @@
-"""A stack of blocks: the one loop over blocks, for whole sequences, for one step with a cache, and for scores."""
+"""A stack of blocks, for whole sequences, for one position with a cache, and for attention scores."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from keras_transformer.tensor import Tensor
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Stack(keras.layers.Layer):
-    """Blocks one after the other, and a norm behind them where the residual asks for one (paper, 3.1).
+    """A sequence of blocks, and a norm after them if the residual asks for it (paper, 3.1).
 
     Args:
-        num_layers: how many blocks.
-        block: arguments of `EncoderBlock`.
-        is_decoder: blocks are `DecoderBlock`s, which look at a memory.
-        other_layers: how many blocks the other side of the model has; 0 where there is none.
+        num_layers: the number of blocks.
+        block: the arguments of each block, see `EncoderBlock`.
+        is_decoder: True makes `DecoderBlock`s, False `EncoderBlock`s.
+        other_layers: the number of layers of the model's other stack; 0 if there is none.
 
     Call arguments:
         x: (B, T, D).
-        attention_mask: as for the blocks.
-        memory, memory_mask: as for `DecoderBlock`; left out where there is no memory.
-        shared: what positions add to self-attention.
+        attention_mask: see `EncoderBlock`.
+        memory, memory_mask: see `DecoderBlock`. An encoder has none.
+        shared: the bias and the rotation of positions in self-attention.
 
     Returns:
         (B, T, D).
 
     Raises:
-        ValueError: `num_layers` is not positive, or the blocks refuse an argument.
+        ValueError: `num_layers` is not positive, or an argument of the blocks is not allowed.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Stack(keras.layers.Layer):
         self.other_layers = other_layers
         self.supports_masking = True
         residual = family.row("residual", block.get("residual", "post_norm")).load()
-        sides = (other_layers, num_layers) if is_decoder else (num_layers, other_layers)
-        gain = residual.gain(*sides, is_decoder)  # type: ignore[attr-defined]
+        encoder_layers, decoder_layers = (other_layers, num_layers) if is_decoder else (num_layers, other_layers)
+        gain = residual.gain(encoder_layers, decoder_layers, is_decoder)
         block_class = DecoderBlock if is_decoder else EncoderBlock
         count = self.num_different_blocks(num_layers)
         self.blocks = [block_class(**block, gain=gain, dtype=self.dtype_policy) for _ in range(count)]
         self.norm = None
-        if residual.closes_stack:  # type: ignore[attr-defined]
+        if residual.closes_stack:
             self.norm = make_part("norm", block.get("norm", "layer"), self.dtype_policy, {})
 
     def num_different_blocks(self, num_layers: int) -> int:
-        """How many blocks of so many layers have weights of their own."""
+        """The number of blocks with their own weights among `num_layers` layers."""
         return num_layers
 
     def blocks_in_order(self) -> Sequence[Any]:
-        """The blocks, as they follow one another: as many as there are layers."""
+        """The block of each layer, in order."""
         return self.blocks
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
@@ -83,9 +83,9 @@ class Stack(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        seen = self._seen(attention_mask, memory, memory_mask)
+        inputs = self._block_inputs(attention_mask, memory, memory_mask)
         for block in self.blocks_in_order():
-            x = block(x, *seen, shared=shared, training=training)
+            x = block(x, *inputs, shared=shared, training=training)
         return self._closed(x)
 
     def with_scores(
@@ -96,27 +96,31 @@ class Stack(keras.layers.Layer):
         memory_mask: Tensor | None = None,
         shared: Shared | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `call` returns, and the scores: "self" (layers, B, N, T, T), and of a decoder "cross" (layers, B, N, T,
-        S)."""
-        seen = self._seen(attention_mask, memory, memory_mask)
-        layers = []
+        """The output of `call`, and the attention scores of every layer.
+
+        Returns:
+            (B, T, D); and "self" (layers, B, N, T, T), for a decoder also "cross" (layers, B, N, T, S).
+        """
+        inputs = self._block_inputs(attention_mask, memory, memory_mask)
+        kinds = ("self", "cross") if self.is_decoder else ("self",)
+        scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
         for block in self.blocks_in_order():
-            x, *scores = block.with_scores(x, *seen, shared=shared)
-            layers.append(scores)
-        kinds = zip(("self", "cross"), zip(*layers, strict=True), strict=False)
-        return self._closed(x), {kind: ops.stack(scores) for kind, scores in kinds}
+            x, *scores_of_block = block.with_scores(x, *inputs, shared=shared)
+            for of_kind, new in zip(scores.values(), scores_of_block, strict=True):
+                of_kind.append(new)
+        return self._closed(x), {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
 
     def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> dict[str, Any]:
-        """What `step` needs to know of a sentence, and room for what it will know of its beams.
+        """The cache of `step` at position 0.
 
         Args:
             memory: (B, S, D).
             num_beams: K.
-            max_length: how many positions can be decoded.
+            max_length: the number of positions that can be decoded.
 
         Returns:
-            "beams": the cache of each block's self-attention, tensors (B, K, ...), which a search reorders with its
-            beams; "sentences": what each block's encoder-decoder attention made of the memory, tensors (B, ...).
+            "beams" holds the cache of each block's self-attention, tensors (B, K, ...). The search reorders it with its
+            beams. "sentences" holds the memory as each block's encoder-decoder attention projects it, tensors (B, ...).
         """
         blocks, batch_size = self.blocks_in_order(), ops.shape(memory)[0]
         return {
@@ -125,26 +129,30 @@ class Stack(keras.layers.Layer):
         }
 
     def positions_of_keys(self, cache: dict[str, Any]) -> Tensor:
-        """(S,) Which positions the keys have that a step's self-attention looks at."""
+        """The positions (S,) of the keys in a cache."""
         return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0])
 
     def step(
         self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor, index: Tensor, shared: Shared | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """One position for each of K beams: x (B, K, D) → (B, K, D), and the cache with this position in it.
+        """Decodes one position of K beams.
 
         Args:
-            cache: from `init_cache`, or from the step before.
-            memory_mask, index, shared: as for `DecoderBlock.step`.
-        """
-        written = []
-        for block, own, memory in zip(self.blocks_in_order(), cache["beams"], cache["sentences"], strict=True):
-            x, own = block.step(x, own, memory, memory_mask, index, shared)
-            written.append(own)
-        return self._closed(x), {**cache, "beams": written}
+            x: (B, K, D), the states of the beams at `index`.
+            cache: from `init_cache`, or from the previous step.
+            memory_mask, index, shared: see `DecoderBlock.step`.
 
-    def _seen(self, attention_mask: Any, memory: Any, memory_mask: Any) -> list[Any]:
-        """What a block takes after the states, in its order."""
+        Returns:
+            (B, K, D), and the cache with this position in it.
+        """
+        beams = []
+        for block, block_cache, memory in zip(self.blocks_in_order(), cache["beams"], cache["sentences"], strict=True):
+            x, block_cache = block.step(x, block_cache, memory, memory_mask, index, shared)
+            beams.append(block_cache)
+        return self._closed(x), {**cache, "beams": beams}
+
+    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> list[Any]:
+        """The inputs of a block after its states, in the order of the block's arguments."""
         return [memory, attention_mask, memory_mask] if self.is_decoder else [attention_mask]
 
     def _closed(self, x: Tensor) -> Tensor:
@@ -152,14 +160,14 @@ class Stack(keras.layers.Layer):
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """What `summary(expand_nested=True)` shows of it."""
+        """The layers that `summary(expand_nested=True)` shows."""
         return [*self.blocks, *([] if self.norm is None else [self.norm])]
 
     def compute_output_shape(self, x_shape: tuple, *_: Any, **__: Any) -> tuple:
         return x_shape
 
     def num_parameters(self, hidden_dim: int, num_layers: int | None = None) -> int:
-        """Those of the different blocks, and of the norm; of another number of layers, if it is given."""
+        """The number of parameters of a stack of `num_layers` layers, by default as many as this stack has."""
         count = self.num_different_blocks(num_layers or self.num_layers)
         norm = 0 if self.norm is None else self.norm.num_parameters(hidden_dim)
         return count * self.blocks[0].num_parameters(hidden_dim) + norm
