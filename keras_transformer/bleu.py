@@ -1,29 +1,32 @@
-"""BLEU, counted in one way: by sacreBLEU (Post 2018, arXiv 1804.08771), of the effective order.
+"""BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
 
-Where one translation has four words, the figure is that of sacreBLEU's default. Where all are shorter, as number words
-are, the default gives 0; the effective order counts the n-grams that there are.
+If at least one translation has four words, the figure equals that of sacreBLEU's default. If all are shorter, as number
+words are, the default gives 0, but the effective order counts only the n-grams that exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 
-def bleu_metric() -> Any:
-    """sacreBLEU's metric."""
+def bleu_metric() -> BLEU:
+    """sacreBLEU's metric with the effective order."""
     from sacrebleu.metrics import BLEU
 
     return BLEU(effective_order=True)
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
-    """From 0 to 100, cased and detokenised, of texts and a reference of each."""
+    """The BLEU, from 0 to 100, of detokenised texts with a reference for each. Case counts."""
     return bleu_metric().corpus_score(list(texts), [list(references)]).score
 
 
 def bleu_signature() -> str:
-    """What sacreBLEU says of how it counts."""
+    """sacreBLEU's signature: the options that it counts with."""
     metric = bleu_metric()
     metric.corpus_score(["a"], [["a"]])
     return str(metric.get_signature())

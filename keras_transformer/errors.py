@@ -1,4 +1,4 @@
-"""What a person sees when something goes wrong: one line on standard error, and an exit status."""
+"""Errors of the commands: one line on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 
 class RequestError(ValueError):
-    """The request was wrong: the message says what was expected, what came, how to mend it. Exit status 2."""
+    """The request was wrong. The message says what was expected, what came, and how to mend it. Exit status 2."""
 
 
 class JobError(RuntimeError):
-    """The request was right and the job failed: the message says where, and what is still intact. Exit status 1."""
+    """The request was right, but the work failed. The message says where, and what is still intact. Exit status 1."""
 
 
 class Stopped(BaseException):
-    """A signal stopped the job; the message says what is saved. Exit status 128 + the signal's number.
+    """A signal stopped the process. The message says what is saved. Exit status 128 + the signal's number.
 
-    Like `KeyboardInterrupt` it is no `Exception`: it may come at any line, where no handler of errors may catch it.
+    Like `KeyboardInterrupt` it is not an `Exception`: it may come at any line, and no `except Exception` may catch it.
     """
 
     def __init__(self, signal_number: int, message: str):
@@ -34,7 +34,7 @@ class Stopped(BaseException):
 
 
 def require_positive(**sizes: int | None) -> None:
-    """Raises ValueError unless every size that is given (None: not given) is a positive integer."""
+    """Raises ValueError unless every size is a positive integer, or None, which means not given."""
     for name, size in sizes.items():
         if size is not None and not (type(size) is int and size > 0):
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
@@ -48,26 +48,26 @@ def require_rates(**rates: float) -> None:
 
 
 def say(message: str) -> None:
-    """Writes one line for people to standard error; standard output is for results."""
+    """Writes a line to standard error. Standard output is for results."""
     print(message, file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Writes one line of warning for people to standard error."""
+    """Writes a warning to standard error."""
     say(f"warning: {message}")
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow and Keras without the lines that their C++ code writes about itself.
+    """Imports Keras and TensorFlow without the log lines of their C++ code.
 
-    From then on GPU memory is taken as it is needed: TensorFlow would take all of it at once. Where Keras is imported
-    already, nothing is changed.
+    It also makes TensorFlow allocate GPU memory as needed; by default TensorFlow allocates all of it at once. If Keras
+    is already imported, it changes nothing.
     """
     if "keras" in sys.modules:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if sys.stderr is None:  # closed from the start: nothing can be written there
+    if sys.stderr is None:  # closed when the process started: nothing can be written there
         importlib.import_module("keras")
         return
     sys.stderr.flush()
@@ -83,7 +83,7 @@ def load_tensorflow() -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Within it SIGTERM raises `Stopped`, so that what is half done is cleared away."""
+    """Makes SIGTERM raise `Stopped`, so that `finally` blocks remove unfinished files."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -99,15 +99,15 @@ def _stoppable() -> Iterator[None]:
 
 
 def exit_status(command: Callable[[], None]) -> int:
-    """Runs `command` and returns its exit status, a person's mistake or a failed job told in one line each.
+    """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
 
     Returns:
-        0 done, 1 the job failed, 2 the request was wrong, 128 + n stopped by signal n.
+        0 success, 1 the work failed, 2 the request was wrong, 128 + n signal n stopped the process.
     """
     try:
         with _stoppable():
             command()
-        if sys.stdout is not None:  # it may have been closed from the start
+        if sys.stdout is not None:  # it may have been closed when the process started
             sys.stdout.flush()
         return 0
     except RequestError as error:
@@ -119,14 +119,14 @@ def exit_status(command: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader went away (`| head`): not our failure. Without this, Python complains again at exit.
+        # The reader closed the pipe (`| head`), which is no failure. Without this line Python reports it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (JobError, OSError, MemoryError) as error:
         say(f"error: {error or type(error).__name__}")
         return 1
     except Exception as error:
-        if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's, which may not have been imported
+        if type(error).__name__ != "ResourceExhaustedError":  # TensorFlow's error; TensorFlow may not be imported
             raise
         tensor = re.search(r"tensor with shape\[[\d,]*\]", str(error))
         say(f"error: out of memory{f' for a {tensor[0]}' if tensor else ''}: take smaller batches, or a smaller model")

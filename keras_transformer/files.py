@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Writes files and folders whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from keras_transformer.errors import RequestError
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the name of `path` when all went well, and is gone when it did not.
+    """Yields a temporary path beside `path` to write to. On success it replaces `path`; on an error it is deleted.
 
     Raises:
-        OSError: it could not be written; the error names `path`.
+        OSError: the file could not be written. The error names `path`.
     """
-    aside = path.with_name(f".{os.getpid()}-{path.name}")  # keeps the suffix: Keras and NumPy go by it
-    aside.unlink(missing_ok=True)  # in a stranger's folder it may be a link to somewhere else
+    aside = path.with_name(f".{os.getpid()}-{path.name}")  # the same suffix, because Keras and NumPy depend on it
+    aside.unlink(missing_ok=True)  # in an untrusted folder it may be a link to another file
     try:
         yield aside
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        # Of a full disk it does not say which file was being written; of the others it is the one aside.
+        # If the disk is full, the error names no file. Otherwise it names the temporary one.
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
-    """Raises RequestError unless files can be written into the folder, which may have to be made."""
+    """Raises RequestError unless files can be written into the folder. The folder need not exist yet."""
     above = path
     while not above.exists():
         above = above.parent
@@ -44,9 +44,8 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def write_folder_whole(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` to write to; it takes the place of `path` when all went well, and is gone when it
-    did not."""
-    path = path.resolve()  # "." has no name, and a link stays one
+    """Yields an empty temporary folder beside `path`. On success it replaces `path`; on an error it is deleted."""
+    path = path.resolve()  # "." has no name, and a link must stay a link
     aside, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -56,7 +55,7 @@ def write_folder_whole(path: Path) -> Iterator[Path]:
             path.rename(old)
         aside.rename(path)
     finally:
-        if old.exists() and not path.exists():  # stopped between the two
+        if old.exists() and not path.exists():  # stopped between the two renames
             old.rename(path)
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How long a translation may become, and what its length costs: of numbers, of arrays and of tensors."""
+"""The longest translation of a source, and the length penalty; for numbers, arrays and tensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ EXTRA_LENGTH = 50
 
 
 def longest(source_length: Any) -> Any:
-    """The most tokens of a translation, its end included, of a source of so many, its end not counted."""
+    """The most tokens of a translation with its end, for a source of `source_length` tokens without its end."""
     return source_length + EXTRA_LENGTH
 
 
 def penalty(length: Any, length_penalty: float) -> Any:
-    """((5 + |y|) / 6)^α, by which log P(y) is divided (Wu et al. 2016, arXiv 1609.08144, equation 14).
+    """((5 + |y|) / 6)^α, the divisor of log P(y) (Wu et al. 2016, arXiv 1609.08144, equation 14).
 
     Args:
-        length: |y|, the end included: a number, an array, or a tensor in float32.
+        length: |y| with the end: a number, an array, or a float32 tensor.
         length_penalty: α.
     """
     return ((5.0 + length) / 6.0) ** length_penalty

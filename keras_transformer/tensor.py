@@ -1,8 +1,8 @@
-"""The one alias of tensors in signatures; a shape beside it says more."""
+"""The type of tensors in signatures."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-# A tensor of any backend of Keras, symbolic ones included: they share no class.
+# A tensor of any Keras backend, or a symbolic one: these share no class.
 Tensor: TypeAlias = Any

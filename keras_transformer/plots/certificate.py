@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# (title, what it is of an entry, in which unit): a panel each.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# A panel for each: its title, the quantity of an entry, and the factor to the title's unit.
 PANELS = (
     ("identical, %", "identical", 100.0),
     ("BLEU", "bleu", 1.0),
@@ -16,15 +19,15 @@ PANELS = (
 )
 
 
-def certificate_picture(certificate: Mapping[str, Any]) -> Any:
+def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
     """Quality and cost of every artefact that was run, side by side.
 
     Args:
-        certificate: what certificate.json holds.
+        certificate: the content of certificate.json.
 
     Returns:
-        A matplotlib figure: a panel for each quantity, a bar for each artefact, hatched where it does not hold; a
-        dashed line where the model stands.
+        A figure with a panel for each quantity and a bar for each artefact. Bars of artefacts that do not hold are
+        hatched. A dashed line marks the model's BLEU.
     """
     from matplotlib.figure import Figure
 
@@ -43,7 +46,7 @@ def certificate_picture(certificate: Mapping[str, Any]) -> Any:
         if quantity == "bleu" and entries:
             axes.axvline(_quantities(entries[0])["model_bleu"] or 0, linestyle="--", color="black", linewidth=1)
     if entries:
-        axes.invert_yaxis()  # the first artefact on top, in every panel: they share the axis
+        axes.invert_yaxis()  # the first artefact on top; the panels share the axis
     return figure
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def learning_curves(history: Mapping[str, Sequence[float]]) -> Any:
+def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
     """Loss, perplexity, accuracy, BLEU and learning rate over the steps, for training and validation.
 
     Args:
-        history: columns of metrics.csv, "step" among them; "val_" before a name is its validation.
+        history: the columns of metrics.csv, with "step". The prefix "val_" marks validation.
 
     Returns:
-        A matplotlib figure, a panel for each quantity that was measured.
+        A figure with a panel for each quantity that was measured.
     """
     from matplotlib.figure import Figure
 
