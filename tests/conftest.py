@@ -1,4 +1,4 @@
-"""What every test runs under: few threads, a seed, no network, and a repository left as it was found."""
+"""The conditions of every test: few threads, a seed, no network, and no files left in the repository."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,8 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(tempfile.mkdtemp(prefix="keras-transformer-tests-"))
 
-# Set before any test module imports TensorFlow, and inherited by the processes that tests start. The threads
-# hold where a program asks for no number of its own; two outer ones, for replicas that wait for one another.
+# Set before any test module imports TensorFlow. Processes that tests start inherit it. The numbers of threads are
+# defaults, which a program may change. There are two outer threads, because replicas wait for one another.
 os.environ.update(
     MPLBACKEND="Agg",
     XDG_CACHE_HOME=str(CACHE),
@@ -32,8 +33,8 @@ for name, value in {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "OMP_NUM_THREADS": "1",
-    # JAX compiles each operation alone and each model anew, for longer than either runs: what one process has
-    # compiled, the others find, and nothing is optimised. Workers take this folder from the process that started them.
+    # JAX takes longer to compile operations and models than to run them. So processes share compiled code in this
+    # folder, and JAX optimises nothing. Test workers inherit the folder from the process that started them.
     "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -54,23 +55,23 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
-    """Fails the test that reaches for another machine; it sees this process, not those started by it."""
+    """Fails a test that connects to another machine. It sees this process, but not the processes that it starts."""
     connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
-    def check(address: object) -> None:
+    def check(address: Any) -> None:
         host = address[0] if isinstance(address, tuple) else None  # None: a Unix socket, or any local address
         if host not in (None, "", "127.0.0.1", "::1", "localhost", b"localhost", b"127.0.0.1"):
             pytest.fail(f"reached for the network: {host!r}")
 
-    def local_connect(self: socket.socket, address: object) -> None:
+    def local_connect(self: socket.socket, address: Any) -> None:
         check(address)
         connect(self, address)
 
-    def local_connect_ex(self: socket.socket, address: object) -> int:
+    def local_connect_ex(self: socket.socket, address: Any) -> int:
         check(address)
         return connect_ex(self, address)
 
-    def local_getaddrinfo(host: object, *args: object, **kwargs: object) -> list:
+    def local_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> list:
         check((host,))
         return getaddrinfo(host, *args, **kwargs)
 
@@ -104,7 +105,7 @@ def run_in_backend(tmp_path: Path) -> Callable[..., str]:
 
 
 def litter() -> set[str]:
-    """The files here that git does not track, caches aside; none where this is no git checkout."""
+    """The files that git does not track, without caches; none if this is no git checkout."""
     command = ["git", "status", "--porcelain", "--ignored", "-z"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -118,7 +119,7 @@ def litter() -> set[str]:
     }
 
 
-# The files that take longest, in minutes each: they begin first, so that no worker is left alone with one at the end.
+# The slowest files, minutes each. They run first, so that at the end no worker is left alone with one of them.
 LONGEST = [
     "benchmarks/test_benchmarks.py",
     "training/test_run.py",
@@ -141,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Remembers what lay in the repository before the tests."""
+    """Remembers which untracked files were in the repository before the tests."""
     session.config.stash[_BEFORE] = litter()
 
 
@@ -149,7 +150,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails a run of the whole suite that left files in the repository."""
     shutil.rmtree(CACHE, ignore_errors=True)
     whole_suite = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    whole_suite &= not hasattr(session.config, "workerinput")  # the others may still be at work
+    whole_suite &= not hasattr(session.config, "workerinput")  # other workers may still run
     left = sorted(litter() - session.config.stash[_BEFORE]) if whole_suite else []
     session.config.stash[_LEFT] = left
     if left:
@@ -162,5 +163,5 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         terminalreporter.write_line(f"the tests left this in the repository: {name}", red=True)
 
 
-_BEFORE = pytest.StashKey[set[str]]()
-_LEFT = pytest.StashKey[list[str]]()
+_BEFORE: pytest.StashKey[set[str]] = pytest.StashKey()
+_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()

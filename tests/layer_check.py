@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-# Arguments for which 0 and 1 are numbers like any other.
+# Arguments for which 0 and 1 are allowed.
 ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers")
 
 
@@ -30,7 +30,7 @@ def randomize(layer: Any, scale: float = 0.3, seed: int = 0) -> None:
 
 
 def check_layer(
-    layer_class: type,
+    layer_class: type[Any],
     settings: dict[str, Any],
     inputs: tuple[np.ndarray, ...],
     folder: Path,
@@ -39,11 +39,11 @@ def check_layer(
     """Config, building, shapes, saving, mixed precision and gradients, all without a warning.
 
     Args:
-        layer_class: what is checked.
-        settings: its constructor's arguments, none at its default.
-        inputs: what it is called with; the first axis is the batch.
-        folder: where it is saved.
-        functions: what else it is called with.
+        layer_class: the class to check.
+        settings: arguments of its constructor, none at its default.
+        inputs: arrays that the layer is called with. The first axis is the batch.
+        folder: the folder to save in.
+        functions: other arguments that the layer is called with.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -57,15 +57,15 @@ def check_layer(
         check_training(model, inputs)
 
 
-def check_config(layer_class: type, settings: dict[str, Any]) -> None:
+def check_config(layer_class: type[Any], settings: dict[str, Any]) -> None:
     assert settings.keys() <= inspect.signature(layer_class).parameters.keys()
     config = layer_class(**settings, name="checked").get_config()
     assert settings.items() <= config.items()
     assert layer_class.from_config(json.loads(json.dumps(config))).get_config() == config
 
 
-def check_refusals(layer_class: type, settings: dict[str, Any]) -> None:
-    """No size may be 0, no rate 1, and no part may have a name that its slot lacks."""
+def check_refusals(layer_class: type[Any], settings: dict[str, Any]) -> None:
+    """The layer refuses a size of 0, a rate of 1, and a part that its slot lacks."""
     for name, value in settings.items():
         if isinstance(value, bool) or name in ANY_NUMBER or name == "block":
             continue
@@ -77,10 +77,10 @@ def check_refusals(layer_class: type, settings: dict[str, Any]) -> None:
             layer_class(**{**settings, name: wrong})
 
 
-def check_building(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:
+def check_building(layer_class: type[Any], settings: dict, inputs: tuple, functions: dict) -> None:
     called, built = layer_class(**settings), layer_class(**settings)
     called(*inputs, **functions)
-    # As many shapes as `build` names: it does not ask for those of masks.
+    # `build` takes no shapes of masks.
     built.build(*[x.shape for x in inputs if x.dtype != bool])
     assert built.built
     assert [(w.name, w.shape) for w in built.weights] == [(w.name, w.shape) for w in called.weights]
@@ -95,7 +95,7 @@ def check_shapes(layer: Any, inputs: tuple, functions: dict) -> None:
     assert symbolic.dtype == keras.backend.standardize_dtype(output.dtype) == "float32"
 
 
-def check_mixed_precision(layer_class: type, settings: dict, inputs: tuple, functions: dict) -> None:
+def check_mixed_precision(layer_class: type[Any], settings: dict, inputs: tuple, functions: dict) -> None:
     layer = layer_class(**settings, dtype="mixed_bfloat16")
     output = layer(*inputs, **functions)
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
@@ -104,7 +104,7 @@ def check_mixed_precision(layer_class: type, settings: dict, inputs: tuple, func
 
 
 def functional(layer: Any, inputs: tuple, functions: dict) -> keras.Model:
-    """A model of this layer alone."""
+    """A functional model with only this layer."""
     symbols = [keras.Input(x.shape[1:], dtype=str(x.dtype)) for x in inputs]
     return keras.Model(symbols, layer(*symbols, **functions))
 
@@ -120,9 +120,9 @@ def check_saving(model: keras.Model, inputs: tuple, folder: Path) -> None:
 
 
 def check_training(model: keras.Model, inputs: tuple) -> None:
-    """A step down a random direction of the output moves every weight, each by a finite amount.
+    """A training step changes every weight by a finite amount.
 
-    A bias of keys alone may rest: it adds the same to all logits of a query, which their softmax does not see.
+    Only a bias of keys may stay: it adds the same to all logits of a query, which does not change their softmax.
     """
     if not model.trainable_weights:
         return

@@ -1,4 +1,4 @@
-"""Attention against Keras's own, and what it promises of hidden keys."""
+"""Attention: equal to Keras's own, with hidden keys, gains, biases, rotations, and in half precision."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.layer_check import check_layer, random, randomize
 
 BATCH, QUERIES, KEYS, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
 MASK = np.random.default_rng(4).random((BATCH, QUERIES, KEYS)) < 0.6
-MASK[..., 0] = True  # no query without a key, unless a test wants one
+MASK[..., 0] = True  # every query sees a key, unless a test changes that
 
 
 def test_contract(tmp_path):
     norm = {"name": "layer", "epsilon": 1e-3}
-    how = {"score": {"name": "scaled_dot"}, "use_bias": True, "inner_norm": norm, "gain": 0.5}
-    settings = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "dropout": 0.1, **how}
+    options = {"score": {"name": "scaled_dot"}, "use_bias": True, "inner_norm": norm, "gain": 0.5}
+    settings = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "dropout": 0.1, **options}
     inputs = (random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1), MASK)
     check_layer(MultiHeadAttention, settings, inputs, tmp_path)
 
@@ -141,7 +141,7 @@ def test_kernels_start_within_glorot_bounds():
 
 
 def test_a_gain_is_of_values_and_output_alone():
-    """DeepNet's: what a head looks at begins as it does without one."""
+    """As in DeepNet. Initial queries and keys, and so the scores, are the same as without a gain."""
     bound = np.sqrt(6 / (HIDDEN_DIM + NUM_HEADS * KEY_DIM))
     layer = MultiHeadAttention(NUM_HEADS, KEY_DIM, gain=0.25)
     layer.build((None, None, HIDDEN_DIM))
@@ -154,15 +154,16 @@ def test_an_inner_norm_stands_before_the_output():
     layer = MultiHeadAttention(NUM_HEADS, KEY_DIM, inner_norm="layer")
     layer.build(x.shape)
     randomize(layer)
-    # Heads of any size are of one size after the norm.
+    # The norm removes a factor on the heads.
     outputs = []
     for factor in (1.0, 50.0):
         weights = {weight.name: weight for weight in layer.weights}
         weights["value"].assign(factor * weights["value"])
         outputs.append(ops.convert_to_numpy(layer(x, x)))
-    np.testing.assert_allclose(*outputs, atol=1e-4)
-    joined, shifts = layer.inner_norm.get_weights()
-    assert joined.shape == shifts.shape == (NUM_HEADS * KEY_DIM,)
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-4)
+    assert layer.inner_norm is not None
+    gains, shifts = layer.inner_norm.get_weights()
+    assert gains.shape == shifts.shape == (NUM_HEADS * KEY_DIM,)
 
 
 def test_write_at_touches_one_position():
@@ -173,7 +174,7 @@ def test_write_at_touches_one_position():
 
 
 def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
-    """What positions share is added to the logits, and turns queries and keys, of whole sequences and of steps."""
+    """The bias is added to the logits, the rotation turns queries and keys, in whole sequences and in steps."""
     x, bias = random(1, QUERIES, HIDDEN_DIM), random(NUM_HEADS, QUERIES, QUERIES, seed=2)
     key_dim = 4
     layer = MultiHeadAttention(NUM_HEADS, key_dim)

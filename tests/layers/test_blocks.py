@@ -1,6 +1,8 @@
-"""The encoder's and the decoder's block; the stacks are held to PyTorch's in tests/models."""
+"""The blocks of encoder and decoder. tests/models compares whole stacks with PyTorch's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,9 +14,9 @@ from keras_transformer.layers.masks import causal_mask
 from tests.layer_check import check_layer, random, randomize
 
 BATCH, TARGET, SOURCE, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 2, 5, 7, 11, 3, 13
-SETTINGS = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "intermediate_dim": 17}
+SETTINGS: dict[str, Any] = {"num_heads": NUM_HEADS, "key_dim": KEY_DIM, "intermediate_dim": 17}
 POST_AND_PRE_NORM = pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
-# None at its default.
+# No argument has its default.
 CHECKED = {
     **SETTINGS,
     "dropout": 0.1,

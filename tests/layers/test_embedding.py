@@ -19,6 +19,7 @@ def test_a_scale_and_a_bias_of_the_logits():
     layer = TokenEmbedding(7, 11, scale=0.5, output_bias=True)
     assert TokenEmbedding.from_config(layer.get_config()).get_config() == layer.get_config()
     rows, x = ops.convert_to_numpy(layer(IDS)), random(2, 3, 11)
+    assert layer.bias is not None
     layer.bias.assign(random(7, seed=1))
     matrix, bias = layer.get_weights()
     np.testing.assert_allclose(rows, matrix[IDS] * 0.5, rtol=1e-6)

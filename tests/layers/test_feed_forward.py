@@ -14,8 +14,8 @@ X = random(3, 5, 7)
 
 
 def test_contract(tmp_path):
-    how = {"activation": {"name": "relu"}, "inner_norm": {"name": "layer", "epsilon": 1e-3}, "gain": 0.5}
-    check_layer(FeedForward, {"intermediate_dim": 11, **how}, (X,), tmp_path)
+    options = {"activation": {"name": "relu"}, "inner_norm": {"name": "layer", "epsilon": 1e-3}, "gain": 0.5}
+    check_layer(FeedForward, {"intermediate_dim": 11, **options}, (X,), tmp_path)
 
 
 def test_an_inner_norm_stands_between_the_activation_and_the_second_product():

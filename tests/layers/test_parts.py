@@ -75,9 +75,9 @@ def test_the_names_that_a_layer_takes_are_those_of_its_bases_too():
 
 @pytest.mark.parametrize("slot", family.SLOTS)
 def test_every_part_tells_its_configuration_in_a_model(slot):
-    """There its type comes as a policy, of which Keras makes no configuration by itself."""
-    sizes = {"hidden_dim": 6, "max_length": 9, "num_heads": 2, "key_dim": 3, "intermediate_dim": 5, "num_layers": 2}
-    sizes["block"] = {name: sizes[name] for name in ("num_heads", "key_dim", "intermediate_dim")}
+    """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
+    block = {"num_heads": 2, "key_dim": 3, "intermediate_dim": 5}
+    sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
     for name, row in family.SLOTS[slot].items():
         config = family.part(slot, {"name": name, **{key: option.most for key, option in row.options.items()}})
         layer = make_part(slot, config, keras.dtype_policies.get("mixed_bfloat16"), sizes)
@@ -87,20 +87,20 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
         assert again.get_config() == told and again.compute_dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("wanted", [{"gain": 0.5}, {"inner_norm": "layer"}])
-def test_a_part_that_does_not_take_what_others_ask_of_it_is_refused(monkeypatch, wanted):
+@pytest.mark.parametrize("required", [{"gain": 0.5}, {"inner_norm": "layer"}])
+def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch, required):
     row = replace(family.SLOTS["feed_forward"]["plain"], home=f"{__name__}:Bare")
     monkeypatch.setitem(family.SLOTS["feed_forward"], "bare", row)
     message = (
-        f"^`feed_forward` must be a part that takes '{next(iter(wanted))}', as the other parts ask. Received: 'bare'$"
+        f"^`feed_forward` must be a part that takes '{next(iter(required))}', as the other parts ask. Received: 'bare'$"
     )
     with pytest.raises(ValueError, match=message):
-        make_part("feed_forward", "bare", "float32", {}, **wanted)
+        make_part("feed_forward", "bare", "float32", {}, **required)
     nothing = {"gain": 1.0, "inner_norm": None, "use_bias": False}
     assert isinstance(make_part("feed_forward", "bare", "float32", {}, **nothing), Bare)
 
 
-def test_positions_that_say_nothing():
+def test_the_base_of_positions_adds_nothing():
     layer, x = Positions(), random(2, 3, 4)
     assert layer.embed(x, np.arange(3)) is x
     assert layer.bias(np.arange(3), np.arange(3), True) is None and layer.rotation(np.arange(3)) is None

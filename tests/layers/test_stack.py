@@ -79,12 +79,17 @@ def test_scores_come_with_what_call_returns(is_decoder):
     assert {name: tuple(each.shape) for name, each in scores.items()} == shapes
 
 
-def test_the_residual_says_how_weights_begin(monkeypatch):
-    """Each side is told how many blocks both have, its own among them."""
-    asked = []
-    monkeypatch.setattr(PostNorm, "gain", staticmethod(lambda *given: asked.append(given) or 0.25))
+def test_the_residual_sets_the_gain_of_initial_weights(monkeypatch):
+    """It receives the numbers of layers of encoder and decoder, in this order on both sides."""
+    received = []
+
+    def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
+        received.append((encoder_layers, decoder_layers, is_decoder))
+        return 0.25
+
+    monkeypatch.setattr(PostNorm, "gain", staticmethod(gain))
     encoder, decoder = (Stack(2, BLOCK, is_decoder, other_layers=5) for is_decoder in (False, True))
-    assert asked == [(2, 5, False), (5, 2, True)]
+    assert received == [(2, 5, False), (5, 2, True)]
     for each in (encoder, decoder):
         assert {block.gain for block in each.blocks} == {0.25}
         assert {(block.self_attention.gain, block.feed_forward.gain) for block in each.blocks} == {(0.25, 0.25)}

@@ -1,4 +1,4 @@
-"""What a saved model computes on the backend at hand; `keras_transformer.models` alone makes it known."""
+"""Runs saved models on the backend at hand. Importing `keras_transformer.models` is enough to load them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.variants import cached_logits, make_batch, make_inputs, make_m
 
 
 def compute(folder: str, results: str) -> None:
-    """Writes to `results` what each model in `folder` computes, before and after two steps of training."""
+    """Writes to `results` the outputs of each model in `folder`, before and after two training steps."""
     found = {}
     for path in sorted(Path(folder).glob("*.keras")):
         model = keras.saving.load_model(path)
@@ -29,7 +29,7 @@ def compute(folder: str, results: str) -> None:
 
 
 def train(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int) -> np.ndarray:
-    """Loss, accuracy and perplexity (3, epochs) of `compile` and `fit` on the same batch again and again."""
+    """Loss, accuracy and perplexity (3, epochs) of `compile` and `fit`. Every epoch is the same batch."""
     inputs, labels, weights = make_batch()
     model.compile(optimizer, SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy(), Perplexity()])
     history = model.fit(
@@ -39,14 +39,14 @@ def train(model: keras.Model, optimizer: keras.optimizers.Optimizer, epochs: int
 
 
 def save_load_and_train(path: str) -> None:
-    """A model that was compiled, trained and saved goes on where it was."""
+    """A compiled model that was trained, saved and loaded continues its training."""
     model, (inputs, labels, weights) = make_model(), make_batch()
     model.compile(keras.optimizers.Adam(0.01), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
     model.train_on_batch(inputs, labels, weights)
     model.save(path)
     loaded = keras.saving.load_model(path)
-    losses = [each.train_on_batch(inputs, labels, weights) for each in (model, loaded)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    expected, found = (each.train_on_batch(inputs, labels, weights) for each in (model, loaded))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert int(loaded.optimizer.iterations) == 2
 
 

@@ -1,4 +1,4 @@
-"""The stacks beside PyTorch's own, on copied weights, inside our embedding and projection."""
+"""Compares our stacks with PyTorch's, with the same weights, embedding and projection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.models.variants import make_inputs, make_model
 
 
 def compare() -> None:
-    """Memory and logits are PyTorch's at every real token: post-norm and pre-norm, and what it too can do otherwise."""
+    """Memory and logits equal PyTorch's at every real token, for the variants that PyTorch has too."""
     inputs = {name: torch.tensor(ids) for name, ids in make_inputs().items()}
     source_pads, target_pads = (inputs[name] == 0 for name in ("source_ids", "target_ids"))
     future = torch.triu(torch.ones(target_pads.shape[1], target_pads.shape[1], dtype=torch.bool), 1)
@@ -48,11 +48,16 @@ def torch_stacks(model) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
         "batch_first": True,
         "norm_first": normalize_first,
     }
-    norms = [nn.LayerNorm(model.hidden_dim, epsilon) if normalize_first else None for _ in range(2)]
+    encoder_norm, decoder_norm = (nn.LayerNorm(model.hidden_dim, epsilon) for _ in range(2))
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(**settings), model.encoder_layers, norms[0], enable_nested_tensor=False
+        nn.TransformerEncoderLayer(**settings),
+        model.encoder_layers,
+        encoder_norm if normalize_first else None,
+        enable_nested_tensor=False,
     )
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), model.decoder_layers, norms[1])
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(**settings), model.decoder_layers, decoder_norm if normalize_first else None
+    )
     for ours, theirs in zip(model.encoder_blocks, encoder.layers, strict=True):
         copy_attention(ours.self_attention, theirs.self_attn)
         copy_feed_forward(ours.feed_forward, theirs)
@@ -66,8 +71,8 @@ def torch_stacks(model) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
         copy_norm(ours.cross_attention_residual.norm, theirs.norm2)
         copy_norm(ours.feed_forward_residual.norm, theirs.norm3)
     if normalize_first:
-        copy_norm(model.encoder_norm, encoder.norm)
-        copy_norm(model.decoder_norm, decoder.norm)
+        copy_norm(model.encoder_norm, encoder_norm)
+        copy_norm(model.decoder_norm, decoder_norm)
     return encoder.eval(), decoder.eval()
 
 

@@ -62,13 +62,14 @@ def test_every_weight_exists_before_the_first_call_and_is_used(variant):
     assert [weight.path for weight in model.weights] == paths
     for path, old, new in zip(paths, before, model.get_weights(), strict=True):
         assert np.isfinite(new).all(), path
-        # What a bias of keys adds is the same for all keys of a query, and a softmax does not see it.
+        # A bias of keys adds the same to all logits of a query, which does not change their softmax.
         assert (new != old).any() or path.endswith("/key_bias"), path
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_summary_counts_every_weight_and_shows_the_blocks_shapes(variant):
-    model, lines = make_model(variant), []
+    model = make_model(variant)
+    lines: list[str] = []
     model.summary(print_fn=lines.append)
     text = "\n".join(lines)
     assert f"{model.count_params():,}" in text
@@ -79,7 +80,7 @@ def test_parameters_are_counted_and_no_seed_is_drawn():
     keras.utils.set_random_seed(1)
     before = random.getstate()
     assert count_parameters({"vocabulary_size": 99, "num_layers": 512, "dropout": 0.5, "attention_dropout": 0.5})
-    assert random.getstate() == before, "the weights that a seed gives would be others"
+    assert random.getstate() == before, "otherwise the same seed would give other weights"
 
 
 def test_arguments_by_position_are_those_of_version_0_1():
@@ -155,10 +156,16 @@ def test_beams_may_change_places():
 
 
 @EVERY_VARIANT
-def test_attention_scores_are_those_that_call_uses(variant, monkeypatch):
+def test_attention_scores_equal_those_in_call(variant, monkeypatch):
     model = make_model(variant)
-    layers, used, compute = model.encoder_layers, [], attention.masked_softmax
-    monkeypatch.setattr(attention, "masked_softmax", lambda *args: used.append(compute(*args)) or used[-1])
+    layers, masked_softmax = model.encoder_layers, attention.masked_softmax
+    used = []
+
+    def recorded_softmax(*args):
+        used.append(masked_softmax(*args))
+        return used[-1]
+
+    monkeypatch.setattr(attention, "masked_softmax", recorded_softmax)
     model(INPUTS)
     monkeypatch.undo()
     in_order = {"encoder": used[:layers], "decoder": used[layers::2], "cross": used[layers + 1 :: 2]}
@@ -201,7 +208,7 @@ def test_a_saved_model_is_the_same(variant, tmp_path):
     np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_dropout_acts_while_training_alone():
+def test_dropout_acts_only_in_training():
     model, plain = make_model(dropout=0.5), make_model()
     plain.set_weights(model.get_weights())
     np.testing.assert_array_equal(logits_of(model), logits_of(plain))
@@ -231,7 +238,7 @@ def test_learned_positions_reach_as_far_as_a_translation_may():
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("size", [0, -1, 2.5, "8", True, 10**12])
-def test_sizes_that_are_none_are_refused(name, size):
+def test_sizes_out_of_bounds_are_refused(name, size):
     bounds = f"from {NUMBERS[name].least:,} to {NUMBERS[name].most:,}"
     message = f"`{name}` must be an integer {bounds}. Received: {name}={size!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -240,7 +247,7 @@ def test_sizes_that_are_none_are_refused(name, size):
 
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize("rate", [-0.1, 1, float("nan"), True])
-def test_rates_that_are_none_are_refused(name, rate):
+def test_rates_out_of_bounds_are_refused(name, rate):
     message = f"`{name}` must be a number of at least 0 and less than 1. Received: {name}={rate!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Transformer(**{**SIZES, name: rate})
@@ -273,23 +280,23 @@ def test_old_switches_are_other_spellings():
     plain = Transformer(**SIZES, normalize_first=False, learned_positions=False)
     assert plain.arguments() == Transformer(**SIZES).arguments()
     with pytest.raises(ValueError, match=r"^`normalize_first` must be true or false\. Received: normalize_first=1$"):
-        Transformer(**SIZES, normalize_first=1)
+        Transformer(**{**SIZES, "normalize_first": 1})
 
 
 def test_each_side_has_its_own_depth():
     model = Transformer(**SIZES, encoder_layers=1, decoder_layers=3)
     assert (model.num_layers, model.encoder_layers, model.decoder_layers) == (2, 1, 3)
     assert (len(model.encoder_blocks), len(model.decoder_blocks)) == (1, 3)
-    assert len(Transformer(**SIZES, encoder_layers=1).decoder_blocks) == 2, "num_layers holds where nothing is said"
+    assert len(Transformer(**SIZES, encoder_layers=1).decoder_blocks) == 2, "by default num_layers"
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("embedding_norm", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.5])
-def test_what_the_stacks_are_given_is_what_the_paper_adds(positions, embedding_norm, scale):
-    """The scaled row and the place of each token, of both sides; with a norm on their sum where one is asked for."""
-    how = {"embedding_scale": scale, "embedding_norm": embedding_norm, "source_vocabulary_size": 29}
-    model = make_model(positions={"name": positions, "offset": 2}, **how)
+def test_the_input_of_the_stacks_is_the_papers_sum(positions, embedding_norm, scale):
+    """On both sides the sum of scaled embedding and position, and if `embedding_norm` is set, the norm of the sum."""
+    options = {"embedding_scale": scale, "embedding_norm": embedding_norm, "source_vocabulary_size": 29}
+    model = make_model(positions={"name": positions, "offset": 2}, **options)
     for side, ids in (("source", INPUTS["source_ids"]), ("target", INPUTS["target_ids"])):
         rows = ops.convert_to_numpy(getattr(model, f"{side}_embedding").embeddings)[ids]
         places = ops.convert_to_numpy(model.positions(np.arange(ids.shape[1])))
@@ -307,14 +314,16 @@ def test_an_offset_moves_every_position_on():
     places = ops.convert_to_numpy(moved.positions(np.arange(5)))
     np.testing.assert_allclose(places, ops.convert_to_numpy(usual.positions(np.arange(2, 7))), atol=1e-6)
     sizes = [make_model("learned positions", positions=p).positions.embeddings.shape[0] for p in ("learned", LATER)]
-    assert sizes[1] == sizes[0] + 2, "as far as without one"
+    assert sizes[1] == sizes[0] + 2, "as many positions as without an offset"
 
 
-def test_a_bias_of_the_output_is_added_to_the_logits_of_whole_passes_and_of_steps():
+def test_the_output_bias_is_added_to_the_logits_of_whole_passes_and_of_steps():
     for variant in ("unlike sides", "untied"):
         model = make_model(variant)
         whole, steps = logits_of(model), cached_logits(model, INPUTS, 1)
-        model.output_embedding.bias.assign(model.output_embedding.bias + np.arange(23, dtype="float32"))
+        bias = model.output_embedding.bias
+        assert bias is not None
+        bias.assign(bias + np.arange(23, dtype="float32"))
         np.testing.assert_allclose(logits_of(model) - whole, np.broadcast_to(np.arange(23), whole.shape), atol=1e-3)
         np.testing.assert_allclose(
             cached_logits(model, INPUTS, 1) - steps, np.broadcast_to(np.arange(23), steps.shape), atol=1e-3

@@ -12,7 +12,7 @@ from keras_transformer.models import Transformer
 from tests.layer_check import randomize
 
 SOURCE_WIDTH, TARGET_WIDTH = 7, 5
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocabulary_size": 23,
     "num_layers": 2,
     "num_heads": 3,
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_source_length": 11,
         "residual": "pre_norm",
     },
-    # What no variant above changes, several at a time, to keep the suite quick.
+    # The other arguments, several in a variant to keep the suite quick.
     "unlike sides": {
         "encoder_layers": 1,
         "decoder_layers": 3,
@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
-    """A model of which no bias is 0 and no gain is 1; the same at every call."""
+    """A model whose biases are not 0 and whose gains are not 1. Every call makes the same model."""
     keras.utils.set_random_seed(1)
     model = Transformer(**{**SIZES, **VARIANTS[variant], **settings})
     randomize(model)
@@ -76,7 +76,7 @@ def make_inputs(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def make_batch(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Inputs, labels and weights, as the batch plan makes them."""
+    """Inputs, labels and weights as the batch plan makes them."""
     inputs = make_inputs(seed)
     target_ids = inputs["target_ids"]
     real = target_ids != 0
@@ -86,7 +86,7 @@ def make_batch(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray, np.nda
 
 
 def cached_logits(model: Any, inputs: dict[str, np.ndarray], num_beams: int) -> np.ndarray:
-    """Logits (B, K, T, V), step by step, of what `beams_of` makes of the targets."""
+    """Logits (B, K, T, V) of `beams_of` the targets, one step at a time."""
     source_ids = ops.convert_to_tensor(inputs["source_ids"])
     targets = ops.convert_to_tensor(beams_of(inputs["target_ids"], num_beams))
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, targets.shape[-1] + 2)
@@ -99,6 +99,6 @@ def cached_logits(model: Any, inputs: dict[str, np.ndarray], num_beams: int) -> 
 
 
 def beams_of(target_ids: np.ndarray, num_beams: int) -> np.ndarray:
-    """(B, T) → (B, K, T): other words in every beam."""
+    """(B, T) → (B, K, T), with different words in every beam."""
     shifted = target_ids[:, None] + np.arange(num_beams)[None, :, None]
     return np.where(target_ids[:, None] >= 4, (shifted - 4) % 19 + 4, target_ids[:, None]).astype("int32")

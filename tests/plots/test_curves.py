@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from keras_transformer.plots.curves import learning_curves
 
-HISTORY = {"step": [1, 2, 3], "loss": [3.0, 2.0, 1.0], "val_loss": [3.5, 2.5, 2.0], "perplexity": [20.0, 8.0, 3.0]}
+HISTORY: dict[str, list[float]] = {
+    "step": [1, 2, 3],
+    "loss": [3.0, 2.0, 1.0],
+    "val_loss": [3.5, 2.5, 2.0],
+    "perplexity": [20.0, 8.0, 3.0],
+}
 
 
 def test_a_panel_for_each_quantity():
     figure = learning_curves(HISTORY)
     assert [axes.get_title() for axes in figure.axes] == ["loss", "perplexity"]
     training, validation = figure.axes[0].lines
-    assert list(training.get_xdata()) == HISTORY["step"] and list(training.get_ydata()) == HISTORY["loss"]
-    assert list(validation.get_ydata()) == HISTORY["val_loss"]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["training", "validation"]
+    np.testing.assert_array_equal(training.get_xydata(), list(zip(HISTORY["step"], HISTORY["loss"], strict=True)))
+    np.testing.assert_array_equal(validation.get_ydata(), HISTORY["val_loss"])
+    legend = figure.axes[0].get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["training", "validation"]
 
 
 def test_validation_alone_has_its_panel(tmp_path):
