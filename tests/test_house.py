@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "keras_transformer"
 OURS = (PACKAGE, "export", "train", "benchmarks", "tests")
 
-FACADES = ("losses", "metrics", "optimizers", "schedules")  # they name the classes of `training` where users expect them
+FACADES = ("losses", "metrics", "optimizers", "schedules")  # they re-export the classes of `training`
 
 # Of ours, a module may import what lies under these names. The most exact line counts; `__init__` stands for
 # a package itself; a module without a line is a leaf.
