@@ -98,8 +98,8 @@ def _check(config: Any) -> None:
 
 def _newer_version_message(config: dict[str, Any], unknown: str) -> str:
     return (
-        f"written by version {writer(config)!s:.20} of keras-transformer, with what this version, {__version__}, does "
-        f"not know: install that version ({unknown})"
+        f"written by version {writer(config)!s:.20} of keras-transformer, which this version, {__version__}, cannot "
+        f"read: install that version ({unknown})"
     )
 
 

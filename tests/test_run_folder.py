@@ -1,4 +1,4 @@
-"""What is written appears whole or not at all, and a stranger's run folder is read without trust."""
+"""Files are written whole or not at all, and untrusted run folders are read safely."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 WEIGHTS = "model.weights.h5"
 
 
-def test_what_is_written_replaces_the_whole_file(tmp_path):
+def test_writing_replaces_the_whole_file(tmp_path):
     path = tmp_path / "file.txt"
     files.write_text(path, "a long text")
     files.write_text(path, "short ü")
@@ -37,7 +37,7 @@ def test_what_is_written_replaces_the_whole_file(tmp_path):
 
 
 @pytest.mark.parametrize("before", [None, "before"])
-def test_what_fails_leaves_nothing(tmp_path, before):
+def test_a_failed_write_leaves_nothing(tmp_path, before):
     path = tmp_path / "file.txt"
     if before is not None:
         path.write_text(before)
@@ -177,7 +177,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_that_no_run_has_is_refused(run_folder, name):
+def test_a_damaged_config_is_refused(run_folder, name):
     value, message = CONFIGS[name]
     if callable(value):
         value = value(runs.read_config(run_folder))
@@ -226,11 +226,11 @@ def test_a_run_without_a_model_says_how_to_finish_it(run_folder):
         runs.load_model(run_folder)
 
 
-# What other versions wrote.
+# Runs of other versions.
 
 
 def write_run_config(run: Path, change: Callable[[dict], dict]) -> dict:
-    """Changes config.json as a person would, and returns what it says now."""
+    """Changes config.json as a person would, and returns the new configuration."""
     config = change(json.loads((run / "config.json").read_text(encoding="utf-8")))
     (run / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return config
@@ -243,7 +243,7 @@ def test_a_config_is_written_in_the_present_format(run_folder):
     assert runs.read_config(run_folder) == before
 
 
-def test_what_a_config_leaves_out_has_its_default(run_folder, tiny_model):
+def test_a_missing_argument_has_its_default(run_folder, tiny_model):
     whole = runs.read_config(run_folder)
     needed = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim", "max_source_length")
     write_run_config(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
@@ -253,7 +253,7 @@ def test_what_a_config_leaves_out_has_its_default(run_folder, tiny_model):
     assert runs.read_config(run_folder)["model"]["norm"] == {"name": "layer", "epsilon": 1e-6}
 
 
-def test_a_run_of_version_0_1_is_read_as_one_of_today(format_1):
+def test_a_config_of_version_0_1_is_translated_into_todays(format_1):
     before = json.loads((format_1 / "run" / "config.json").read_text())
     assert before["format"] == 1 and before["model"]["normalize_first"] and before["settings"]["learned_positions"]
     config = runs.read_config(format_1 / "run")
@@ -287,7 +287,7 @@ def test_a_model_of_version_0_1_is_read_by_keras(format_1):
         np.testing.assert_array_equal(one, other)
     inputs = {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7, 8]])}
     np.testing.assert_array_equal(*[keras.ops.convert_to_numpy(model(inputs)) for model in (mine, theirs)])
-    # Were weights put in other places, as those of norms into one another, shapes alone would not tell.
+    # Weights of equal shapes, such as those of norms, must not be exchanged.
     with zipfile.ZipFile(format_1 / "run" / "model.keras") as file:
         weights = io.BytesIO(file.read(WEIGHTS))
     with h5py.File(weights) as file:
@@ -307,7 +307,7 @@ def test_info_of_a_run_of_version_0_1(format_1, capsys):
 
 
 def later(change: Callable[[dict], dict], version: str) -> Callable[[dict], dict]:
-    """A change to config.json by a version."""
+    """The change, made by another version."""
     return lambda config: change({**config, "versions": {**config["versions"], "keras-transformer": version}})
 
 
@@ -341,12 +341,12 @@ NEWER = {
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_what_a_newer_version_wrote_is_refused_by_its_number(run_folder, name, capsys):
-    change, version, what = NEWER[name]
+def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name, capsys):
+    change, version, unknown = NEWER[name]
     write_run_config(run_folder, later(change, version))
     message = (
-        f"{run_folder / 'config.json'} was written by version {version} of keras-transformer, with what this version, "
-        f"{keras_transformer.__version__}, does not know: install that version ({what})"
+        f"{run_folder / 'config.json'} was written by version {version} of keras-transformer, which this version, "
+        f"{keras_transformer.__version__}, cannot read: install that version ({unknown})"
     )
     with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
         runs.read_config(run_folder)
@@ -355,20 +355,20 @@ def test_what_a_newer_version_wrote_is_refused_by_its_number(run_folder, name, c
 
 
 @pytest.mark.parametrize("version", [keras_transformer.__version__, "0.0.9", "", "dev"])
-def test_a_key_that_no_version_so_far_knows_is_damage(run_folder, version):
+def test_an_unknown_key_of_no_newer_version_is_damage(run_folder, version):
     write_run_config(run_folder, later(lambda config: changed(config, "drop_path", 0.1), version))
     with pytest.raises(RequestError, match="is damaged or not a run's: expected only known keys; received 'drop_path'"):
         runs.read_config(run_folder)
 
 
-def test_a_version_of_any_length_is_told_in_a_few_words(run_folder):
+def test_a_long_version_is_cut_in_the_message(run_folder):
     write_run_config(run_folder, later(lambda config: {**config, "format": 3}, "9" * 5000))
     with pytest.raises(RequestError) as caught:
         runs.read_config(run_folder)
     assert len(str(caught.value)) < 400 + len(str(run_folder))
 
 
-# Archives: each entry makes another model.keras out of the whole one.
+# Archives: each function damages model.keras in its own way.
 
 
 def entries(path: Path) -> dict[str, bytes]:
@@ -405,12 +405,12 @@ def declared_too_large(path: Path) -> None:
 
 
 def compressed(path: Path) -> None:
-    """As much as the model may have; no such bomb may stand behind a config.json that asks for more."""
+    """As large as allowed, but compressed. A config.json of a large model could allow a bomb."""
     write_archive(path, entries(path), zipfile.ZIP_DEFLATED)
 
 
 def larger_than_declared(path: Path) -> None:
-    """A bomb of 100 MB that says it holds what the model has."""
+    """A bomb of 100 MB that declares the size of the model's weights."""
     size = len(entries(path)[WEIGHTS])
     write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED)
     path.write_bytes(path.read_bytes().replace((100_000_000).to_bytes(4, "little"), size.to_bytes(4, "little")))

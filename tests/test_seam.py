@@ -1,4 +1,4 @@
-"""The proof of the seam: a variant is a class and a row of the table, and everything takes it."""
+"""A new variant needs only a class and a row in the table: the model, training and export then accept it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logits_of(model, inputs=INPUTS):
 
 
 @EVERY_TOY
-def test_a_toy_is_another_model_than_the_paper_s(slot, name):
+def test_a_toy_changes_the_model(slot, name):
     model, usual = toy_model(slot, name), toy_model(slot, next(iter(family.SLOTS[slot])))
     if [w.shape for w in model.get_weights()] == [w.shape for w in usual.get_weights()]:
         model.set_weights(usual.get_weights())
@@ -131,14 +131,14 @@ def test_an_option_of_a_toy_has_bounds():
         toy_model("positions", {"name": "turned", "base": 0.5})
 
 
-def test_a_part_that_cannot_do_what_another_asks_is_refused():
+def test_a_part_that_lacks_an_argument_that_another_requires_is_refused():
     with pytest.raises(ValueError, match="`attention` must be a part that takes 'gain'.*Received: 'running_mean'"):
         toy_model("attention", "running_mean", residual="inner_norm")
     with pytest.raises(ValueError, match="`attention` must be a part that takes 'use_bias'"):
         toy_model("attention", "running_mean", attention_bias=True)
 
 
-# What a user does with a variant, by the commands: train, stop and go on, translate, export and certify.
+# The commands that a user runs with a variant: train, resume, inspect, export and certify.
 PIPELINES = {
     "adds": ["--positions", "sloped", "--residual", "inner_norm", "--score", "general"],
     "turns": ["--positions", "turned:base=50", "--feed-forward", "gated", "--stack", "repeated", "--num-layers", "2"],
@@ -174,7 +174,7 @@ print(json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What the commands said, in a process where the toys stand in the table; and the folder."""
+    """The commands' exit status and standard error, from a process with the toys in the table; and the folder."""
     folder = tmp_path_factory.mktemp("toys")
     script = COMMANDS.format(pipelines=PIPELINES, tiny=tiny_flags(folder, folder / "none"))
     done = subprocess.run(
@@ -191,9 +191,10 @@ def outcomes(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_toy_trains_resumes_and_exports_by_the_commands(outcomes, name):
-    said, folder = outcomes
-    for what in ("whole", "begun", "resumed", "info", "export"):
-        assert said[f"{name} {what}"][0] == 0, said[f"{name} {what}"][1]
+    results, folder = outcomes
+    for command in ("whole", "begun", "resumed", "info", "export"):
+        status, message = results[f"{name} {command}"]
+        assert status == 0, message
     certificate = json.loads((folder / f"{name}-exported" / "certificate.json").read_text())
     assert certificate["holds"]
     names = {entry["name"] for entry in certificate["entries"]}
@@ -201,7 +202,7 @@ def test_a_toy_trains_resumes_and_exports_by_the_commands(outcomes, name):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_resumed_toy_ends_as_an_undisturbed_one(outcomes, name):
+def test_a_resumed_toy_equals_an_uninterrupted_one(outcomes, name):
     _, folder = outcomes
     whole, resumed = (
         sorted((folder / run / "checkpoints").glob("*10.weights.npz"))[0] for run in (f"{name}-whole", name)
@@ -213,8 +214,8 @@ def test_a_resumed_toy_ends_as_an_undisturbed_one(outcomes, name):
 
 
 def test_onnx_refuses_a_toy_by_the_command(outcomes):
-    said, folder = outcomes
-    status, message = said["onnx"]
+    results, folder = outcomes
+    status, message = results["onnx"]
     assert status == 2 and "onnx in float32 can write only" in message.splitlines()[-1]
-    assert not [line for line in message.splitlines() if line.endswith("bytes")], "not after other formats are written"
+    assert not [line for line in message.splitlines() if line.endswith("bytes")], "before other formats are written"
     assert not (folder / "onnx").exists()

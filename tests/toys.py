@@ -1,4 +1,4 @@
-"""Variants that nobody needs, one for each slot: each is a class, and a row of the family's table."""
+"""Variants for tests, at least one for most slots. Each is a class and a row of the family's table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SlopedPositions(Positions):
 
 
 class TurnedPositions(Positions):
-    """Turns queries and keys by their positions."""
+    """Rotates queries and keys by their positions."""
 
     def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: Any):
         super().__init__(**kwargs)
@@ -50,7 +50,7 @@ class TurnedPositions(Positions):
 
 
 class DistancePositions(Positions):
-    """Takes from the logits what grows with the distance, at a rate that each head has of its own."""
+    """Subtracts from the logits a multiple of the distance. Each head has its own factor."""
 
     def __init__(self, num_heads: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -88,7 +88,7 @@ class General(keras.layers.Layer):
 
 
 class Gated(FeedForward):
-    """One half of the inner states bends the other."""
+    """Multiplies the inner states by their sigmoid."""
 
     def call(self, x: Any) -> Any:
         x = ops.matmul(x, self.kernel_in) + self.bias_in
@@ -96,7 +96,7 @@ class Gated(FeedForward):
 
 
 class RunningMean(keras.layers.Layer):
-    """The mean of what may be seen, projected: its cache is a sum (B, K, D), of any length."""
+    """The projected mean of the visible positions. Its cache is a sum (B, K, D) for any length."""
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None) -> None:
         width = query_shape[-1]
@@ -132,7 +132,7 @@ class RunningMean(keras.layers.Layer):
 
 
 class Repeated(Stack):
-    """One block again and again."""
+    """One block, repeated for every layer."""
 
     def num_different_blocks(self, num_layers: int) -> int:
         return 1

@@ -1,4 +1,4 @@
-"""Masks: booleans, True = may be seen."""
+"""Masks: booleans, True = visible."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from keras import ops
 from keras_transformer.layers.residual import PostNorm, PreNorm, Residual
 from tests.layer_check import check_layer, random, randomize
 
-# Rows of little variance, where ε 1e-6 and Keras's own 1e-3 part.
+# The variance of the rows is small, so that ε 1e-6 and Keras's default 1e-3 give different results.
 X = 0.01 * random(2, 3, 5)
 
 
