@@ -30,7 +30,7 @@ def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[s
     required = {name: value for name, value in required.items() if value != neutral.get(name)}
     if missing := sorted(required.keys() - named):
         raise ValueError(
-            f"`{slot}` must be a part that takes {missing[0]!r}, as the other parts ask. Received: {config['name']!r}"
+            f"`{slot}` must be a part that takes {missing[0]!r}: another part requires it. Received: {config['name']!r}"
         )
     options = {name: value for name, value in config.items() if name != "name"}
     given = {name: value for name, value in sizes.items() if name in named}
