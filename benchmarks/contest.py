@@ -1,7 +1,7 @@
-"""Contenders in processes of their own, doing the same work in turns: what every comparison here is made with.
+"""Runs contenders that do the same work in turns, each in a process of its own. Every comparison here uses this module.
 
-Machines are noisy, so a time alone says little. In each round every contender works once, in an order that rotates;
-a ratio is taken within a round, and what is told is the median of the rounds with their quartiles.
+Machines are noisy, so a time alone says little. In each round every contender works once, in an order that rotates.
+Ratios are taken within a round. The tables show the median of the rounds with their quartiles.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import JobError, RequestError
 
-# After its turn a contender's threads may spin for as long as this (Intel's OpenMP: 0.2 s), waiting for more work.
+# Seconds between turns. After a turn a contender's threads may spin while they wait for work (Intel's OpenMP: 0.2 s).
 PAUSE = 0.25
 
-DIED = "a process of the benchmark died, for want of memory perhaps; what it printed stands above"
+DIED = "a process of the benchmark died, perhaps because memory ran out; see its output above"
 NOT_INSTALLED = (
-    "{}: install the extra `bench` (`make bench` does), or leave peers out by `--against`, where there is one; what "
-    "Keras computes does without TensorFlow under KERAS_BACKEND=jax"
+    "{}: install the extra `bench` (`make bench` does), or leave out peers with `--against`, if the benchmark has it; "
+    "set KERAS_BACKEND=jax to run Keras without TensorFlow"
 )
 
-MIN_STEPS_ON_GPU = 50  # in a turn: one alone takes a GPU less than it takes to tell it so
+MIN_STEPS_ON_GPU = 50  # in a turn: a GPU finishes a single step faster than Python can start it
 
-# Imports what it needs, loads, and returns the work: a function without arguments.
+# Imports what it needs, loads, and returns a function without arguments, which does the work of one turn.
 Start = Callable[..., Callable[[], Any]]
 
 
 class Ratio(NamedTuple):
-    """How many times longer the other took, over the rounds."""
+    """How many times longer the other took than ours, over the rounds."""
 
     median: float
     low: float  # the first quartile
@@ -48,18 +48,26 @@ class Ratio(NamedTuple):
         return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
 
 
+class Worker(Protocol):
+    """Anything that works in turns, such as a `Contender`."""
+
+    def work(self) -> float:
+        """Works one turn, and returns its seconds."""
+        ...
+
+
 class Contender:
-    """A process that has loaded something and works when it is told to.
+    """A process that loads something once, and works one turn whenever it is asked to.
 
     Args:
-        start: what loads, by name in a module that imports nothing heavy at its top.
+        start: loads, and returns the work. A function at the top level of a module that imports nothing heavy.
         arguments: of `start`.
-        environment: variables set before anything is imported.
+        environment: variables to set before anything is imported.
 
     Attributes:
-        load_seconds: of `start`, the import of its libraries included.
-        first_seconds: of the first work.
-        answer: what the first work returned.
+        load_seconds: the time of `start`, with the imports of its libraries.
+        first_seconds: the time of the first turn.
+        answer: what the first turn returned.
     """
 
     def __init__(self, start: Start, *arguments: Any, environment: dict[str, str] | None = None):
@@ -72,11 +80,11 @@ class Contender:
         self.first_seconds, self.answer = self._ask("answer")
 
     def work(self) -> float:
-        """The seconds of one turn."""
+        """Works one turn, and returns its seconds."""
         return self._ask("work")
 
     def peak_mib(self) -> float:
-        """The most memory that the process has held so far (Linux)."""
+        """Peak memory of the process so far, in MiB (Linux)."""
         return self._ask("memory")
 
     def close(self) -> None:
@@ -84,9 +92,9 @@ class Contender:
         self._pipe.close()
         self._process.join()
 
-    def _ask(self, what: str) -> Any:
+    def _ask(self, request: str) -> Any:
         try:
-            self._pipe.send(what)
+            self._pipe.send(request)
         except OSError:
             raise JobError(DIED) from None
         return self._receive()
@@ -104,30 +112,30 @@ class Contender:
 
 
 def _serve(pipe: Any, start: Start, arguments: Sequence[Any], environment: dict[str, str]) -> None:
-    """What a contender's process does, until the pipe closes."""
-    be_modest()
+    """Serves the requests "answer", "work" and "memory" in a contender's process, until the pipe closes."""
+    set_library_environment()
     os.environ |= environment
     try:
         started = time.perf_counter()
         work = start(*arguments)
         pipe.send(time.perf_counter() - started)
         while True:
-            what = pipe.recv()
-            if what == "memory":
+            request = pipe.recv()
+            if request == "memory":
                 pipe.send(peak_mib())
                 continue
             started = time.perf_counter()
             answer = work()
             seconds = time.perf_counter() - started
-            pipe.send(seconds if what == "work" else (seconds, answer))
+            pipe.send(seconds if request == "work" else (seconds, answer))
     except EOFError:
         pass
-    except Exception as error:  # of any library: it is the other side's to show
+    except Exception as error:  # of any library: the parent process raises it
         pipe.send(error)
 
 
-def be_modest() -> None:
-    """No greetings from TensorFlow in this process; of a GPU no more than it needs, others are on it, and no TF32."""
+def set_library_environment() -> None:
+    """Silences TensorFlow's start-up lines, lets GPU memory grow as needed (others share the GPU), turns TF32 off."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -135,13 +143,14 @@ def be_modest() -> None:
 
 
 def peak_mib() -> float:
-    """The most memory that this process has held, from Linux's own account of it."""
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1)) / 1024
+    """Peak memory of this process in MiB, as Linux counts it."""
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(kilobytes) / 1024
 
 
 @contextmanager
 def contenders(starts: dict[str, tuple], environment: dict[str, str] | None = None) -> Iterator[dict[str, Contender]]:
-    """Starts contenders one after the other, each by (start, *arguments), and ends them all."""
+    """Starts contenders one after the other, each from (start, *arguments), and ends them all at exit."""
     with ExitStack() as stack:
         started = {}
         for name, (start, *arguments) in starts.items():
@@ -150,9 +159,10 @@ def contenders(starts: dict[str, tuple], environment: dict[str, str] | None = No
         yield started
 
 
-def rounds(contenders: dict[str, Contender], count: int) -> dict[str, list[float]]:
-    """The seconds of each contender in each round."""
-    names, seconds = list(contenders), {name: [] for name in contenders}
+def rounds(contenders: Mapping[str, Worker], count: int) -> dict[str, list[float]]:
+    """Lets contenders work in turns. Returns the seconds of each contender in each round."""
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(count):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
@@ -171,9 +181,9 @@ def ratio(other: Sequence[float], ours: Sequence[float]) -> Ratio:
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a process of its own, so that neither its imports nor its memory stay here."""
+    """Calls a function in a process of its own, so that its imports and its memory do not stay in this one."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=be_modest) as pool:
+    with ProcessPoolExecutor(1, context, initializer=set_library_environment) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
@@ -183,7 +193,7 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def require_package(name: str) -> None:
-    """Raises RequestError unless it is installed: to be asked before the work, not after it."""
+    """Raises RequestError unless the package is installed. Call this before the work, not after it."""
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -191,18 +201,18 @@ def require_package(name: str) -> None:
 
 
 def at_least_one(text: str) -> int:
-    """A number from a command line."""
+    """Parses a number from a command line."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a whole number, at least 1; received {text!r}")
     return int(text)
 
 
 def print_head(columns: Sequence[str]) -> None:
-    """The head of a Markdown table."""
+    """Prints the head of a Markdown table."""
     print_row(columns)
     print_row(["---"] * len(columns))
 
 
 def print_row(columns: Iterable[Any]) -> None:
-    """A line of a Markdown table."""
+    """Prints a row of a Markdown table."""
     print("|", " | ".join(map(str, columns)), "|", flush=True)

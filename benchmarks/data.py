@@ -1,11 +1,11 @@
-"""The data side at the size of WMT14: the memory it holds, its padding, how fast it delivers batches.
+"""Measures the data pipeline at the size of WMT14: memory, padding, and the speed at which it delivers batches.
 
     python -m benchmarks.data                 # 4.5 million synthetic pairs: some minutes, 1 GB of disk
     python -m benchmarks.data --pairs 20000
 
-Prints one JSON object. Every stage runs in a process of its own, so that its memory is its own:
-`resident_peak` counts every page that was ever in memory at once; of those at the end `anonymous` are the
-process's own, and `mapped` those of files, the tokenised corpus among them, which the system may drop.
+The command prints one JSON object. Every stage runs in a process of its own, so its memory figures are its own:
+`resident_peak` is the peak of resident memory. At the end of the stage, `anonymous` memory belongs to the process, and
+`mapped` memory to files such as the tokenised corpus, which the system may drop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DELIVERED_BATCHES = 2_000
 
 
 def synthetic_pairs(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
-    """Pairs of word salad: lengths geometric, words by Zipf's law, the target about as long as the source."""
+    """Yields pairs of random words. Lengths are geometric, words follow Zipf's law, both sides are about as long."""
     generator = np.random.default_rng(seed)
     letters = np.array(list("etaoinshrdlu"))
     words = ["".join(generator.choice(letters, length)) for length in generator.integers(2, 9, WORDS)]
@@ -52,21 +52,21 @@ def synthetic_pairs(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def memory_mib() -> dict[str, int]:
-    """Of this process, from Linux's own account of it."""
+    """Memory of this process in MiB, as Linux counts it."""
     status = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/self/status").read_text()))
     names = {"resident_peak": "VmHWM", "anonymous": "RssAnon", "mapped": "RssFile"}
     return {name: int(status[key]) // 1024 for name, key in names.items()}
 
 
 def train_tokenizer(folder: Path, pairs: int) -> dict[str, Any]:
-    """A joint vocabulary from the first lines."""
+    """Trains a joint vocabulary on the first lines."""
     sample = islice(lines_of(synthetic_pairs(pairs)), 100_000)
     Tokenizer.train(sample, min(VOCABULARY_SIZE, 100 + pairs // 10)).save(folder / "tokenizer.model")
     return {}
 
 
 def build_cache(folder: Path, pairs: int) -> dict[str, Any]:
-    """The tokenised corpus on disk."""
+    """Writes the tokenised corpus to disk."""
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     corpus = TokenizedCorpus.build(folder / "tokens", synthetic_pairs(pairs), tokenizer, tokenizer, num_threads=2)
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
@@ -78,14 +78,14 @@ def build_cache(folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def deliver(folder: Path, token_budget: int, feed: Callable[..., Iterator[Any]]) -> dict[str, Any]:
-    """Plans an epoch and takes batches from it."""
+    """Plans an epoch, and takes batches from it."""
     corpus = TokenizedCorpus.open(folder / "tokens")
     plan = BatchPlan(corpus, token_budget, seed=1)
     started = time.perf_counter()
     num_batches = plan.num_batches(0)
     planned = time.perf_counter()
     batches = feed(plan, Place())
-    next(batches)  # `tf.data` and TensorFlow take their time to start.
+    next(batches)  # the first batch waits for `tf.data` and TensorFlow to start
     delivering = time.perf_counter()
     slots = source_tokens = target_tokens = 0
     for inputs, labels, _ in islice(batches, min(max(num_batches - 1, 1), DELIVERED_BATCHES)):
@@ -103,17 +103,17 @@ def deliver(folder: Path, token_budget: int, feed: Callable[..., Iterator[Any]])
 
 
 def deliver_arrays(folder: Path, token_budget: int) -> dict[str, Any]:
-    """Batches as NumPy arrays, as JAX and PyTorch take them."""
+    """Takes batches as NumPy arrays, as training on JAX and PyTorch does."""
     return deliver(folder, token_budget, generator)
 
 
 def deliver_dataset(folder: Path, token_budget: int) -> dict[str, Any]:
-    """Batches through `tf.data`, TensorFlow's own memory included."""
+    """Takes batches through `tf.data`. The memory includes TensorFlow's own."""
     return deliver(folder, token_budget, lambda plan, place: dataset(plan, place).as_numpy_iterator())
 
 
 def draw_subwords(folder: Path, pairs: int) -> dict[str, Any]:
-    """Subword sampling, which one process a side does for the next epoch while this one trains."""
+    """Samples subwords. In training, one process for each side does this for the next epoch."""
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     sampler = SubwordSampler(tokenizer, 0.2, "1")
     lines = [target for _, target in islice(synthetic_pairs(pairs), SAMPLED_LINES)]
@@ -128,19 +128,19 @@ def draw_subwords(folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def measured(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """What a stage found, its seconds and its memory."""
+    """Runs a stage. Returns its result with its seconds and its memory."""
     started = time.perf_counter()
-    found = stage(*args)
-    return {"seconds": round(time.perf_counter() - started, 1), "memory_mib": memory_mib()} | found
+    result = stage(*args)
+    return {"seconds": round(time.perf_counter() - started, 1), "memory_mib": memory_mib()} | result
 
 
 def measured_apart(stage: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """`measured` in a fresh process, so that no stage's memory counts for another."""
+    """Runs `measured` in a fresh process, so that no stage counts another's memory."""
     return in_process(measured, stage, *args)
 
 
 def benchmark(folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = measured_apart) -> dict[str, Any]:
-    """All stages, by name."""
+    """Runs all stages. Returns their results by name."""
     results = {
         "pairs": pairs,
         "tokenizer": run(train_tokenizer, folder, pairs),

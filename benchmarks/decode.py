@@ -4,11 +4,12 @@
     python -m benchmarks.decode --run runs/multi30k-en-de-tiny
     python -m benchmarks.decode --help
 
-Outputs are compared first: in float32 all must give the same tokens as our ONNX artefact for nine sentences in ten, or
-the exit status is 1. Then all translate the same batches in turns. One line of a Markdown table for each way to decode:
-sentences a second of our ONNX artefact, and how many times longer the others took (the median of the rounds, with their
-quartiles). Needs the extra `bench`, or a part of it: `--against ctranslate2` does without PyTorch; `saved_model` and
-`tflite` need TensorFlow, and compute on the processor. The others, and our ONNX artefact, do with KERAS_BACKEND=jax.
+Outputs are compared first. In float32 all must give the same tokens as our ONNX artefact for nine sentences in ten, or
+the exit status is 1. Then all translate the same batches in turns. The command prints a Markdown table with a row for
+each combination of settings: sentences a second of our ONNX artefact, and how many times longer the others took (the
+median of the rounds, with quartiles). It needs the extra `bench`, or the part of it that `--against` names:
+`--against ctranslate2` works without PyTorch. `saved_model` and `tflite` need TensorFlow, and run on the processor. The
+others, and our ONNX artefact, work with KERAS_BACKEND=jax.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from benchmarks.contest import (
 )
 from benchmarks.decoders import (
     Cell,
-    prepare,
     start_ctranslate2,
     start_marian,
     start_onnx,
     start_saved_model,
     start_tflite,
 )
+from benchmarks.prepare import prepare
+from benchmarks.sentences import Ids
 from keras_transformer.errors import JobError, RequestError, exit_status
 
 SIZES = {
@@ -53,11 +55,11 @@ OTHERS = {
     "tflite": start_tflite,
 }
 FLOAT32_ONLY = ("marian", "saved_model")
-# Where two tokens are almost as likely, rounding decides. And with beams both peers finish a hypothesis only where its
-# end is among the K likeliest continuations, we where it is among the 2K, as tensor2tensor does: of a trained model's
-# translations some of ours are other ones, and likelier.
+# Some translations may differ. If two tokens are almost equally likely, rounding decides. With beams, both peers finish
+# a hypothesis only if its end is among the K likeliest continuations. We finish it if its end is among the 2K
+# likeliest, as tensor2tensor does, so with a trained model some of our translations differ, and are likelier.
 MIN_IDENTICAL = 0.9
-NUM_STEPS = 20  # of random weights, which never end a translation
+NUM_STEPS = 20  # with random weights, which never end a translation
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -65,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     Raises:
         RequestError: there is no such run, or a peer cannot hold its model.
-        JobError: another's translations differ from ours.
+        JobError: a peer's translations differ from ours.
     """
     options = parse(arguments)
     cells = cells_of(options)
@@ -80,27 +82,31 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", help="a trained run, whose validation sentences are translated; random weights else")
-    parser.add_argument("--sizes", choices=SIZES, default="base", help="of random weights (default: base)")
-    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument(
+        "--run", help="a trained run, whose validation sentences are translated (default: random weights)"
+    )
+    parser.add_argument("--sizes", choices=SIZES, default="base", help="of a model with random weights (default: base)")
+    parser.add_argument(
+        "--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="decoders to compare with (default: all)"
+    )
     parser.add_argument("--precision", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
     parser.add_argument("--beams", nargs="+", type=at_least_one, default=[1, 4])
     parser.add_argument("--batch", nargs="+", type=at_least_one, default=[1, 32])
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
-    parser.add_argument("--length-penalty", type=float, default=0.0, help="α; outputs are compared at 0 alone")
+    parser.add_argument("--length-penalty", type=float, default=0.0, help="α; outputs are compared only at 0")
     parser.add_argument("--batches", type=at_least_one, default=4,
-                        help="batches in a turn; of one sentence of a run, ten times as many")  # fmt: skip
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of ONNX Runtime and the peers")
+                        help="batches in a turn; ten times as many for single sentences of a run")  # fmt: skip
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for ONNX Runtime and the peers")
     parser.add_argument("--rounds", type=at_least_one, default=9)
-    parser.add_argument("--scratch", help="where the models are written meanwhile (default: the system's place)")
+    parser.add_argument("--scratch", help="folder for temporary models (default: the system's)")
     return parser.parse_args(arguments)
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Every way to decode that was asked for."""
-    ways = product(options.precision, options.threads, options.beams, options.batch)
+    """Every combination of the settings in the options."""
+    settings = product(options.precision, options.threads, options.beams, options.batch)
     return [
         Cell(
             precision,
@@ -112,24 +118,24 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
             length_penalty=options.length_penalty,
             device=options.device,
         )
-        for precision, num_threads, num_beams, batch_size in ways
+        for precision, num_threads, num_beams, batch_size in settings
     ]
 
 
 def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> list[Any]:
-    """A line of the table.
+    """Measures one row of the table.
 
     Raises:
-        JobError: another's translations differ from ours.
+        JobError: a peer's translations differ from ours.
     """
     names = [name for name in options.against if cell.precision == "float32" or name not in FLOAT32_ONLY]
     starts = {"onnx": (start_onnx, folder, cell), **{name: (OTHERS[name], folder, cell) for name in names}}
     with contenders(starts) as started:
         ours = started["onnx"]
-        identical = {name: share(ours.answer, started[name].answer, folder) for name in names}
+        identical = {name: identical_share(ours.answer, started[name].answer, folder) for name in names}
         if cell.precision == "float32" and cell.length_penalty == 0 and min(identical.values()) < MIN_IDENTICAL:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in identical.items())
-            raise JobError(f"expected the translations of our ONNX artefact; the same were, of {cell}: {shares}")
+            raise JobError(f"expected the translations of our ONNX artefact; identical shares for {cell}: {shares}")
         seconds = rounds(started, options.rounds)
         columns = [cell.precision, cell.num_threads, cell.num_beams, cell.batch_size]
         columns += [f"{len(ours.answer) / statistics.median(seconds['onnx']):.1f}", footprint(ours)]
@@ -141,22 +147,23 @@ def contest(folder: Path, cell: Cell, options: argparse.Namespace) -> list[Any]:
     return columns
 
 
-def share(ours: list[list[int]], theirs: list[Any], folder: Path) -> float:
-    """Of the translations, how many are the same; ids, or texts where they gave texts."""
+def identical_share(ours: Ids, theirs: Ids | list[str], folder: Path) -> float:
+    """The share of translations that are the same, by their ids, or by their texts if the other gave texts."""
+    expected: Ids | list[str] = ours
     if theirs and isinstance(theirs[0], str):
         from keras_transformer.text.tokenizer import Tokenizer
 
-        ours = Tokenizer.load(folder / "tokenizer.model").decode(ours)
-    return sum(our == their for our, their in zip(ours, theirs, strict=True)) / len(ours)
+        expected = Tokenizer.load(folder / "tokenizer.model").decode(ours)
+    return sum(our == their for our, their in zip(expected, theirs, strict=True)) / len(ours)
 
 
 def footprint(contender: Contender) -> str:
-    """Peak memory, and the seconds to load (imports included) and of the first turn."""
+    """Peak memory in MiB, seconds to load (with imports), and seconds of the first turn."""
     return f"{contender.peak_mib():.0f} / {contender.load_seconds:.2f} / {contender.first_seconds:.2f}"
 
 
 def head(others: list[str]) -> list[str]:
-    """Of the table."""
+    """The head of the table."""
     columns = ["precision", "threads", "beams", "batch", "sentences/s", "MiB / s to load / s of the first turn"]
     for name in others:
         columns += [f"{name}: times longer", "same", "MiB / s / s"]

@@ -1,7 +1,8 @@
-"""Puts each library on the device and the threads that are asked for, where float32 is float32: no TF32 on any side.
+"""Configures each library for a device and a number of threads. Float32 is exact: TF32 is off on all sides.
 
-`contest.be_modest` tells NVIDIA's libraries the same, for CTranslate2 above all, which has no setting for it. Each
-function is for a contender's process, before it does anything else, and says in one line what is missing there.
+`contest.set_library_environment` turns TF32 off in NVIDIA's libraries too, mainly for CTranslate2, which has no setting
+of its own. A contender's process calls one of these functions before it does anything else. If something is missing,
+the function raises RequestError with one line that names it.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from keras_transformer.errors import RequestError
 NEEDS_GPU = "`--device cuda` needs a GPU, and {library} for CUDA; {found}"
 
 
-def settle_keras(device: str, num_threads: int) -> str:
-    """Settles Keras's backend, and returns its name: tensorflow or jax."""
+def configure_keras(device: str, num_threads: int) -> str:
+    """Configures Keras's backend, and returns its name: tensorflow or jax."""
     import keras
 
-    settle = {"tensorflow": settle_tensorflow, "jax": settle_jax}
+    configure = {"tensorflow": configure_tensorflow, "jax": configure_jax}
     backend = keras.config.backend()
-    if backend not in settle:
+    if backend not in configure:
         raise RequestError(f"`KERAS_BACKEND` must be tensorflow or jax. Received: {backend!r}")
-    settle[backend](device, num_threads)
+    configure[backend](device, num_threads)
     return backend
 
 
-def settle_tensorflow(device: str, num_threads: int) -> None:
-    """On a GPU the first."""
+def configure_tensorflow(device: str, num_threads: int) -> None:
+    """TensorFlow uses the first GPU, or none."""
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -41,21 +42,21 @@ def settle_tensorflow(device: str, num_threads: int) -> None:
     tf.config.set_visible_devices(gpus[:1] if device == "cuda" else [], "GPU")
 
 
-def settle_jax(device: str, num_threads: int) -> None:
-    """JAX has no setting for threads."""
+def configure_jax(device: str, num_threads: int) -> None:
+    """JAX has no setting for threads, so `num_threads` has no effect."""
     import jax
 
     jax.config.update("jax_platforms", device)
     jax.config.update("jax_default_matmul_precision", "float32")
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the second where it was not built for CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: JAX was built without CUDA
         found = " ".join(str(error).split()) or "JAX found none"
         raise RequestError(NEEDS_GPU.format(library="JAX", found=found)) from None
 
 
-def settle_torch(device: str, num_threads: int) -> None:
-    """PyTorch would take TF32 in convolutions, by default."""
+def configure_torch(device: str, num_threads: int) -> None:
+    """By default PyTorch would use TF32 in convolutions."""
     import torch
 
     torch.set_num_threads(num_threads)
@@ -66,7 +67,7 @@ def settle_torch(device: str, num_threads: int) -> None:
 
 
 def require_ctranslate2(device: str) -> None:
-    """Raises RequestError where CTranslate2 finds no such device."""
+    """Raises RequestError if CTranslate2 finds no such device."""
     import ctranslate2
 
     if device == "cuda" and not ctranslate2.get_cuda_device_count():
@@ -74,7 +75,7 @@ def require_ctranslate2(device: str) -> None:
 
 
 def onnx_session(path: Path, device: str, num_threads: int) -> Any:
-    """A session of ONNX Runtime's."""
+    """Opens a session of ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -83,8 +84,8 @@ def onnx_session(path: Path, device: str, num_threads: int) -> Any:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     session, provider = None, "CUDAExecutionProvider"
     if provider in onnxruntime.get_available_providers():
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
-            onnxruntime.preload_dlls()  # those of the packages of CUDA, if there are any
+        with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries that it does not find
+            onnxruntime.preload_dlls()  # from the CUDA packages that pip installed, if any
         providers = [(provider, {"use_tf32": "0"}), "CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(path, options, providers=providers)
     if session is None or provider not in session.get_providers():
@@ -94,7 +95,7 @@ def onnx_session(path: Path, device: str, num_threads: int) -> Any:
 
 
 def peak_of_gpu(library: str) -> float:
-    """The most memory, in MiB, that tensorflow, jax or torch has held of the GPU."""
+    """Peak GPU memory in MiB of the library: tensorflow, jax or torch."""
     if library == "tensorflow":
         import tensorflow as tf
 

@@ -1,12 +1,12 @@
-"""How time and memory of our ONNX artefact grow with batch, steps, source length, beams and vocabulary.
+"""Measures how time and memory of our ONNX artefact grow with batch, steps, source length, beams and vocabulary.
 
     python -m benchmarks.growth --out growth.png
 
-From one way to decode (16 sentences of 16 pieces, 20 steps, 4 beams, 8,000 pieces) each quantity is varied alone. One
-line of a Markdown table for each point, and for each quantity the slope of log(seconds) over log(quantity) between the
-last two points, beside the one that theory says (1: proportional; 0: free). Every point is a process of its own; the
-times are medians of turns, the memory is the process's, without that of a GPU. The step's own cost is the difference of
-runs that differ in their number of steps. Keras, on TensorFlow or JAX, only makes the model.
+Each quantity is varied alone, from 16 sentences of 16 pieces, 20 steps, 4 beams and 8,000 pieces. The command prints a
+Markdown table with a row for each point. The last row of a quantity has the slope of log(seconds) over log(quantity)
+between the last two points, beside the slope that theory predicts (1: proportional; 0: free). Every point runs in a
+process of its own. The times are medians of turns. The memory is the process's, without GPU memory. The cost of a step
+is the difference between runs with different numbers of steps. Keras, on TensorFlow or JAX, only makes the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from benchmarks.contest import (
     require_package,
     rounds,
 )
-from benchmarks.decoders import Cell, prepare, start_onnx
+from benchmarks.decoders import Cell, start_onnx
+from benchmarks.prepare import prepare
 from keras_transformer.errors import RequestError, exit_status
 
 SIZES = {"num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048}
@@ -37,7 +38,7 @@ SMALL_SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_
 
 
 class Setting(NamedTuple):
-    """What is varied."""
+    """The quantities that are varied."""
 
     batch: int = 16
     steps: int = 20
@@ -46,16 +47,29 @@ class Setting(NamedTuple):
     vocabulary: int = 8000
 
 
-# For each quantity its values, and what theory says of the slope at the last ones. A translation of 16 pieces has 66
-# at most.
-CURVES: dict[str, tuple[list[int], str]] = {
-    "batch": ([1, 4, 16, 64], "1 once the products, not the reading of the weights, take the time"),
-    "steps": ([8, 16, 32, 64], "1, and a little more: a step reads the keys and values of those before"),
-    "source": ([4, 16, 64, 256], "below 1: the encoder's share of the time is proportional, the decoder's is not"),
-    "beams": ([1, 2, 4, 8], "below 1: the encoder's share of the time does not grow"),
-    "vocabulary": ([2000, 8000, 32000], "below 1: only the last product and the choice grow"),
+class Curve(NamedTuple):
+    """One quantity: its values, and what theory says about the slope at the last two."""
+
+    values: list[int]
+    theory: str
+
+
+class Point(NamedTuple):
+    """What was measured at one value of a quantity; memory at the peak."""
+
+    seconds: float
+    mib: float
+
+
+# The steps stop at 64, because a translation of 16 pieces has at most 66.
+CURVES = {
+    "batch": Curve([1, 4, 16, 64], "1 once the products, not the reading of the weights, take the time"),
+    "steps": Curve([8, 16, 32, 64], "1, and a little more: a step reads the keys and values of those before"),
+    "source": Curve([4, 16, 64, 256], "below 1: the encoder's share of the time is proportional, the decoder's is not"),
+    "beams": Curve([1, 2, 4, 8], "below 1: the encoder's share of the time does not grow"),
+    "vocabulary": Curve([2000, 8000, 32000], "below 1: only the last product and the choice grow"),
 }
-SMALL_CURVES = {"batch": ([1, 2], "1"), "steps": ([2, 4], "1")}
+SMALL_CURVES = {"batch": Curve([1, 2], "1"), "steps": Curve([2, 4], "1")}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -64,14 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     Raises:
         RequestError: the picture cannot be written there, or there is no such curve.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="a picture of the curves, .png")
-    parser.add_argument("--threads", type=at_least_one, default=1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="what to vary (default: all)")
-    parser.add_argument("--small", action="store_true", help="a tiny model, two curves")
-    options = parser.parse_args(arguments)
+    options = parse(arguments)
     if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
         raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
     if options.out:
@@ -81,18 +88,29 @@ def main(arguments: list[str] | None = None) -> None:
     if not curves:
         raise RequestError(f"`--small` has the curves {', '.join(SMALL_CURVES)}. Received: {', '.join(options.curves)}")
     print_head(["varied", "value", "seconds", "ms a step", "MiB at the peak", "slope", "theory"])
-    drawn = {}
-    for name, (values, theory) in curves.items():
-        points = [measure(base._replace(**{name: value}), options) for value in values]
-        drawn[name] = values, points
-        for row in rows(name, values, points, base, theory):
+    measured = {}
+    for name, curve in curves.items():
+        measured[name] = [measure(base._replace(**{name: value}), options) for value in curve.values]
+        for row in rows(name, curve, measured[name], base):
             print_row(row)
     if options.out:
-        draw(drawn, options.out)
+        draw(curves, measured, options.out)
 
 
-def measure(setting: Setting, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds, and MiB at the peak."""
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="write a picture of the curves here, .png")
+    parser.add_argument("--threads", type=at_least_one, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
+    parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES), help="what to vary (default: all)")
+    parser.add_argument("--small", action="store_true", help="a tiny model and two curves")
+    return parser.parse_args(arguments)
+
+
+def measure(setting: Setting, options: argparse.Namespace) -> Point:
+    """Measures one point, in processes of its own."""
     batch = setting.batch
     cell = Cell("float32", setting.beams, batch, options.threads, batch, setting.steps, device=options.device)
     sizes = {**(SMALL_SIZES if options.small else SIZES), "vocabulary_size": setting.vocabulary}
@@ -100,37 +118,35 @@ def measure(setting: Setting, options: argparse.Namespace) -> tuple[float, float
         in_process(prepare, Path(name), None, sizes, [cell], (), setting.source)
         with contenders({"onnx": (start_onnx, Path(name), cell)}) as started:
             seconds = rounds(started, options.rounds)["onnx"]
-            return statistics.median(seconds), started["onnx"].peak_mib()
+            return Point(statistics.median(seconds), started["onnx"].peak_mib())
 
 
-def rows(
-    name: str, values: list[int], points: list[tuple[float, float]], base: Setting, theory: str
-) -> Iterator[list[str]]:
-    """The lines of one quantity; where steps are varied, a step costs what the steps since the last point cost."""
-    for place, (value, (seconds, mib)) in enumerate(zip(values, points, strict=True)):
+def rows(name: str, curve: Curve, points: list[Point], base: Setting) -> Iterator[list[str]]:
+    """The rows of one quantity. If steps are varied, the cost of a step counts only the steps since the last point."""
+    for place, (value, point) in enumerate(zip(curve.values, points, strict=True)):
         steps, earlier = value if name == "steps" else base.steps, 0.0
         if name == "steps" and place:
-            steps, earlier = value - values[place - 1], points[place - 1][0]
-        step = f"{(seconds - earlier) / steps * 1e3:.2f}"
-        slope = f"{slope_at_end(values, points):.2f}" if place == len(values) - 1 else ""
-        yield [name, f"{value:,}", f"{seconds:.3f}", step, f"{mib:.0f}", slope, theory if slope else ""]
+            steps, earlier = value - curve.values[place - 1], points[place - 1].seconds
+        step = f"{(point.seconds - earlier) / steps * 1e3:.2f}"
+        is_last = place == len(points) - 1
+        slope = [f"{slope_at_end(curve.values, points):.2f}", curve.theory] if is_last else ["", ""]
+        yield [name, f"{value:,}", f"{point.seconds:.3f}", step, f"{point.mib:.0f}", *slope]
 
 
-def slope_at_end(values: list[int], points: list[tuple[float, float]]) -> float:
-    """Of log(seconds) over log(value), between the last two points."""
-    (before, _), (last, _) = points[-2:]
-    return math.log(last / before) / math.log(values[-1] / values[-2])
+def slope_at_end(values: list[int], points: list[Point]) -> float:
+    """The slope of log(seconds) over log(value) between the last two points."""
+    return math.log(points[-1].seconds / points[-2].seconds) / math.log(values[-1] / values[-2])
 
 
-def draw(curves: dict[str, tuple[list[int], list[tuple[float, float]]]], path: str) -> None:
-    """Seconds above, memory below, both over each quantity, in logarithms."""
+def draw(curves: dict[str, Curve], measured: dict[str, list[Point]], path: str) -> None:
+    """Draws seconds (above) and memory (below) over each quantity, on logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3 * len(curves), 5), layout="constrained")
     axes = figure.subplots(2, len(curves), sharex="col", squeeze=False)
-    for column, (name, (values, points)) in enumerate(curves.items()):
+    for column, (name, points) in enumerate(measured.items()):
         for row, label in enumerate(("seconds", "MiB at the peak")):
-            axes[row][column].loglog(values, [point[row] for point in points], "o-")
+            axes[row][column].loglog(curves[name].values, [point[row] for point in points], "o-")
             axes[row][column].set_ylabel(label if column == 0 else "")
             axes[row][column].grid(True, which="both", alpha=0.3)
         axes[1][column].set_xlabel(name)

@@ -1,14 +1,15 @@
-"""The loss alone: time and memory of output projection and label-smoothed cross-entropy, forward and backward.
+"""Compares losses alone: time and memory of output projection and label-smoothed cross-entropy, forward and backward.
 
     python -m benchmarks.loss
     KERAS_BACKEND=jax python -m benchmarks.loss --device cuda --threads 1
 
-Ours and Keras's (on one-hot labels), both on Keras's backend, TensorFlow or JAX, PyTorch's, and the matrix products
-alone, from the same states, table and labels. All must say the same loss and gradients first, or the exit status is 1.
-One line of a Markdown table for each precision and number of threads: milliseconds of ours, how many times longer the
-others took (the median of the rounds, with their quartiles), and the memory of each: its peak over what stood before
-it, in units of one float32 array of logits; on a GPU that of the GPU, as each library counts it. A turn on a GPU has 50
-steps. Needs PyTorch (the extra `bench`), or `--against keras products`.
+The sides are our loss and Keras's (on one-hot labels), both on Keras's backend (TensorFlow or JAX), PyTorch's loss, and
+the matrix products alone. All get the same states, table and labels. All must compute the same loss and gradients
+first, or the exit status is 1. The command prints a Markdown table with a row for each precision and number of threads:
+milliseconds of ours, how many times longer the others took (the median of the rounds, with quartiles), and the memory
+of each. Memory is the peak above what was held before, in units of one float32 array of logits; on a GPU it is GPU
+memory, as each library counts it. A turn on a GPU has 50 steps. PyTorch comes with the extra `bench`; without it, use
+`--against keras products`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,25 +33,27 @@ from benchmarks.contest import (
     ratio,
     rounds,
 )
-from benchmarks.devices import peak_of_gpu, settle_keras, settle_torch
+from benchmarks.devices import configure_keras, configure_torch, peak_of_gpu
 from benchmarks.trainers import LABEL_SMOOTHING, Cell, Train, keras_loss
 from keras_transformer.errors import JobError, exit_status
 
-# Sizes, rows of a batch, their length.
+# Sizes, rows of a batch, and their length.
 USUAL = {"vocabulary_size": 8000, "hidden_dim": 128}, 128, 64
 SMALL = {"vocabulary_size": 50, "hidden_dim": 8}, 3, 5
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of losses and gradients, relative
-WARM_UP = 2  # sentences that are enough to load and compile everything
+WARM_UP = 2  # so many sentences load and compile everything
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the table.
 
     Raises:
-        JobError: someone computes another loss.
+        JobError: a side computes another loss.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument(
+        "--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="losses to compare with (default: all)"
+    )
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -60,34 +63,41 @@ def main(arguments: list[str] | None = None) -> None:
     columns = ["precision", "threads", "ms", "memory"]
     columns += [column for name in options.against for column in (f"{name}: times longer", "memory")]
     print_head(columns)
-    for how in product(options.precision, options.threads):
-        print_row(contest(*how, options))
+    for precision, num_threads in product(options.precision, options.threads):
+        print_row(contest(precision, num_threads, options))
+
+
+class Answer(NamedTuple):
+    """What a side computed: the loss and the mean absolute gradients of states and table, and its memory."""
+
+    values: list[float]
+    memory: float
 
 
 def contest(precision: str, num_threads: int, options: argparse.Namespace) -> list[Any]:
-    """A line of the table.
+    """Measures one row of the table.
 
     Raises:
-        JobError: someone computes another loss.
+        JobError: a side computes another loss.
     """
     num_steps = MIN_STEPS_ON_GPU if options.device == "cuda" else 1
     cell = Cell(*(SMALL if options.small else USUAL), precision, num_threads, num_steps, options.device)
     starts = {"ours": (start_ours, cell), **{name: (OTHERS[name], cell) for name in options.against}}
     with contenders(starts) as started:
-        answers = {name: contender.answer for name, contender in started.items()}
-        said = {name: answer[0] for name, answer in answers.items() if name != "products"}
-        if not all(np.allclose(each, said["ours"], TOLERANCE[precision], 0) for each in said.values()):
-            raise JobError(f"expected the same loss and gradients of all; received {said}")
+        answers: dict[str, Answer] = {name: contender.answer for name, contender in started.items()}
+        values = {name: answer.values for name, answer in answers.items() if name != "products"}
+        if not all(np.allclose(each, values["ours"], TOLERANCE[precision], 0) for each in values.values()):
+            raise JobError(f"expected the same loss and gradients of all; received {values}")
         seconds = rounds(started, options.rounds)
     milliseconds = statistics.median(seconds["ours"]) * 1e3 / num_steps
-    columns = [precision, num_threads, f"{milliseconds:.1f}", f"{answers['ours'][1]:.1f}"]
+    columns = [precision, num_threads, f"{milliseconds:.1f}", f"{answers['ours'].memory:.1f}"]
     for name in options.against:
-        columns += [ratio(seconds[name], seconds["ours"]), f"{answers[name][1]:.1f}"]
+        columns += [ratio(seconds[name], seconds["ours"]), f"{answers[name].memory:.1f}"]
     return columns
 
 
 def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """States (B, T, D), the table (V, D) and labels (B, T), at random."""
+    """Random states (B, T, D), table (V, D) and labels (B, T)."""
     draw = np.random.default_rng(1)
     vocabulary_size, hidden_dim = cell.sizes["vocabulary_size"], cell.sizes["hidden_dim"]
     states = draw.normal(size=(cell.batch_size, cell.length, hidden_dim)).astype("float32")
@@ -95,8 +105,7 @@ def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return states, table, draw.integers(4, vocabulary_size, states.shape[:2]).astype("int32")
 
 
-# Each function below is for a process of its own. The first call of what it returns says the loss and the mean sizes of
-# the gradients of states and table, and the memory.
+# Each `start_*` function below runs in a process of its own. The first call of what it returns gives an `Answer`.
 
 
 def start_ours(cell: Cell) -> Train:
@@ -121,13 +130,13 @@ def start_products(cell: Cell) -> Train:
 
 
 def on_keras(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str = "float32") -> Train:
-    """A loss (labels, logits) → () on Keras's backend; logits come to it in `dtype`."""
-    backend = settle_keras(cell.device, cell.num_threads)
+    """Runs a loss (labels, logits) → () on Keras's backend, with the logits in `dtype`."""
+    backend = configure_keras(cell.device, cell.num_threads)
     return (on_jax if backend == "jax" else on_tensorflow)(cell, loss, dtype)
 
 
 def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
-    """In a graph of TensorFlow's."""
+    """Runs the loss in a TensorFlow graph."""
     import tensorflow as tf
 
     states, table, labels = arrays_of(cell)
@@ -147,7 +156,7 @@ def on_tensorflow(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Tr
 
 
 def on_jax(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
-    """In a program of JAX's, which is compiled before its memory is measured."""
+    """Runs the loss in a JAX program, which is compiled before its memory is measured."""
     import jax
     import jax.numpy as jnp
 
@@ -165,15 +174,15 @@ def on_jax(cell: Cell, loss: Callable[[Any, Any], Any], dtype: str) -> Train:
 
     whole = compute.lower(states, table, labels).compile()
 
-    def step(some: Any, of_some: Any) -> tuple[Any, ...]:
-        return (whole if len(some) == len(states) else compute)(some, table, of_some)
+    def step(batch_states: Any, batch_labels: Any) -> tuple[Any, ...]:
+        return (whole if len(batch_states) == len(states) else compute)(batch_states, table, batch_labels)
 
     return measured(cell, "jax", step, states, labels)
 
 
 def start_torch(cell: Cell) -> Train:
     """PyTorch's `cross_entropy`."""
-    settle_torch(cell.device, cell.num_threads)
+    configure_torch(cell.device, cell.num_threads)
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -186,16 +195,17 @@ def start_torch(cell: Cell) -> Train:
             logits = (states @ table.T).float().flatten(0, 1)
         value = cross_entropy(logits, labels.flatten(), label_smoothing=LABEL_SMOOTHING)
         value.backward()
-        return value.detach(), states.grad.abs().mean(), table.grad.abs().mean()
+        gradients: list[Any] = [states.grad, table.grad]
+        return value.detach(), *(gradient.abs().mean() for gradient in gradients)
 
     return measured(cell, "torch", step, states, labels.long())
 
 
 def measured(cell: Cell, library: str, step: Callable[[Any, Any], tuple[Any, ...]], states: Any, labels: Any) -> Train:
-    """What works; it says what the step does, and the peak of memory over what a smaller step left."""
+    """Returns the work. Its answer has what the step computed, and the peak of memory above a smaller step's."""
 
     def run(states: Any, labels: Any) -> list[float]:
-        return [float(each) for each in step(states, labels)]  # waits for it
+        return [float(each) for each in step(states, labels)]  # waits for the step to end
 
     def peak() -> float:
         return peak_of_gpu(library) if cell.device == "cuda" else peak_mib()
@@ -204,10 +214,10 @@ def measured(cell: Cell, library: str, step: Callable[[Any, Any], tuple[Any, ...
     before = peak()
     unit = cell.batch_size * cell.length * cell.sizes["vocabulary_size"] * 4 / 2**20
 
-    def work() -> tuple[list[float], float]:
+    def work() -> Answer:
         for _ in range(cell.num_steps):
-            said = run(states, labels)
-        return said, (peak() - before) / unit
+            values = run(states, labels)
+        return Answer(values, (peak() - before) / unit)
 
     return work
 

@@ -1,11 +1,11 @@
-"""BLEU of a Multi30k run on test_2016_flickr, counted in the two ways in which it is reported.
+"""Computes BLEU of a Multi30k run on test_2016_flickr, in the two ways in which papers report it.
 
     python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
 
-* cased and detokenised, by sacreBLEU's default (13a), beam 4: one figure with one signature;
-* as the published figures of this test set were: both sides Moses-tokenised and lower-cased, `-tok none`, beam 5.
+* cased and detokenised, with sacreBLEU's default tokenisation (13a) and beam 4;
+* like the published figures of this test set: both sides Moses-tokenised and lower-cased, `tok:none`, beam 5.
 
-Prints one JSON object. Needs sacremoses (extra `bench`).
+The command prints one JSON object with a signature for each figure. It needs sacremoses (extra `bench`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from keras_transformer.text.corpora import multi30k_file, read_lines
 
 
 def main() -> None:
-    """Translates the test set twice and prints what sacreBLEU says of it.
+    """Translates the test set twice, and prints sacreBLEU's scores.
 
     Raises:
-        RequestError: there is no such run, it is none of Multi30k, or sacremoses is missing.
+        RequestError: there is no such run, it was not trained on Multi30k, or sacremoses is missing.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    parser.add_argument("--data-dir", help="folder with test_2016_flickr.*; fetched without it")
-    parser.add_argument("--lines", type=at_least_one, help="only so many lines")
+    parser.add_argument("--data-dir", help="folder with test_2016_flickr.* (default: fetch it)")
+    parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
     arguments = parser.parse_args()
     corpus = read_config(arguments.run).get("corpus", {})
     if not str(corpus.get("name")).startswith("multi30k:"):
@@ -60,14 +60,14 @@ def main() -> None:
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[float, str]:
-    """The score and the signature that says how it was counted."""
+    """Returns the score, and the signature that says how it was counted."""
     metric = sacrebleu.BLEU(tokenize=tokenize, force=True)
     score = metric.corpus_score(translations, [list(references)]).score
     return round(score, 2), str(metric.get_signature())
 
 
 def moses(language: str) -> Callable[[Sequence[str]], list[str]]:
-    """Normalises, tokenises and lower-cases as the data set's own tokenised text was."""
+    """Returns a function that normalises, tokenises and lower-cases lines, as in the data set's own tokenised text."""
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ImportError as error:

@@ -4,12 +4,12 @@
     KERAS_BACKEND=jax python -m benchmarks.train --device cuda --shape paper
     python -m benchmarks.train --help
 
-All must say the same loss of the batch first, or the exit status is 1. Then all train in turns. One line of a Markdown
-table for each way to train: target tokens a second of our `model.fit` and the TFLOP/s of its matrix products, how many
-times longer the others took (the median of the rounds, with their quartiles), and the same for the matrix products of a
-step alone, which no one can do without. Ours, KerasHub's and the products run on Keras's backend, TensorFlow or JAX,
-whose threads nothing limits; with JAX TensorFlow need not be there. A turn on a GPU has 50 steps at least. Needs the
-extra `bench`, or the part of it that `--against` names.
+All must compute the same loss of the batch first, or the exit status is 1. Then all train in turns. The command prints
+a Markdown table with a row for each combination of settings: target tokens a second of our `model.fit`, the TFLOP/s of
+its matrix products, and how many times longer the others took (the median of the rounds, with quartiles). "products"
+are the matrix products of a step alone. Ours, KerasHub's and the products run on Keras's backend, TensorFlow or JAX.
+JAX has no setting for threads, and works without TensorFlow. A turn on a GPU has at least 50 steps. The command needs
+the extra `bench`, or the part of it that `--against` names.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from itertools import product
 from typing import Any
 
 from benchmarks.contest import MIN_STEPS_ON_GPU, at_least_one, contenders, print_head, print_row, ratio, rounds
-from benchmarks.trainers import Cell, operations_of, start_keras_hub, start_ours, start_products, start_torch
+from benchmarks.products import num_operations, products_of
+from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_products, start_torch
 from keras_transformer.errors import JobError, exit_status
 
-# Sizes, rows of a batch, their length, steps in a turn. The tiny ones are those of the Multi30k recipe, in batches of
-# 4,096 tokens; the paper's batches have 25,000, too many for a processor.
+# Sizes, rows of a batch, their length, and steps in a turn. "tiny" has the sizes of the Multi30k recipe, in batches of
+# 4,096 tokens. "paper" has batches of 25,000 tokens, too many for a processor.
 SHAPES = {
     "base": ({"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
              32, 32, 1),
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Prints the table.
 
     Raises:
-        JobError: someone computes another loss.
+        JobError: a side computes another loss.
     """
     options = parse(arguments)
     columns = ["shape", "precision", "threads", "target tokens/s", "TFLOP/s", "MiB"]
@@ -60,10 +61,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["tiny", "base"])
-    parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="with whom (default: all)")
+    parser.add_argument(
+        "--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="trainers to compare with (default: all)"
+    )
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -72,10 +75,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def contest(shape: str, precision: str, num_threads: int, options: argparse.Namespace) -> list[Any]:
-    """A line of the table.
+    """Measures one row of the table.
 
     Raises:
-        JobError: someone computes another loss.
+        JobError: a side computes another loss.
     """
     sizes, batch_size, length, num_steps = SHAPES[shape]
     num_steps = max(num_steps, MIN_STEPS_ON_GPU) if options.device == "cuda" else num_steps
@@ -91,7 +94,8 @@ def contest(shape: str, precision: str, num_threads: int, options: argparse.Name
         seconds = rounds(started, options.rounds)
         memory = started["ours"].peak_mib()
     step = statistics.median(seconds["ours"]) / num_steps
-    speed = [f"{batch_size * length / step:,.0f}", f"{operations_of(cell) / step / 1e12:.3g}"]
+    operations = num_operations(products_of(sizes, batch_size, length))
+    speed = [f"{batch_size * length / step:,.0f}", f"{operations / step / 1e12:.3g}"]
     columns = [shape, precision, num_threads, *speed, f"{memory:.0f}"]
     return columns + [ratio(seconds[name], seconds["ours"]) for name in options.against]
 

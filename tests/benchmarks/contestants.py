@@ -1,4 +1,4 @@
-"""Contenders for tests of the contest itself; in a module of their own, which their processes import."""
+"""Contenders for the tests of `contest`. They have a module of their own, because their processes import it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def start_sleeper(seconds):
-    """Works for so long, and answers with its process and the quiet that was asked for."""
+    """Sleeps for so many seconds, and answers with its process id and the environment variable QUIET."""
 
     def work():
         time.sleep(seconds)
@@ -17,15 +17,15 @@ def start_sleeper(seconds):
 
 
 def start_broken():
-    """Cannot be loaded."""
+    """Fails to load."""
     raise ValueError("expected a model; received none")
 
 
 def start_liar(folder, cell):
-    """A decoder that gives the same answer to everything."""
+    """A decoder with wrong answers."""
     return lambda: [[5]] * cell.num_sentences
 
 
 def start_honest(folder, cell):
-    """A decoder whose answers are right."""
+    """A decoder with right answers."""
     return lambda: [[4]] * cell.num_sentences

@@ -1,4 +1,4 @@
-"""Each benchmark at a tiny size: it runs, and its comparison of outputs holds. Nothing is timed."""
+"""Each benchmark runs at a tiny size, and its comparison of outputs holds. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decode, decoders, train
+from benchmarks import decode, train, weights
 from keras_transformer.errors import JobError, RequestError, exit_status
 from tests.benchmarks.contestants import start_honest, start_liar
 from tests.models.variants import make_model
@@ -22,7 +22,7 @@ ONCE = ["--threads", "1", "--rounds", "1"]
 
 @pytest.fixture
 def without(tmp_path):
-    """`without(*modules)` is an environment in which no process of a benchmark finds them; Keras is on JAX there."""
+    """`without(*modules)` is an environment that hides these modules from every process. Keras runs on JAX there."""
 
     def environment(*modules):
         (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({modules}))\n")
@@ -32,14 +32,14 @@ def without(tmp_path):
 
 
 def run(module, *arguments, **environment):
-    """A benchmark that has ended."""
+    """Runs a benchmark to its end."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     environment = {**os.environ, **environment}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
 
 
 def table_of(module, *arguments, **environment):
-    """The rows of the table that a benchmark prints, without its head."""
+    """Runs a benchmark, and returns the rows of its table without the head."""
     done = run(module, *ONCE, *arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
@@ -55,20 +55,20 @@ def test_our_artefacts_and_ctranslate2_give_the_same_translations():
     assert [row[7::3] for row in rows] == [["100%"] * 3] * 2
 
 
-def test_int8_is_compared_with_those_who_have_it():
+def test_int8_is_compared_only_with_decoders_that_have_it():
     small = ["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision", "int8"]
     (row,) = table_of("decode", *small, "--against", "ctranslate2", "saved_model")
     assert row[9:] == ["–", "–", "–"] and row[6] != "–"
 
 
 def test_a_peer_with_other_translations_is_an_error(monkeypatch, capsys):
-    monkeypatch.setattr(decode, "in_process", lambda prepare, *arguments: None)  # neither of the two reads a model
+    monkeypatch.setattr(decode, "in_process", lambda prepare, *arguments: None)  # the two decoders read no model
     monkeypatch.setattr(decode, "start_onnx", start_honest)
     monkeypatch.setitem(decode.OTHERS, "ctranslate2", start_liar)
     arguments = ["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision", "float32", *ONCE]
     with pytest.raises(JobError, match="expected the translations of our ONNX artefact; .*: ctranslate2 0%"):
         decode.main([*arguments, "--against", "ctranslate2"])
-    # At another length penalty they may choose otherwise.
+    # With a length penalty other than 0 the translations may differ.
     decode.main([*arguments, "--against", "ctranslate2", "--length-penalty", "0.6"])
     assert "| 0% |" in capsys.readouterr().out
 
@@ -84,13 +84,13 @@ def test_a_peer_with_other_translations_is_an_error(monkeypatch, capsys):
         ("untied", "'tied_output': False"),
     ],
 )
-def test_a_model_that_a_peer_cannot_hold_is_refused_by_what_is_unlike(variant, named):
+def test_a_model_that_a_peer_cannot_hold_is_refused_and_the_difference_named(variant, named):
     model = make_model(variant)
     if named is None:
-        assert decoders.arrays_of(model)["encoder/0/self/query"].shape == (12, 12)
+        assert weights.arrays_of(model)["encoder/0/self/query"].shape == (12, 12)
         return
     with pytest.raises(RequestError, match="expected a model that all peers can hold: the paper's") as caught:
-        decoders.arrays_of(model)
+        weights.arrays_of(model)
     assert named in str(caught.value)
 
 
@@ -108,15 +108,16 @@ def test_a_model_that_a_peer_cannot_hold_is_refused_by_what_is_unlike(variant, n
         (["multi30k", "nowhere"], "expected a run folder"),
     ],
 )
-def test_a_wrong_request_is_told_in_one_line(arguments, message, monkeypatch, capfd):
-    """The command runs here, which spares it a process; those that it starts are its own."""
+def test_a_wrong_request_is_refused_in_one_line(arguments, message, monkeypatch, capfd):
+    """The command runs in this process, to save time. It starts its contenders in processes of their own."""
     module, *flags = arguments
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(sys, "argv", [module, *flags])
+    status: int | str | None
     try:
         status = exit_status(importlib.import_module(f"benchmarks.{module}").main)
-    except SystemExit as left:  # of argparse
-        status = left.code
+    except SystemExit as stopped:  # by argparse
+        status = stopped.code
     check_refusal(status, capfd.readouterr().err, message)
 
 
@@ -131,19 +132,19 @@ def test_growth_is_measured_and_drawn(tmp_path):
     assert (tmp_path / "growth.png").stat().st_size > 10_000
 
 
-def test_training_is_timed_beside_its_matrix_products():
+def test_training_is_compared_with_its_matrix_products():
     (row,) = table_of("train", "--shape", "small", "--precision", "float32", "--against", "products")
     assert row[:3] == ["small", "float32", "1"]
 
 
-def test_our_loss_is_that_of_keras():
+def test_our_loss_equals_the_loss_of_keras():
     rows = table_of("loss", "--small", "--against", "keras", "products")
     assert [row[0] for row in rows] == ["float32", "bfloat16"]
 
 
 @pytest.mark.parity
-def test_our_loss_is_that_of_pytorch():
-    """On TensorFlow; in bfloat16 too on JAX, in `test_figures_need_no_tensorflow`."""
+def test_our_loss_equals_the_loss_of_pytorch():
+    """In float32 on TensorFlow. `test_figures_need_no_tensorflow` tests bfloat16 on JAX."""
     assert len(table_of("loss", "--small", "--against", "torch", "--precision", "float32")) == 1
 
 
@@ -156,7 +157,7 @@ def test_marian_gives_the_same_translations():
 
 @pytest.mark.parity
 def test_all_trainers_compute_the_same_loss():
-    """In float32; in bfloat16 too ours, in `test_figures_need_no_tensorflow`, and all whenever the benchmark runs."""
+    """In float32. `test_figures_need_no_tensorflow` tests bfloat16, and the benchmark checks it whenever it runs."""
     rows = table_of("train", "--shape", "small", "--against", "torch", "keras_hub", "--precision", "float32")
     assert [row[1] for row in rows] == ["float32"]
 
@@ -180,7 +181,7 @@ SMALL_DECODE = [
 @pytest.mark.parametrize(
     ("arguments", "heads"),
     [
-        # PyTorch's side asks for our weights on JAX, too.
+        # PyTorch's side gets our weights from a process with JAX.
         (
             ["train", "--shape", "small", "--against", "torch", "products"],
             [["small", "float32"], ["small", "bfloat16"]],
@@ -207,7 +208,7 @@ def test_figures_need_no_tensorflow(arguments, heads, without):
         ("keras_hub", ["train", "--shape", "small", "--precision", "float32", "--against", "keras_hub"]),
     ],
 )
-def test_what_is_missing_is_named_in_one_line(missing, arguments, without):
+def test_a_missing_package_is_named_in_one_line(missing, arguments, without):
     done = run(*arguments, **without("tensorflow", missing))
     check_refusal(done.returncode, done.stderr, missing)
 
@@ -221,9 +222,17 @@ def test_jax_without_a_gpu_says_so_in_one_line(module, without):
 
 
 def test_a_turn_on_a_gpu_has_fifty_steps(monkeypatch):
-    cells = []
-    monkeypatch.setattr(train, "contenders", lambda starts: cells.append(starts["ours"][1]) or pytest.skip("seen"))
+    num_steps = []
+
+    class Seen(Exception):
+        """Stops the benchmark before it starts a process."""
+
+    def see(starts):
+        num_steps.append(starts["ours"][1].num_steps)
+        raise Seen
+
+    monkeypatch.setattr(train, "contenders", see)
     for device in ("cpu", "cuda"):
-        with pytest.raises(pytest.skip.Exception):
+        with pytest.raises(Seen):
             train.main(["--shape", "paper", "--device", device])
-    assert [cell.num_steps for cell in cells] == [10, 50]
+    assert num_steps == [10, 50]

@@ -1,4 +1,4 @@
-"""Processes that take turns, and what is made of their times."""
+"""Processes take turns, and ratios are computed from their times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_contenders_work_in_processes_of_their_own():
     assert 1.5 < contest.ratio(seconds["slow"], seconds["quick"]).median < 4
 
 
-def test_what_goes_wrong_in_a_contender_is_raised_here():
+def test_an_error_in_a_contender_is_raised_in_the_parent():
     with pytest.raises(ValueError, match="expected a model; received none"), contest.contenders({"a": (start_broken,)}):
         pass
 
@@ -57,7 +57,7 @@ def test_less_than_one_is_refused(text):
         contest.at_least_one(text)
 
 
-def test_each_round_begins_with_another():
+def test_each_round_begins_with_another_contender():
     class Recorder:
         def __init__(self, name):
             self.name = name
@@ -66,13 +66,13 @@ def test_each_round_begins_with_another():
             order.append(self.name)
             return 1.0
 
-    order = []
+    order: list[str] = []
     contest.rounds({name: Recorder(name) for name in "abc"}, 3)
     assert "".join(order) == "abcbcacab"
 
 
 def test_a_ratio_is_taken_within_each_round():
-    """A machine that is slow for one round is slow for both."""
+    """If the machine is slow in one round, it is slow for both sides."""
     ours = [1.0, 10.0, 2.0, 1.0, 4.0]
     assert contest.ratio([2 * seconds for seconds in ours], ours) == (2.0, 2.0, 2.0)
     low, middle, high = 1.0, 3.0, 5.0
