@@ -1,4 +1,4 @@
-"""`python -m export RUN`: a trained run becomes translators that need none of our code, and a certificate."""
+"""`python -m export RUN` writes a trained run as translators that need none of our code, and a certificate."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from keras_transformer.errors import JobError, RequestError, exit_status, load_t
 from keras_transformer.files import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
-    from export.signatures import Decoding, TrainedRun
     from keras_transformer.models.transformer import Transformer
 
-# Keras and TensorFlow take seconds: `--help` does not wait for them.
+    from .signatures import Decoding, TrainedRun
+
+# Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
 FORMATS = ("saved_model", "onnx", "tflite")
 PRECISIONS = ("float32", "float16", "int8")
-# What writing and certifying a format takes, beside TensorFlow.
+# The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
     "saved_model": ("tensorflow_text",),
     "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
     "tflite": ("tensorflow_text", "ai_edge_litert"),
 }
-# What makes the model again from its configuration, in another precision.
+# (format, precision) that builds the model again from its configuration.
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
-# What stands in an export folder; a tokenizer's name begins with "tokenizer".
-CONTENTS = ("saved_model", "onnx", "tflite", "tokenizer", "certificate.json", "CERTIFICATE.md")
+DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies that each translates as the model does."
+# How the names in an export folder begin.
+NAMES = ("saved_model", "onnx", "tflite", "tokenizer", "certificate.json", "CERTIFICATE.md")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """From a run folder to an export folder. All that can be refused is refused before anything is written."""
+    """Exports a run folder and certifies the artefacts. Every wrong request is refused before anything is written."""
     folder = Path(arguments.out or Path("exported") / Path(arguments.run).resolve().name)
     check_place(folder, arguments.overwrite)
     load_tensorflow()
-    from export.certificate import artefacts_in, certify, check_text, write_certificate
-    from export.signatures import Decoding, open_run
+    from .certificate import artefacts_in, certify, check_text, write_certificate
+    from .signatures import Decoding, open_run
 
     decoding = Decoding(arguments.beams, arguments.length_penalty, arguments.max_length, arguments.n_best)
     run = open_run(arguments.run)
@@ -62,25 +64,25 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
-    """Raises RequestError unless the folder is free, or an export that may be replaced."""
+    """Raises RequestError unless the folder is empty or new, or holds an export that may be replaced."""
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise RequestError(f"--out must be a folder of its own, which is replaced as a whole; received {folder}")
+        raise RequestError(f"--out must name a folder of its own, which the export replaces; received: {folder}")
     check_writable(folder)
-    check_writable(folder.resolve().parent)  # where a new export takes the place of an old one
+    check_writable(folder.resolve().parent)  # where the new export is written before it replaces the old one
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if strangers := sorted(name for name in names if not name.startswith(CONTENTS)):
-        raise RequestError(f"{folder} holds something that is no export, {strangers[0]}: choose another --out")
+    if strangers := sorted(name for name in names if not name.startswith(NAMES)):
+        raise RequestError(f"{folder} holds {strangers[0]}, which is not part of an export: choose another --out")
     if names and not overwrite:
         raise RequestError(f"{folder} holds an export already: replace it with --overwrite, or choose another --out")
 
 
 def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
-    """(format, precision) of what will be written; what a format cannot do is told, and left out.
+    """(format, precision) of what will be written; says which combinations do not exist and are left out.
 
     Raises:
-        RequestError: a format can do none of the precisions, or a package that it takes is not installed.
+        RequestError: a format has none of the precisions, or a package that it needs is not installed.
     """
-    from export.signatures import import_optional, require_precision
+    from .signatures import import_optional, require_precision
 
     plan = []
     for format in dict.fromkeys(formats):
@@ -101,12 +103,12 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
 
 
 def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
-    """Raises RequestError where a format of the plan cannot write a part of the model."""
-    from export.signatures import require_own_parts
+    """Raises RequestError if a format of the plan cannot write a part of the model."""
+    from .signatures import require_own_parts
 
     for format, precision in plan:
         if format == "onnx":
-            from export.onnx_parts import require_writers
+            from .onnx_parts import require_writers
 
             require_writers(model, precision)
         elif (format, precision) in REMADE:
@@ -114,12 +116,13 @@ def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
 
 
 def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[str] | None]:
-    """Sentences and references: those given, else the run's own."""
-    from export.certificate import validation_text
+    """Sentences and references: the given files, else the run's validation text."""
     from keras_transformer.text.corpora import read_lines
 
+    from .certificate import validation_text
+
     if arguments.references and not arguments.sentences:
-        raise RequestError("--references are translations of --sentences: give both")
+        raise RequestError("--references needs --sentences, of which they are the translations: give both")
     if not arguments.sentences:
         return validation_text(arguments.run)
     references = list(read_lines(Path(arguments.references))) if arguments.references else None
@@ -127,45 +130,42 @@ def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[s
 
 
 def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]]) -> None:
-    """Writes every artefact of the plan, and the vocabulary beside them."""
+    """Writes every artefact of the plan, and the vocabularies."""
     for format, precision in plan:
-        exporter = getattr(import_module(f"export.{format}"), f"export_{format}")
+        exporter = getattr(import_module(f".{format}", __package__), f"export_{format}")
         for path in exporter(run, folder, decoding, precision):
             say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
     run.save_tokenizers(folder)
 
 
 def num_bytes(path: Path) -> int:
-    """Of a file, or of all files of a folder."""
+    """The size of a file, or of all files in a folder."""
     return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line of `python -m export`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m export",
-        description="Exports a trained run as translators, text in and text out, and proves that they translate alike.",
-    )
+    """The command's own parser."""
+    parser = argparse.ArgumentParser(prog="python -m export", description=DESCRIPTION)
     add_options(parser)
     return parser
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the command's arguments and flags to a parser; `export` takes what it parsed."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("run", metavar="RUN", help="a run folder that train.py made")
-    parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="what to write")
+    parser.add_argument("run", metavar="RUN", help="a run folder that training wrote")
+    parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="which formats to write")
     parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="and in which precisions"
+        "--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="which precisions to write"
     )
-    parser.add_argument("--out", help="where to; exported/<the run's name> by default")
+    parser.add_argument("--out", help="the export folder; exported/<the run's name> by default")
     parser.add_argument("--overwrite", action="store_true", help="replace an export that is there")
-    parser.add_argument("--beams", type=int, default=4, help="hypotheses that the search follows; 1 is greedy search")
+    parser.add_argument("--beams", type=int, default=4, help="beam size of the search; 1 is greedy search")
     parser.add_argument("--length-penalty", type=float, default=0.6, help="alpha of ((5 + length) / 6)^alpha")
-    parser.add_argument("--max-length", type=int, help="pieces at most, the end included; the source's + 50 by default")
-    parser.add_argument("--n-best", type=int, help="hypotheses of SavedModel's signature n_best; all beams by default")
-    parser.add_argument("--sentences", help="text to certify on; by default the run's validation text")
-    parser.add_argument("--references", help="its translations, for BLEU")
+    parser.add_argument("--max-length", type=int, help="the most pieces to emit; source + 50 by default")
+    parser.add_argument("--n-best", type=int, help="hypotheses in SavedModel's signature n_best; all beams by default")
+    parser.add_argument("--sentences", help="a file of sentences to certify on; the run's validation text by default")
+    parser.add_argument("--references", help="a file of their translations, for BLEU")
 
 
 if __name__ == "__main__":

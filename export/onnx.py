@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from export.onnx_graph import Graph, Model, Value, ValueInfo, write_model
-from export.onnx_model import Memory, OnnxTransformer, Past
-from export.onnx_parts import require_writers
-from export.onnx_search import Cache, Vocabulary, search
-from export.onnx_text import detokenized, tokenized
-from export.signatures import Decoding, TrainedRun, require_precision, stem
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
+
+from .onnx_graph import Graph, Model, Value, ValueInfo, write_model
+from .onnx_model import Memory, OnnxTransformer, Past
+from .onnx_parts import require_writers
+from .onnx_search import Cache, Vocabulary, search
+from .onnx_text import detokenized, tokenized
+from .signatures import Decoding, TrainedRun, require_precision, stem
 
 SOURCE = ("source_ids", np.int32, ["batch", "source"])
 TRANSLATION = [("target_ids", np.int32, ["batch", "target"]), ("score", np.float32, ["batch"])]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from export.onnx_graph import CONTRIB_DOMAIN, Graph, Value
+from .onnx_graph import CONTRIB_DOMAIN, Graph, Value
 
 Plus = Value | np.ndarray | None  # what is added to a product: a bias (out,), other rows (R, out), or nothing
 

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from export.onnx_arithmetic import ARITHMETIC
-from export.onnx_graph import Graph, Value, ValueInfo
-from export.onnx_parts import FullAttention, array, bias_of, split_heads, transposed, writer_of
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import PAD
+
+from .onnx_arithmetic import ARITHMETIC
+from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_parts import FullAttention, array, bias_of, split_heads, transposed, writer_of
 
 # What the self-attentions of all layers know of the positions before: a list for each layer.
 Past = list[list[Value]]

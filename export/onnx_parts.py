@@ -15,9 +15,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from export.onnx_arithmetic import Arithmetic
-from export.onnx_graph import Graph, Value, ValueInfo
-from export.signatures import unwritable
 from keras_transformer.layers.activations import Relu
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
@@ -30,6 +27,10 @@ from keras_transformer.layers.score import ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
+
+from .onnx_arithmetic import Arithmetic
+from .onnx_graph import Graph, Value, ValueInfo
+from .signatures import unwritable
 
 # What a sub-layer is written as: (its input, what its result is added to, or None) → the result.
 Sublayer = Callable[[Value, Value | None], Value]

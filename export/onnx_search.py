@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.onnx_graph import Graph, Value
-from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
+
+from .onnx_graph import Graph, Value
+from .signatures import Decoding
 
 NONE = np.float32(-np.inf)  # log-probability and score of a hypothesis that does not exist
 DONE_SHARE = 8  # one in so many active sentences must be done to be put aside

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from export.onnx_graph import TEXT_DOMAIN, Graph, Value
-from export.signatures import BLANK, LINE_BREAKS
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+
+from .onnx_graph import TEXT_DOMAIN, Graph, Value
+from .signatures import BLANK, LINE_BREAKS
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()

@@ -8,7 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from export.signatures import (
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.files import write_folder_whole
+from keras_transformer.tensor import Tensor
+from keras_transformer.text.tokenizer import Tokenizer
+
+from .signatures import (
     BLANK,
     LINE_BREAKS,
     Decoding,
@@ -21,10 +26,6 @@ from export.signatures import (
     stem,
     translate_ids,
 )
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.files import write_folder_whole
-from keras_transformer.tensor import Tensor
-from keras_transformer.text.tokenizer import Tokenizer
 
 
 def export_saved_model(
@@ -34,43 +35,50 @@ def export_saved_model(
 
     Signatures: `serving_default`, text string (B,) → translation string (B,), score float32 (B,); `n_best`, text
     string (B,) → translations string (B, K), scores float32 (B, K), the best first, "" and -inf where fewer than K
-    exist. To load it takes tensorflow and tensorflow_text, imported first: the tokenizer's operators are in there.
+    exist. Loading it takes tensorflow, and tensorflow_text imported first, which holds the tokenizer's operators.
 
     Args:
-        run: what `open_run` read.
-        folder: where to; an older SavedModel there is replaced once the new one is whole.
-        decoding: how to search.
-        precision: "float32", or "float16" for GPUs: half compute, but for softmax, norms and search.
+        run: what to export; `open_run` reads it from a run folder.
+        folder: where to write; an older SavedModel there is replaced once the new one is whole.
+        decoding: the options of the search.
+        precision: "float32", or "float16" for GPUs, which computes in half except for softmax, norms and search.
 
     Returns:
         The one path written, `saved_model` or `saved_model-float16`.
 
     Raises:
-        RequestError: no such precision, tensorflow-text is not installed, or something else stands at the path.
-        JobError: it cannot be written.
+        RequestError: the precision does not exist, tensorflow-text is not installed, or the path holds something else.
+        JobError: the SavedModel cannot be written.
     """
-    import tensorflow as tf
-
     require_precision("saved_model", precision)
     decoding = decoding or Decoding()
     translator = _text_translator(run, decoding, precision)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
-        raise RequestError(f"expected an empty place, or a SavedModel to replace; {path} is something else: remove it")
+        raise RequestError(
+            f"expected no file at {path}, or a SavedModel to replace; received something else: remove it"
+        )
     with write_folder_whole(path) as aside:
-        signatures = {"serving_default": translator.translate, "n_best": translator.n_best}
-        try:
-            tf.saved_model.save(translator, str(aside), signatures=signatures)
-        except tf.errors.OpError as error:  # so TensorFlow calls a full disk too
-            raise JobError(
-                f"cannot write {path}: {error.message.splitlines()[0].split('}} ')[-1]}; what was there is intact"
-            ) from error
-        extra = aside / "assets.extra"  # where a SavedModel keeps what its loaders pass over
+        _save(translator, aside, path)
+        extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
         metadata = json.dumps(run.metadata(decoding, precision), indent=2, ensure_ascii=False)
         (extra / "metadata.json").write_text(metadata + "\n", encoding="utf-8")
     return [path]
+
+
+def _save(translator: Any, aside: Path, path: Path) -> None:
+    """Writes the SavedModel to `aside`, from where it will move to `path`."""
+    import tensorflow as tf
+
+    signatures = {"serving_default": translator.translate, "n_best": translator.n_best}
+    try:
+        tf.saved_model.save(translator, str(aside), signatures=signatures)
+    except tf.errors.OpError as error:  # TensorFlow raises it for a full disk too
+        raise JobError(
+            f"cannot write {path}: {error.message.splitlines()[0].split('}} ')[-1]}; what was there is intact"
+        ) from error
 
 
 def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any:
@@ -84,10 +92,10 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
     class TextTranslator(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            # Keras's wrappers of variables load in Python alone; the raw ones in TensorFlow Serving too.
+            # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
             self.weights = [variable.value for variable in model.weights]
             self.source_tokenizer, self.target_tokenizer = (
-                # Not the Fast one: it gives other ids for BPE vocabularies, and says nothing.
+                # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
                 text_library.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32, name=resource_name(tokenizer))
                 for tokenizer in (run.translator.source_tokenizer, run.translator.target_tokenizer)
             )
@@ -110,12 +118,12 @@ def _text_translator(run: TrainedRun, decoding: Decoding, precision: str) -> Any
 
 
 def resource_name(tokenizer: Tokenizer) -> str:
-    """A name of its own for each vocabulary: of one name, those loaded into a process later would be the first one."""
+    """A name for each vocabulary of its own: a process that loads two of the same name uses the first for both."""
     return f"vocabulary_{hashlib.sha256(tokenizer.model).hexdigest()}"
 
 
 def ids_of(tokenizer: Any, text: Tensor) -> Tensor:
-    """Strings (B,) → pieces and the end id (B, S), padded."""
+    """Strings (B,) → source ids (B, S): pieces and the end id, padded."""
     import tensorflow as tf
 
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")

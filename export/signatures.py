@@ -1,4 +1,4 @@
-"""What every format takes, gives and promises: how to decode, what is traced, what is recorded."""
+"""What all formats share: the run, the options of the search, the function that is traced, the metadata."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
-# What `plain` and `is_blank` of the package say of a line, as regular expressions (RE2), for graphs that take text.
+# `plain` and `is_blank` of `keras_transformer` as regular expressions (RE2), for graphs that take text.
 LINE_BREAKS = r"[\x00\n\r]"
 BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 
 PRECISIONS = ("float32", "float16", "int8")
-# (format, precision): why it cannot be written.
+# (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
     ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
 }
+INSTALL_EXTRA = (
+    "install the extra: pip install 'keras-transformer[export]', or from a checkout: pip install -e '.[export]'"
+)
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How an artefact searches: baked into it, and recorded.
+    """How an artefact searches. The options are baked into the artefact and recorded in it.
 
     Args:
         num_beams: K; 1 is greedy search.
         length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
-        max_length: the most pieces to emit, the end included; at most, and by default, the source's length + 50.
-        n_best: hypotheses of each sentence where a list is asked for; all K by default.
+        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50.
+        n_best: how many hypotheses of each sentence a list holds; all K by default.
 
     Raises:
         RequestError: a value is out of its range.
@@ -53,22 +56,22 @@ class Decoding:
 
     def __post_init__(self) -> None:
         n_best = self.num_beams if self.n_best is None else self.n_best
-        SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best)  # checks them
+        SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best)  # raises RequestError
         object.__setattr__(self, "n_best", n_best)
 
     def one_best(self) -> Decoding:
-        """The same search for the best hypothesis alone: it knows earlier that nothing can change any more."""
+        """The same search for the best hypothesis alone, which can stop earlier."""
         return replace(self, n_best=1)
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What is exported: a run's translator, and what is known of the run.
+    """What is exported: a run's translator, and where it comes from.
 
     Args:
-        translator: model (in float32) and vocabularies.
-        languages: "en-de", or "" where the run does not say.
-        name: of the corpus.
+        translator: the model (in float32) and the vocabularies.
+        languages: such as "en-de"; "" if the run does not say.
+        name: the corpus's name.
     """
 
     translator: Translator
@@ -81,7 +84,7 @@ class TrainedRun:
         return self.translator.model
 
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the vocabularies into a folder, under the names that they have in a run's."""
+        """Writes the vocabularies into a folder, under the file names of a run folder."""
         sides = RunFolder(folder).tokenizers(separate=self.model.source_vocabulary_size is not None)
         for path, tokenizer in zip(
             sides, (self.translator.source_tokenizer, self.translator.target_tokenizer), strict=True
@@ -89,7 +92,7 @@ class TrainedRun:
             tokenizer.save(path)
 
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
-        """What an artefact says of itself: names to texts, the same for the same run and flags."""
+        """What an artefact says of itself. The same run and flags give the same metadata."""
         import keras_transformer
 
         return {
@@ -103,10 +106,10 @@ class TrainedRun:
 
 
 def open_run(run: str | os.PathLike[str]) -> TrainedRun:
-    """Reads a run folder, a stranger's included.
+    """Reads a run folder. It may be a stranger's: nothing in it is executed.
 
     Raises:
-        RequestError: there is no run or no model in it yet, or a file is damaged (it is named).
+        RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file.
     """
     translator = load(run)
     corpus = read_config(run).get("corpus", {})
@@ -115,7 +118,7 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
 
 
 def import_optional(module: str) -> Any:
-    """The module of a package that only exporting needs.
+    """Imports a module that only exporting needs.
 
     Raises:
         RequestError: it is not installed.
@@ -124,18 +127,17 @@ def import_optional(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise RequestError(
-            f"exporting needs the package of {module}, which is not installed ({error}): "
-            "install the extra from the repository's root: pip install -e '.[export]'"
+            f"exporting needs the package of {module}, which is not installed ({error}): {INSTALL_EXTRA}"
         ) from None
 
 
 def stem(name: str, precision: str) -> str:
-    """The name of an artefact's file or folder, its suffix left out."""
+    """The name of an artefact's file or folder, without suffix."""
     return name if precision == "float32" else f"{name}-{precision}"
 
 
 def require_precision(format: str, precision: str) -> None:
-    """Raises RequestError, with the reason, unless the format can be written in the precision."""
+    """Raises RequestError unless the format can be written in the precision."""
     if precision not in PRECISIONS:
         raise RequestError(f"expected a precision among {', '.join(PRECISIONS)}; received: {precision}")
     if reason := NO_SUCH_PRECISION.get((format, precision)):
@@ -143,16 +145,16 @@ def require_precision(format: str, precision: str) -> None:
 
 
 def require_own_parts(model: Transformer, format: str, precision: str) -> None:
-    """Raises RequestError unless the model has the very parts that are made of its configuration.
+    """Raises RequestError unless the model is what its configuration makes.
 
-    For what makes the model again in another precision: a part that was put in by hand would be lost.
+    An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
     """
     if found := difference(model):
         raise unwritable(format, precision, found)
 
 
 def unwritable(format: str, precision: str, found: Difference) -> RequestError:
-    """The error that says which part, or option of one, a format cannot write."""
+    """The error that names a part of the model, or an option of a part, that a format cannot write."""
     return RequestError(
         f"{format} in {precision} can write only {found.expected} at {found.path}; received a model with "
         f"{found.received} there: export saved_model in float32, or tflite in float32 or float16, which trace any "
@@ -161,7 +163,7 @@ def unwritable(format: str, precision: str, found: Difference) -> RequestError:
 
 
 def model_of_precision(model: Transformer, precision: str) -> Transformer:
-    """The model as it is for float32; for float16 a copy that computes in half, but for softmax, norms and search."""
+    """For float32 the model itself; for float16 a copy that computes in half, except for softmax, norms and search."""
     if precision == "float32":
         return model
     require_own_parts(model, "saved_model", precision)
@@ -173,17 +175,17 @@ def model_of_precision(model: Transformer, precision: str) -> Transformer:
 def translate_ids(
     model: Transformer, source_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The search that SavedModel and TFLite trace: the translator's own, from ids alone.
+    """The search that SavedModel and TFLite trace: the translator's search, from ids to ids.
 
     Args:
         model: the model.
         source_ids: (B, S) int32, pieces and the end id, then pad.
-        decoding: how to search.
+        decoding: the options of the search.
         index_dtype: as for `beam_search`.
 
     Returns:
-        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad, and scores
-        (B, n_best) float32. L is the largest limit of the batch: that of its longest sentence.
+        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
+        (B, n_best) float32. L is the limit of the batch's longest sentence.
     """
     source_ids = permitted(source_ids, model)
     limits = limits_of(source_ids, decoding.max_length)
@@ -197,7 +199,7 @@ def translate_ids(
 
 
 def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
-    """Ids that the vocabulary lacks are unknown; a source over the model's length is cut, and ends there."""
+    """Replaces ids that the vocabulary lacks by unknown; cuts a source that is too long for the model, and ends it."""
     known = (source_ids >= 0) & (source_ids < (model.source_vocabulary_size or model.vocabulary_size))
     source_ids = ops.where(known, source_ids, UNKNOWN)[:, : model.max_source_length + 1]
     last = ops.arange(ops.shape(source_ids)[1]) == model.max_source_length
@@ -205,14 +207,14 @@ def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
 
 
 def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
-    """(B,) The most ids to emit: the source's length, pad and end not counted, + 50; 0 for a blank source."""
+    """(B,) The most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, longest(lengths), 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
 
 
 def source_ids_of(pieces: Any) -> Tensor:
-    """TensorFlow's ragged ids (B, pieces) of a tokenizer → source ids (B, S): with the end id, padded."""
+    """A tokenizer's ragged ids (B, pieces) → source ids (B, S), with the end id, padded."""
     import tensorflow as tf
 
     ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
@@ -221,10 +223,12 @@ def source_ids_of(pieces: Any) -> Tensor:
 
 
 def pieces_of(ids: Tensor) -> Any:
-    """Ids (rows, L) of a search → TensorFlow's ragged ids, for a tokenizer: without end and pad."""
+    """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
     import tensorflow as tf
 
     is_piece = (ids != PAD) & (ids != START) & (ids != END)
-    lengths = tf.reduce_sum(tf.cast(is_piece, tf.int32), axis=1)  # LiteRT reads 64 bits as 32, silently
-    # `tf.ragged.boolean_mask` says the same, with an operator that LiteRT lacks.
+    lengths = tf.reduce_sum(
+        tf.cast(is_piece, tf.int32), axis=1
+    )  # LiteRT reads 64-bit integers as 32-bit ones, without an error
+    # `tf.ragged.boolean_mask` does the same, with an operator that LiteRT lacks.
     return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, is_piece), lengths, validate=False)

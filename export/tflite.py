@@ -1,4 +1,4 @@
-"""TFLite: ids in, ids out by LiteRT's own operators alone; and text in, text out with those of tensorflow-text."""
+"""TFLite: a translator of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from export.signatures import (
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import say
+from keras_transformer.files import write_whole
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.models import make_model, model_config
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.tensor import Tensor
+
+from .signatures import (
     Decoding,
     TrainedRun,
     import_optional,
@@ -22,25 +30,18 @@ from export.signatures import (
     stem,
     translate_ids,
 )
-from keras_transformer.decoding.translator import Translator
-from keras_transformer.errors import say
-from keras_transformer.files import write_whole
-from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.models import make_model, model_config
-from keras_transformer.models.transformer import Transformer
-from keras_transformer.tensor import Tensor
 
-INTEGERS = "int32"  # of the search: LiteRT reads 64 bits as 32, silently
+INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
 
 class Int8Rows:
-    """An embedding's rows in int8, a scale a row; the converter would take one scale for all rows."""
+    """An embedding in int8 with a scale for each row; the converter would take one scale for all rows."""
 
     def __init__(self, embedding: TokenEmbedding):
         rows = ops.convert_to_numpy(embedding.embeddings)  # (V, D)
         scales = np.maximum(np.abs(rows).max(axis=1), 1e-30) / 127  # (V,)
         self.rows = np.round(rows / scales[:, None]).astype("int8")
-        # In whole units, which a float32 holds exactly: scales in float32 the converter would quantise too.
+        # Integers, because the converter would quantise scales in float32 too; up to 2^24 float32 holds them exactly.
         unit = float(scales.max()) / 2**24
         self.scales = np.round(scales / unit).astype("int32")
         self.factor = unit * embedding.scale
@@ -57,22 +58,22 @@ def export_tflite(
     """Writes `tflite/translate.tflite` and, for unigram vocabularies, `tflite/translate_text.tflite`.
 
     Both have one signature, `translate`: source_ids int32 (B, S), pieces and the end id, then pad, → target_ids int32
-    (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,). The second takes
-    the operators of tensorflow-text, which an interpreter registers.
+    (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,). For text the
+    interpreter must register tensorflow-text's operators.
 
     Args:
-        run: what `open_run` read.
-        folder: where to.
-        decoding: how to search.
-        precision: "float32"; "float16": weights in half, for a file of half the size, computed in float32; "int8":
-            weights in int8, a scale for each row or column, and activations as they come.
+        run: what to export; `open_run` reads it from a run folder.
+        folder: where to write.
+        decoding: the options of the search.
+        precision: "float32"; "float16" for weights in half, which halves the file and still computes in float32; "int8"
+            for weights in int8, with a scale for each row or column, and activations that are quantised as it runs.
 
     Returns:
         The paths written.
 
     Raises:
-        RequestError: no such precision, tensorflow-text is not installed, or for int8 a part of the model is not the
-            one of which its configuration tells.
+        RequestError: the precision does not exist, tensorflow-text is not installed, or for int8 a part of the model is
+            not the one that its configuration names.
     """
     require_precision("tflite", precision)
     decoding = (decoding or Decoding()).one_best()
@@ -83,7 +84,7 @@ def export_tflite(
     if run.translator.source_tokenizer.model_type == run.translator.target_tokenizer.model_type == "unigram":
         models["translate_text"] = _text_translator(model, run.translator, decoding)
     else:
-        say("tflite/translate_text.tflite is left out: of BPE vocabularies LiteRT's tokenizer gives other ids")
+        say("tflite/translate_text.tflite is left out: for BPE vocabularies LiteRT's tokenizer gives other ids")
     paths = []
     for name, module in models.items():
         path = folder / f"{stem(name, precision)}.tflite"
@@ -125,7 +126,7 @@ def _text_translator(model: Transformer, translator: Translator, decoding: Decod
     def translate(text: Tensor) -> dict[str, Tensor]:
         ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding, INTEGERS)
         texts = target.detokenize(pieces_of(ids[:, 0]))
-        # LiteRT's detokenizer says that it gave one text, however many it gave; a gather counts them itself.
+        # LiteRT's detokenizer reports one text, however many it gives; `gather` sets the right shape.
         return {"translation": tf.gather(texts, tf.range(tf.shape(scores)[0])), "score": scores[:, 0]}
 
     return _module(model, translate, tf.TensorSpec([None], tf.string, name="text"))
@@ -135,7 +136,7 @@ def _module(model: Transformer, translate: Callable[[Tensor], dict[str, Tensor]]
     import tensorflow as tf
 
     module = tf.Module()
-    module.weights = [variable.value for variable in model.weights]  # the raw ones: Keras's wrappers stay behind
+    module.weights = [variable.value for variable in model.weights]  # the variables themselves, not Keras's wrappers
     module.translate = tf.function(translate, input_signature=[takes], autograph=False)
     return module
 

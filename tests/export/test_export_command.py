@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import shutil
@@ -195,7 +196,7 @@ def test_what_a_format_cannot_do_is_left_out_of_many(capsys):
 
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    with pytest.raises(RequestError, match=r"pip install -e '\.\[export\]'"):
+    with pytest.raises(RequestError, match=r"'keras-transformer\[export\]', or .* -e '\.\[export\]'"):
         planned(["tflite"], ["float32"])
 
 
@@ -208,6 +209,14 @@ def test_unknown_formats_and_precisions_exit_2(run_with_validation):
 def test_help_waits_for_no_tensorflow():
     code = "import sys, export.__main__; export.__main__.make_parser().format_help(); print('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_options_fit_another_parser():
+    parser = argparse.ArgumentParser(prog="keras-transformer")
+    sub = parser.add_subparsers().add_parser("export")
+    command.add_options(sub)
+    flags = ["demo", "--format", "onnx", "--precision", "int8", "--beams", "2"]
+    assert parser.parse_args(["export", *flags]) == command.make_parser().parse_args(flags)
 
 
 def test_the_vocabulary_is_known_by_its_kind(run_with_validation):

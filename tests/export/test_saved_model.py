@@ -118,7 +118,7 @@ def test_it_says_what_it_is(exported):
 def test_it_is_refused_where_something_else_stands(trained, tmp_path):
     (tmp_path / "saved_model").mkdir()
     (tmp_path / "saved_model" / "letter").write_text("dear ...")
-    with pytest.raises(RequestError, match="is something else"):
+    with pytest.raises(RequestError, match="received something else"):
         export_saved_model(trained, tmp_path)
     assert (tmp_path / "saved_model" / "letter").read_text() == "dear ..."
 

@@ -144,4 +144,4 @@ def test_bpe_text_is_left_out_and_said_to_be(tmp_path, capsys):
     model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 16)
     paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
     assert [path.name for path in paths] == ["translate.tflite"]
-    assert "translate_text.tflite is left out: of BPE vocabularies" in capsys.readouterr().err
+    assert "translate_text.tflite is left out: for BPE vocabularies" in capsys.readouterr().err
