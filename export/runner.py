@@ -1,15 +1,7 @@
 """Runs one artefact as its users do: a script for a process of its own, which imports nothing of this project.
 
-`python runner.py JOB RESULT` reads a job (JSON) and writes a result (JSON). The job:
-
-    paths (two of the halves of a translator, else one), format ("saved_model" | "onnx" | "tflite"), takes ("text" |
-    "ids" | "halves"), gpu (may it be used), threads, sentences (texts, or rows of ids), batch_size, num_probes (so many
-    sentences are run alone and padded as well), probe_seconds (after so long no more of them), pad_columns (how far ids
-    are padded), max_length and length_penalty (of the search, where only halves are given)
-
-The result: load_seconds, peak_bytes, versions, device, modules (which of `WATCHED` were imported), and the answers
-"batched", "alone" and "padded", each with outputs, scores and seconds (of each batch). Or: error, one line. Or:
-missing, a module that is not installed.
+`python runner.py TASK RESULT` reads a `Task` and writes a `Result`, both as JSON. In place of the result it writes
+{"error": one line} if the artefact fails, {"missing": module} if a module is not installed.
 """
 
 from __future__ import annotations
@@ -23,56 +15,100 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
-PACKAGES = (
-    "tensorflow",
-    "tensorflow-text",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-extensions",
-    "ai-edge-litert",
-    "numpy",
-)
-Job = dict[str, Any]
+ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions")
+PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "numpy")
+Sentences = Sequence[Any]  # texts, or rows of ids
 Batch = Any  # strings (B,), or ids (B, S) int32
+MakeBatch = Callable[[Sentences], Batch]
 Translate = Callable[[Batch], tuple[np.ndarray, np.ndarray]]  # strings (B,) or ids (B, L), and scores (B,)
+Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
 
 
-def main(job_path: str, result_path: str) -> None:
-    """Runs the job; what goes wrong stands in the result."""
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+class Task(TypedDict):
+    """What the runner is asked to do."""
+
+    paths: list[str]  # one, or the two halves of a translator
+    format: str  # "saved_model", "onnx" or "tflite"
+    takes: str  # "text", "ids" or "halves"
+    gpu: bool  # whether the runtime may use a GPU
+    threads: int
+    sentences: Sentences
+    batch_size: int
+    num_probes: int  # so many sentences also run alone and padded
+    probe_seconds: float  # after this time no further probe starts
+    pad_columns: int  # how many columns of padding a probe of ids gets
+    max_length: int | None  # of the search around two halves, as is
+    length_penalty: float
+
+
+class Answers(TypedDict):
+    """The translations of some batches."""
+
+    outputs: list[Any]  # texts, or rows of ids without padding
+    scores: list[float]
+    seconds: list[float]  # of each batch
+
+
+class Result(TypedDict):
+    """What the runner saw."""
+
+    batched: Answers
+    alone: Answers
+    padded: Answers
+    load_seconds: float
+    peak_bytes: int
+    versions: dict[str, str]
+    device: str  # "CPU" or "GPU"
+    modules: list[str]  # those of `WATCHED` that were imported
+
+
+class Loaded(NamedTuple):
+    """An artefact that answers, and the device that it runs on."""
+
+    translate: Translate
+    device: str
+
+
+Load = Callable[[], Loaded]
+
+
+def main(task_path: str, result_path: str) -> None:
+    """Runs the task and writes the result, or the error."""
+    task = json.loads(Path(task_path).read_text(encoding="utf-8"))
+    result: object
     try:
-        result = run(job)
+        result = run(task)
     except ModuleNotFoundError as error:
         result = {"missing": error.name}
-    except Exception as error:  # whatever a runtime may raise: the certificate tells it
+    except Exception as error:  # a runtime may raise anything: the certificate reports it
         lines = str(error).split("\n")
         result = {"error": " ".join(f"{type(error).__name__}: {lines[0]}".split())[:500]}
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Loads the artefact, then has it answer in batches, alone and padded."""
-    prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}[job["format"]]
-    load = prepare(job)  # the runtime's import is not counted
+def run(task: Task) -> Result:
+    """Loads the artefact and translates the sentences in batches, alone and padded."""
+    prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}[task["format"]]
+    load = prepare(task)  # the runtime's import does not count
     start = time.perf_counter()
     translate, device = load()
     load_seconds = time.perf_counter() - start
-    sentences, size = job["sentences"], job["batch_size"]
-    probes = sentences[: job["num_probes"]]
+    sentences, size = task["sentences"], task["batch_size"]
+    probes = [[sentence] for sentence in sentences[: task["num_probes"]]]
     translate(batch_of(sentences[:size]))  # to warm up
-    answers = {
-        "batched": answer(translate, [sentences[first : first + size] for first in range(0, len(sentences), size)]),
-        "alone": answer(translate, [[sentence] for sentence in probes], job["probe_seconds"]),
-        "padded": answer(translate, [[sentence] for sentence in probes], job["probe_seconds"], padding(job)),
-    }
     return {
-        **answers,
+        "batched": answer(translate, [sentences[first : first + size] for first in range(0, len(sentences), size)]),
+        "alone": answer(translate, probes, task["probe_seconds"]),
+        "padded": answer(translate, probes, task["probe_seconds"], padding(task)),
         "load_seconds": load_seconds,
         "peak_bytes": peak_bytes(),
         "versions": dict(versions()),
@@ -81,64 +117,66 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
-def prepare_saved_model(job: Job) -> Callable[[], tuple[Translate, str]]:
-    """TensorFlow with the operators of tensorflow_text: what TensorFlow Serving has."""
+def prepare_saved_model(task: Task) -> Load:
+    """TensorFlow with the operators of tensorflow_text, as TensorFlow Serving has them."""
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
-    tf.config.threading.set_inter_op_parallelism_threads(job["threads"])
+    tf.config.threading.set_intra_op_parallelism_threads(task["threads"])
+    tf.config.threading.set_inter_op_parallelism_threads(task["threads"])
     tf.config.experimental.enable_tensor_float_32_execution(False)  # TF32 rounds float32 to 11 bits
     import tensorflow_text  # noqa: F401
 
-    def load() -> tuple[Translate, str]:
-        loaded = tf.saved_model.load(*job["paths"])
+    def load() -> Loaded:
+        loaded = tf.saved_model.load(*task["paths"])
 
         def translate(text: Batch) -> tuple[np.ndarray, np.ndarray]:
-            # Asked for here each time: a signature alone does not keep the variables that it reads.
+            # Looked up for each batch: a signature alone does not keep its variables alive.
             outputs = loaded.signatures["serving_default"](text=tf.constant(text))
             return outputs["translation"].numpy(), outputs["score"].numpy()
 
-        return translate, "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        return Loaded(translate, "GPU" if tf.config.list_physical_devices("GPU") else "CPU")
 
     return load
 
 
-def prepare_onnx(job: Job) -> Callable[[], tuple[Translate, str]]:
-    """ONNX Runtime; onnxruntime-extensions beside it for text alone."""
+def prepare_onnx(task: Task) -> Load:
+    """ONNX Runtime; for text also onnxruntime-extensions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = job["threads"]
+    options.intra_op_num_threads = task["threads"]
     options.log_severity_level = 3
-    if job["takes"] == "text":
+    if task["takes"] == "text":
         import onnxruntime_extensions
 
         options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
     providers: list[Any] = ["CPUExecutionProvider"]
-    if job["gpu"] and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        onnxruntime.preload_dlls()  # the CUDA libraries that pip installed: it does not look for them by itself
+    if task["gpu"] and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
         providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
 
-    def load() -> tuple[Translate, str]:
-        sessions = [onnxruntime.InferenceSession(path, options, providers=providers) for path in job["paths"]]
-        # It may fall back to the CPU; why, it says on standard error, or standard output.
+    def load() -> Loaded:
+        sessions = [onnxruntime.InferenceSession(path, options, providers=providers) for path in task["paths"]]
+        # ONNX Runtime may fall back to the CPU; it writes the reason to standard error or standard output.
         on_gpu = all("CUDAExecutionProvider" in session.get_providers() for session in sessions)
         on_halves = functools.partial(greedy_search, device="cuda" if on_gpu else "cpu")
-        make = on_halves if job["takes"] == "halves" else whole_search
-        return make(job, *sessions), "GPU" if on_gpu else "CPU"
+        make = on_halves if task["takes"] == "halves" else whole_search
+        return Loaded(make(task, *sessions), "GPU" if on_gpu else "CPU")
 
     return load
 
 
-def whole_search(job: Job, session: Any) -> Translate:
-    """The search is in the graph."""
+def whole_search(task: Task, session: onnxruntime.InferenceSession) -> Translate:
+    """A translator whose graph holds the search."""
     (name,) = [argument.name for argument in session.get_inputs()]
-    outputs = ["translation" if job["takes"] == "text" else "target_ids", "score"]
+    outputs = ["translation" if task["takes"] == "text" else "target_ids", "score"]
     return lambda batch: tuple(session.run(outputs, {name: batch}))
 
 
-def greedy_search(job: Job, encoder: Any, step: Any, device: str) -> Translate:
-    """The shortest loop around the two halves of a translator; what only they read stays on the device."""
+def greedy_search(
+    task: Task, encoder: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession, device: str
+) -> Translate:
+    """A translator from the two halves: a greedy loop, which keeps on the device whatever only the halves read."""
     past_inputs = [argument for argument in step.get_inputs() if argument.name.startswith("past_")]
     memory_names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
     past_names = [argument.name for argument in past_inputs]
@@ -147,7 +185,7 @@ def greedy_search(job: Job, encoder: Any, step: Any, device: str) -> Translate:
 
     def translate(source_ids: Batch) -> tuple[np.ndarray, np.ndarray]:
         memory = run_bound(encoder, encoder.io_binding(), {"source_ids": on_device(source_ids)}, encoded)
-        limits = np.minimum(memory.pop("limit").numpy(), job["max_length"] or np.iinfo("int32").max)
+        limits = np.minimum(memory.pop("limit").numpy(), task["max_length"] or np.iinfo("int32").max)
         binding = step.io_binding()
         for name in memory_names:
             binding.bind_ortvalue_input(name, memory[name])
@@ -167,21 +205,26 @@ def greedy_search(job: Job, encoder: Any, step: Any, device: str) -> Translate:
             if done.all():
                 break
         lengths = np.sum(ids != PAD, axis=1)
-        return ids, log_prob / ((5 + lengths) / 6) ** job["length_penalty"]
+        return ids, log_prob / ((5 + lengths) / 6) ** task["length_penalty"]
 
     return translate
 
 
-def on_device(array: np.ndarray, device: str = "cpu") -> Any:
-    """The array as a value of ONNX Runtime's, on "cpu" or "cuda"."""
+def on_device(array: np.ndarray, device: str = "cpu") -> onnxruntime.OrtValue:
+    """The array as a value of ONNX Runtime on "cpu" or "cuda"."""
     import onnxruntime
 
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
 
 
-def run_bound(session: Any, binding: Any, inputs: dict[str, Any], outputs: dict[str, str]) -> dict[str, Any]:
-    """Runs a session on values where they are, these and what is bound already; its outputs, on the devices named."""
-    binding.clear_binding_outputs()  # a step gives larger ones than the step before
+def run_bound(
+    session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, inputs: Values, outputs: dict[str, str]
+) -> Values:
+    """Runs a session without copying values between devices: on `inputs` and on what the binding holds already.
+
+    `outputs` names each output's device.
+    """
+    binding.clear_binding_outputs()  # each step has larger outputs than the step before
     for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
     for name, device in outputs.items():
@@ -190,52 +233,52 @@ def run_bound(session: Any, binding: Any, inputs: dict[str, Any], outputs: dict[
     return dict(zip(outputs, binding.get_outputs(), strict=True))
 
 
-def nothing_yet(argument: Any, rows: int) -> np.ndarray:
-    """The keys or values of no position: (rows, heads, 0, size)."""
+def nothing_yet(argument: onnxruntime.NodeArg, rows: int) -> np.ndarray:
+    """The keys or values before the first step: (rows, heads, 0, size)."""
     _, heads, _, size = argument.shape
     return np.zeros((rows, heads, 0, size), "float16" if "float16" in argument.type else "float32")
 
 
 def likeliest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of (B, V) the likeliest ids that may be emitted (B,), and their log-probabilities (B,)."""
+    """Logits (B, V) → the likeliest ids that may be emitted (B,), and their log-probabilities (B,)."""
     logits = logits - logits.max(axis=1, keepdims=True)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     log_probs[:, [PAD, UNKNOWN, START]] = -np.inf
     return log_probs.argmax(axis=1).astype("int32"), log_probs.max(axis=1)
 
 
-def prepare_tflite(job: Job) -> Callable[[], tuple[Translate, str]]:
-    """LiteRT alone for ids; for text with the operators of tensorflow_text."""
+def prepare_tflite(task: Task) -> Load:
+    """LiteRT; for text with the operators of tensorflow_text."""
     from ai_edge_litert import interpreter as litert
 
-    options = {"model_path": job["paths"][0], "num_threads": job["threads"]}
-    if job["takes"] == "text":
+    options = {"model_path": task["paths"][0], "num_threads": task["threads"]}
+    if task["takes"] == "text":
         from tensorflow_text.core.pybinds import tflite_registrar
 
         options["custom_op_registerers"] = tflite_registrar.SELECT_TFTEXT_OPS
 
-    def load() -> tuple[Translate, str]:
-        kind = litert.InterpreterWithCustomOps if job["takes"] == "text" else litert.Interpreter
+    def load() -> Loaded:
+        kind = litert.InterpreterWithCustomOps if task["takes"] == "text" else litert.Interpreter
         runner = kind(**options).get_signature_runner("translate")
         (name,) = runner.get_input_details()
-        best = "translation" if job["takes"] == "text" else "target_ids"
+        best = "translation" if task["takes"] == "text" else "target_ids"
 
         def translate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
             outputs = runner(**{name: batch})
             return outputs[best], outputs["score"]
 
-        return translate, "CPU"
+        return Loaded(translate, "CPU")
 
     return load
 
 
 def answer(
-    translate: Translate, batches: Sequence[list], most_seconds: float = float("inf"), prepare: Callable | None = None
-) -> dict[str, list]:
-    """The answers to the batches, as far as the time goes."""
-    answers: dict[str, list] = {"outputs": [], "scores": [], "seconds": []}
+    translate: Translate, batches: Sequence[Sentences], max_seconds: float = float("inf"), make: MakeBatch | None = None
+) -> Answers:
+    """Translates the batches one by one, and stops after `max_seconds`; `make` replaces `batch_of`."""
+    answers: Answers = {"outputs": [], "scores": [], "seconds": []}
     for sentences in batches:
-        batch = (prepare or batch_of)(sentences)
+        batch = (make or batch_of)(sentences)
         start = time.perf_counter()
         outputs, scores = translate(batch)
         answers["seconds"].append(time.perf_counter() - start)
@@ -244,13 +287,13 @@ def answer(
             raise ValueError(f"expected a row and a score for each of {len(batch)} sentences; received {shapes}")
         answers["outputs"] += [plain(row) for row in outputs[: len(sentences)]]
         answers["scores"] += [float(score) for score in scores[: len(sentences)]]
-        if sum(answers["seconds"]) > most_seconds:
+        if sum(answers["seconds"]) > max_seconds:
             break
     return answers
 
 
-def batch_of(sentences: list) -> Batch:
-    """Texts (B,), or ids (B, S) with pad where a row is shorter."""
+def batch_of(sentences: Sentences) -> Batch:
+    """Texts (B,), or ids (B, S) padded to the longest row."""
     if isinstance(sentences[0], str):
         return np.array(sentences, object)
     ids = np.full((len(sentences), max(map(len, sentences))), PAD, "int32")
@@ -259,16 +302,16 @@ def batch_of(sentences: list) -> Batch:
     return ids
 
 
-def padding(job: Job) -> Callable[[list], Batch]:
-    """What pads a batch: more columns for ids; for text the longest sentence as a neighbour."""
-    if job["takes"] != "text":
-        return lambda sentences: np.pad(batch_of(sentences), [(0, 0), (0, job["pad_columns"])], constant_values=PAD)
-    longest = max(job["sentences"], key=len)
+def padding(task: Task) -> MakeBatch:
+    """A function that makes a padded batch: ids get more columns, a text gets the longest sentence as its neighbour."""
+    if task["takes"] != "text":
+        return lambda sentences: np.pad(batch_of(sentences), [(0, 0), (0, task["pad_columns"])], constant_values=PAD)
+    longest = max(task["sentences"], key=len)
     return lambda sentences: batch_of([*sentences, longest])
 
 
-def plain(row: Any) -> Any:
-    """A text as a string; ids without the pad at their end."""
+def plain(row: str | bytes | np.ndarray) -> str | list[int]:
+    """A text as a string, or ids without the padding behind them."""
     if isinstance(row, bytes):
         return row.decode("utf-8", "replace")
     if isinstance(row, str):
@@ -280,9 +323,9 @@ def plain(row: Any) -> Any:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever held."""
+    """The largest memory that this process has had so far."""
     with contextlib.suppress(OSError):
-        # Linux hands `ru_maxrss` on from the process that started this one.
+        # On Linux `ru_maxrss` includes the peak of the process that started this one.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
@@ -293,7 +336,7 @@ def peak_bytes() -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Python's version and those of the runtimes that were used."""
+    """The versions of Python and of the runtimes that were used."""
     yield "python", sys.version.split()[0]
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

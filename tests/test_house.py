@@ -41,8 +41,25 @@ MAY_IMPORT = {
     "export.onnx_search": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_text": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.tflite": [PACKAGE, "export.signatures"],
-    "export.certificate": [PACKAGE, "export.signatures", "export.judgement"],
-    "export.judgement": [PACKAGE, "export.signatures"],
+    "export.artefacts": ["export.signatures"],
+    "export.contents": ["export.artefacts", "export.signatures"],
+    "export.device": ["export.artefacts"],
+    "export.execution": [f"export.{name}" for name in ("artefacts", "device", "runner", "signatures")],
+    "export.bleu_loss": [PACKAGE],
+    "export.near_ties": [PACKAGE, "export.signatures"],
+    "export.measured": [PACKAGE, "export.bleu_loss", "export.runner"],
+    "export.rules": ["export.measured"],
+    "export.judgement": [
+        PACKAGE,
+        *(f"export.{name}" for name in ("artefacts", "measured", "near_ties", "rules", "runner", "signatures")),
+    ],
+    "export.certificate_records": ["export.contents", "export.judgement"],
+    "export.certificate_files": [PACKAGE, "export.certificate_records", "export.rules"],
+    "export.certificate": [
+        PACKAGE,
+        *(f"export.{name}" for name in ("artefacts", "certificate_files", "certificate_records", "contents")),
+        *(f"export.{name}" for name in ("device", "execution", "judgement", "rules", "signatures")),
+    ],
     "export.signatures": [PACKAGE],
     f"{PACKAGE}.__init__": [PACKAGE],
     f"{PACKAGE}.__main__": [PACKAGE, "export"],  # the top floor
@@ -214,6 +231,11 @@ def test_a_forbidden_import_is_found() -> None:
     code = "def f():\n    from ..text import tokenizer\nfrom keras_transformer import errors, load\n"
     found = [name for name, _, _ in imports_of(ast.parse(code), f"{PACKAGE}.layers.feed_forward")]
     assert found == [f"{PACKAGE}.text.tokenizer", f"{PACKAGE}.errors", PACKAGE]
+    code = "from .signatures import Decoding\nfrom .certificate import certify\nfrom . import runner\n"
+    found = [name for name, _, _ in imports_of(ast.parse(code), "export.tflite")]
+    assert found == ["export.signatures", "export.certificate", "export.runner"]
+    assert most_exact("export.tflite") == [PACKAGE, "export.signatures"]
+    assert most_exact("export.runner") == [], "it is run without this project"
     assert most_exact(f"{PACKAGE}.layers.masks") == []
     assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.{name}" for name in ("models", "layers", "family")]
     assert most_exact(f"{PACKAGE}.options") == most_exact(f"{PACKAGE}.fit") == [], "they are leaves"

@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from export.judgement import (
-    BrokenArtefact,
-    Judge,
-    best_left_out,
-    bleu_of,
-    bleu_statistics,
-    compare_bleu,
-    is_whole,
-)
+from export.artefacts import BrokenArtefact
+from export.bleu_loss import bleu_of, bleu_statistics, compare_bleu
+from export.judgement import Judge, is_whole
+from export.near_ties import Choice, best_left_out
+from export.runner import Answers, Result
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
 from tests.tiny_text import lines
@@ -25,7 +21,6 @@ from tests.tiny_text import lines
 pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 100)
-NO_TIMES = {"load_seconds": 1.0, "peak_bytes": 1, "device": "CPU", "versions": {}, "modules": []}
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +30,30 @@ def judge(translator) -> Judge:
     return judge
 
 
-def result_of(judge: Judge, takes: str = "ids") -> dict:
-    """What the runner would say of a perfect artefact."""
+def result_of(judge: Judge, takes: str = "ids") -> Result:
+    """What the runner would see of a perfect artefact."""
     outputs = [list(one.ids) if takes == "ids" else one.text for one in judge.best]
     scores = [one.score for one in judge.best]
 
-    def answers(count: int) -> dict:
+    def answers(count: int) -> Answers:
         return {"outputs": outputs[:count], "scores": scores[:count], "seconds": [0.1]}
 
-    return {"batched": answers(100), "alone": answers(64), "padded": answers(64), **NO_TIMES}
+    return {
+        "batched": answers(100),
+        "alone": answers(64),
+        "padded": answers(64),
+        "load_seconds": 1.0,
+        "peak_bytes": 1,
+        "device": "CPU",
+        "versions": {},
+        "modules": [],
+    }
 
 
 @pytest.fixture(scope="module")
 def sure(judge) -> int:
     """The place of a sentence whose translation the search did not nearly lose."""
-    margins = [judge._margin(place)[0] for place in range(3)]
+    margins = [judge.narrowest_choice(place).margin for place in range(3)]
     assert max(margins) > 1e-2
     return int(np.argmax(margins))
 
@@ -102,7 +106,7 @@ def test_another_translation_that_is_as_good_holds(judge, sure):
 
 @pytest.mark.parametrize(("margin", "holds"), [(9e-5, True), (1.1e-4, False)])
 def test_a_worse_translation_holds_only_by_a_near_tie(judge, monkeypatch, margin, holds):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: (margin, 3))
+    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(margin, 3))
     result = result_of(judge)
     result["batched"]["outputs"][0] = [7, 8, END]
     judgement = judge.judge("float32", result)
@@ -111,7 +115,7 @@ def test_a_worse_translation_holds_only_by_a_near_tie(judge, monkeypatch, margin
 
 
 def test_two_percent_that_differ_do_not_hold(judge, monkeypatch):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: (0.0, 1))
+    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(0.0, 1))
     result = result_of(judge)
     for place in (0, 1):
         result["batched"]["outputs"][place] = [7, 8, END]
@@ -131,7 +135,7 @@ def test_a_wrong_score_does_not_hold(judge, score):
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 8], [7, START, END], [7, END, 8], [7, PAD, END], [END, END]])
 def test_what_is_no_whole_translation_does_not_hold(judge, sure, monkeypatch, ids):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: (1.0, 1))
+    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(1.0, 1))
     place = sure
     result = result_of(judge)
     result["batched"]["outputs"][place] = ids
@@ -163,7 +167,7 @@ def test_neighbours_that_matter_are_counted(judge):
     assert (measured.probes, measured.batched_differ, measured.padded_differ) == (64, 1, 3)
 
 
-def with_bleu_of(judge: Judge, num_wrong: int) -> dict:
+def with_bleu_of(judge: Judge, num_wrong: int) -> Result:
     """A result in which so many sentences are translated into nothing."""
     result = result_of(judge)
     for place in range(num_wrong):
@@ -208,7 +212,7 @@ def test_the_bootstrap_interval_is_of_the_pairs():
     bleu, model_bleu, interval = compare_bleu(mixed, references, references)
     assert model_bleu == pytest.approx(100)
     assert 1 < interval < model_bleu - bleu
-    assert compare_bleu(mixed, references, references)[2] == interval
+    assert compare_bleu(mixed, references, references).interval == interval
 
 
 def test_bleu_of_single_words_is_the_share_that_is_right():
@@ -231,7 +235,7 @@ def test_the_narrowest_choice_is_found(translator, num_beams):
     decoding = Decoding(num_beams, max_length=8)
     judge = Judge(translator, decoding, SENTENCES[:3])
     for place, best in enumerate(judge.best):
-        margin, piece = judge._margin(place)
+        margin, piece = judge.narrowest_choice(place)
         assert 0 < margin < math.inf
         assert 1 <= piece <= len(best.ids)
         if num_beams == 1:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from export import onnx_search
-from export.certificate import onnx_contents
+from export.contents import onnx_contents
 from export.onnx import (
     INT8_OPERATORS,
     SOURCE,

@@ -1,0 +1,74 @@
+"""The artefacts of an export folder: their file names, and what each takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from .signatures import PRECISIONS, Decoding, stem
+
+
+class Kind(NamedTuple):
+    """A kind of artefact: its path in the export folder without precision and suffix, and its place in `Artefact`."""
+
+    name: str
+    suffix: str
+    format: str
+    takes: str
+
+
+KINDS = (
+    Kind("saved_model", "", "saved_model", "text"),
+    Kind("onnx/translate", ".onnx", "onnx", "ids"),
+    Kind("onnx/translate_text", ".onnx", "onnx", "text"),
+    Kind("onnx/encoder", ".onnx", "onnx", "halves"),
+    Kind("tflite/translate", ".tflite", "tflite", "ids"),
+    Kind("tflite/translate_text", ".tflite", "tflite", "text"),
+)
+
+
+class BrokenArtefact(Exception):
+    """An artefact cannot be read, does not run, or gives what no translator gives. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A translator that an export wrote.
+
+    Args:
+        path: its file or folder; for the two halves, the encoder's file.
+        format: "saved_model", "onnx" or "tflite".
+        takes: "text", "ids", or "halves" for encoder and step, which the caller runs in a loop of its own.
+        precision: "float32", "float16" or "int8".
+    """
+
+    path: Path
+    format: str
+    takes: str
+    precision: str
+
+    @property
+    def paths(self) -> list[Path]:
+        """The artefact's path; for the two halves, both paths."""
+        step = self.path.with_name(self.path.name.replace("encoder", "step"))
+        return [self.path, step] if self.takes == "halves" else [self.path]
+
+    def search(self, decoding: Decoding) -> Decoding:
+        """The search that runs: `decoding`, which is baked in; around the two halves the runner searches greedily."""
+        return replace(decoding, num_beams=1, n_best=1) if self.takes == "halves" else decoding
+
+    def name_in(self, folder: Path) -> str:
+        """The artefact's path in the export folder; for the two halves, the step's file name too."""
+        return " + ".join([self.path.relative_to(folder).as_posix(), *(path.name for path in self.paths[1:])])
+
+
+def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
+    """The artefacts of an export folder, recognised by their file names."""
+    candidates = [
+        Artefact(Path(folder) / f"{stem(kind.name, precision)}{kind.suffix}", kind.format, kind.takes, precision)
+        for kind in KINDS
+        for precision in PRECISIONS
+    ]
+    return [artefact for artefact in candidates if artefact.path.exists()]

@@ -1,0 +1,124 @@
+"""What an artefact is made of, read from its files without running it: bytes, operators, versions of operator sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_transformer.errors import RequestError
+
+from .artefacts import Artefact, BrokenArtefact
+from .signatures import import_optional
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an artefact is made of.
+
+    Args:
+        bytes: the size of all its files.
+        operators: how often each operator occurs.
+        custom_operators: the operators that do not belong to the format itself.
+        opset: the versions of the operator sets that it needs.
+    """
+
+    bytes: int
+    operators: dict[str, int]
+    custom_operators: list[str]
+    opset: dict[str, int]
+
+    def joined(self, other: Contents) -> Contents:
+        """Both contents together; both need the same operator sets."""
+        operators = Counter(self.operators) + Counter(other.operators)
+        custom = {*self.custom_operators, *other.custom_operators}
+        return Contents(self.bytes + other.bytes, dict(sorted(operators.items())), sorted(custom), self.opset)
+
+
+def contents_of(artefact: Artefact) -> Contents:
+    """Reads what an artefact is made of.
+
+    Raises:
+        BrokenArtefact: its files cannot be read, or are not of its format.
+        RequestError: the package that reads the format is not installed.
+    """
+    read = {"saved_model": saved_model_contents, "onnx": onnx_contents, "tflite": tflite_contents}[artefact.format]
+    try:
+        whole, *others = [read(path) for path in artefact.paths]
+    except RequestError:
+        raise
+    except Exception as error:  # each library raises its own error for a damaged file
+        raise BrokenArtefact(f"it cannot be read: {' '.join(str(error).split())[:200]}") from error
+    for other in others:
+        whole = whole.joined(other)
+    return whole
+
+
+def saved_model_contents(path: Path) -> Contents:
+    """Counts the operators of the signatures' functions; operators that TensorFlow itself lacks are custom."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    model = SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    graph = model.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    operators = Counter(node.op for node in nodes)
+    functions = {function.signature.name for function in graph.library.function}
+    custom = [name for name in operators if not hasattr(tf.raw_ops, name) and name not in functions]
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return contents(files, operators, custom, {"GraphDef": graph.versions.producer})
+
+
+def onnx_contents(path: Path) -> Contents:
+    """Counts the operators of the graph and of its inner graphs; custom ones are named `domain::operator`."""
+    onnx = import_optional("onnx")
+    onnx.checker.check_model(str(path))
+    model = onnx.load(path, load_external_data=False)
+    functions = {(function.domain, function.name) for function in model.functions}
+    graphs = [model.graph, *(graph for function in model.functions for graph in inner_graphs(function.node))]
+    graphs += inner_graphs(model.graph.node)
+    nodes = [node for graph in (*graphs, *model.functions) for node in graph.node]
+    operators = Counter(f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
+    custom = [
+        f"{node.domain}::{node.op_type}"
+        for node in nodes
+        if node.domain and (node.domain, node.op_type) not in functions
+    ]
+    arrays = [array for graph in graphs for array in graph.initializer]
+    data = {item.value for array in arrays for item in array.external_data if item.key == "location"}
+    opset = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    return contents([path, *(path.parent / name for name in data)], operators, custom, opset)
+
+
+def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs inside nodes (bodies of loops, branches of conditions), and the graphs inside these."""
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                yield graph
+                yield from inner_graphs(graph.node)
+
+
+def tflite_contents(path: Path) -> Contents:
+    """Counts the operators of all subgraphs; custom ones have a name of their own, TensorFlow's (Flex) among them."""
+    schema = import_optional("ai_edge_litert.schema_py_generated")
+    model = schema.Model.GetRootAs(path.read_bytes())
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
+    codes = [model.OperatorCodes(place) for place in range(model.OperatorCodesLength())]
+    kinds = [max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) for code in codes]
+    used = [(code.CustomCode() or b"").decode() or names[kind] for code, kind in zip(codes, kinds, strict=True)]
+    graphs = [model.Subgraphs(place) for place in range(model.SubgraphsLength())]
+    places = [graph.Operators(index).OpcodeIndex() for graph in graphs for index in range(graph.OperatorsLength())]
+    custom = [name for code, name in zip(codes, used, strict=True) if code.CustomCode()]
+    return contents([path], Counter(used[place] for place in places), custom, {"schema": model.Version()})
+
+
+def contents(files: Iterable[Path], operators: Counter[str], custom: Iterable[str], opset: dict[str, int]) -> Contents:
+    """`Contents` from files that are not measured yet and names that are in no order yet."""
+    size = sum(file.stat().st_size for file in files)
+    return Contents(size, dict(sorted(operators.items())), sorted(set(custom)), opset)

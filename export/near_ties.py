@@ -1,0 +1,70 @@
+"""How nearly the model's own search chose another translation: a near tie explains why an artefact chose the other."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from keras import ops
+
+from keras_transformer.decoding import search
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.tokenizer import END
+
+from .signatures import Decoding
+
+
+class Choice(NamedTuple):
+    """A choice of the search: its margin in log-probability, and the piece where it was made, from 1."""
+
+    margin: float
+    piece: int
+
+
+def narrowest_choice(
+    model: Transformer, source_ids: np.ndarray, limit: int, ids: tuple[int, ...], decoding: Decoding
+) -> Choice:
+    """Finds the step at which the search came closest to losing the translation that it found.
+
+    Args:
+        model: the model.
+        source_ids: (1, S).
+        limit: the most ids to emit.
+        ids: the translation that the model's search found.
+        decoding: how the search ran.
+
+    Returns:
+        The smallest difference in log-probability, over all steps, between the beginning of the translation and the
+        best hypothesis that the step left out.
+    """
+    num_beams, narrowest, limits = decoding.num_beams, Choice(math.inf, 0), np.array([limit], "int32")
+    cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, limit)
+    state = search.start_beams(cache, limits, num_beams, limit)
+    for index, id in enumerate(ids):
+        log_probs, cache = search.permitted_log_probs(model.step, state, None, model.num_control_ids)  # (1, K, V)
+        reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
+        live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
+        own = reached[np.all(live_ids == ids[:index], axis=1), id]
+        if not own.size:
+            break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
+        narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
+        n_best = decoding.n_best or num_beams
+        state = search.next_beams(state, log_probs, cache, limits, num_beams, decoding.length_penalty, n_best)
+    return narrowest
+
+
+def best_left_out(reached: np.ndarray, id: int) -> float:
+    """The log-probability of the best continuation that a step of the search leaves out when it takes this id.
+
+    Args:
+        reached: (K, V) the log-probabilities of all continuations of K hypotheses.
+        id: what is taken. For an end, the step looks at the 2K best; otherwise it keeps the K best without an end.
+    """
+    num_kept = len(reached)
+    if num_kept > 1 and id == END:
+        num_kept *= 2
+    elif num_kept > 1:
+        reached = np.delete(reached, END, axis=1)
+    ranked = np.sort(reached, axis=None)[::-1]
+    return float(ranked[num_kept]) if num_kept < ranked.size else -math.inf

@@ -1,0 +1,83 @@
+"""Which artefacts may use a GPU, and what a certificate says of the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from export.artefacts import Artefact
+from export.device import device_notes, why_no_gpu
+from export.execution import task_of
+from export.signatures import Decoding
+from keras_transformer.text.tokenizer import END
+
+# What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
+NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \
+/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library \
+/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file
+\x1b[m
+\x1b[0;93m2026-01-02 03:04:05.7 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1094 Create] Failed to create \
+CUDAExecutionProvider. Require cuDNN 9.* and CUDA 12.*.\x1b[m
+"""
+NO_DRIVER = """*************** EP Error ***************
+EP Error /src/cuda_call.cc:129 CUDA failure 35: CUDA driver version is insufficient when using ['CUDAExecutionProvider']
+Falling back to ['CPUExecutionProvider'] and retrying.
+"""
+OTHER = """2026-01-02 03:04:05.6 [W:onnxruntime:, transformer_memcpy.cc:111 ApplyImpl] 4 Memcpy nodes are added \
+for CUDAExecutionProvider
+"""
+
+
+def test_the_runtimes_own_line_says_why_it_does_not_use_a_gpu():
+    assert why_no_gpu(OTHER + NO_LIBRARY) == (
+        "/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library "
+        "/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file"
+    )
+    assert why_no_gpu(NO_LIBRARY[NO_LIBRARY.index("\n") :]).startswith("Failed to create CUDAExecutionProvider.")
+    assert why_no_gpu(NO_DRIVER).startswith("/src/cuda_call.cc:129 CUDA failure 35")
+    assert why_no_gpu(OTHER) == why_no_gpu("") == ""
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "device", "log", "notes"),
+    [
+        ("onnx", "float32", "GPU", "", ["run on the GPU, with TF32 off"]),
+        ("saved_model", "float32", "GPU", "", ["run on the GPU, with TF32 off"]),
+        ("onnx", "float16", "GPU", "", []),
+        ("onnx", "float32", "CPU", "", []),
+        ("onnx", "float16", "CPU", "", ["run on the CPU, because the runtime found no GPU"]),
+        (
+            "onnx",
+            "float32",
+            "CPU",
+            NO_DRIVER,
+            ["run on the CPU, because the runtime could not use a GPU: /src/cuda"],
+        ),
+        (
+            "onnx",
+            "float16",
+            "CPU",
+            NO_LIBRARY,
+            ["run on the CPU, because the runtime could not use a GPU: /src/prov"],
+        ),
+        ("onnx", "int8", "CPU", "", []),
+        ("tflite", "float16", "CPU", "", []),
+    ],
+)
+def test_a_certificate_says_which_device_was_used_and_why(tmp_path, format, precision, device, log, notes):
+    artefact = Artefact(tmp_path, format, "ids", precision)
+    found = list(device_notes(artefact, device, log))
+    assert [note[: len(start)] for note, start in zip(found, notes, strict=True)] == notes
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "gpu"),
+    [
+        ("onnx", "float32", True),
+        ("onnx", "float16", True),
+        ("onnx", "int8", False),
+        ("saved_model", "float32", True),
+        ("tflite", "float16", False),
+    ],
+)
+def test_a_gpu_is_for_what_may_use_it(tmp_path, format, precision, gpu):
+    assert task_of(Artefact(tmp_path, format, "ids", precision), [[5, END]], Decoding(), 1)["gpu"] is gpu

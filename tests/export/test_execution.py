@@ -1,0 +1,35 @@
+"""What a process of its own sees of an artefact, and what is told when it fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from export.artefacts import BrokenArtefact
+from export.execution import run_artefact, task_of
+from export.signatures import Decoding
+from keras_transformer.text.tokenizer import END
+from tests.export.echo import echo
+
+
+def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
+    sentences = [[5, 6, END], [7, END], [END], [8, 9, 10, 11, END], [12, END]]
+    artefact = echo(tmp_path / "translate.onnx", [1])
+    task = task_of(artefact, sentences, Decoding(), 1)
+    task |= {"batch_size": 2, "num_probes": 4}
+    result = run_artefact(artefact, task).result
+    assert result["batched"]["outputs"] == sentences
+    assert result["batched"]["scores"] == [sum(ids) for ids in sentences]
+    assert len(result["batched"]["seconds"]) == 3
+    for answers in (result["alone"], result["padded"]):
+        assert answers["outputs"] == sentences[:4]
+        assert len(answers["seconds"]) == 4
+    assert (result["device"], result["modules"]) == ("CPU", [])
+    assert {"python", "onnxruntime"} <= result["versions"].keys()
+    task["probe_seconds"] = 0.0
+    assert len(run_artefact(artefact, task).result["alone"]["outputs"]) == 1
+
+
+def test_an_answer_of_another_shape_is_told(tmp_path):
+    artefact = echo(tmp_path / "translate.onnx", [0, 1])
+    with pytest.raises(BrokenArtefact, match="a row and a score for each of 1 sentences"):
+        run_artefact(artefact, task_of(artefact, [[5, END]], Decoding(), 1))
