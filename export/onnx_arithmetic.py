@@ -1,6 +1,6 @@
 """Matrix products and embeddings as ONNX nodes, in each precision.
 
-Letters of the shapes: R rows, V vocabulary, D width.
+Letters in shapes: R rows, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -11,61 +11,66 @@ import numpy as np
 
 from .onnx_graph import CONTRIB_DOMAIN, Graph, Value
 
-Plus = Value | np.ndarray | None  # what is added to a product: a bias (out,), other rows (R, out), or nothing
+Addend = Value | np.ndarray | None  # what is added to a product: a bias (out,), other rows (R, out), or nothing
 
 
 class Arithmetic:
     """Matrix products and embeddings in float32, or in float16.
 
     Args:
-        dtype: of weights and states; softmax, and the inner part of norms, are float32 in any case.
+        dtype: the type of weights and states. Softmax and the inner part of norms are always in float32.
     """
 
     def __init__(self, dtype: Any = np.float32):
         self.dtype = np.dtype(dtype)
 
-    def product(self, g: Graph, x: Value, kernel: np.ndarray, plus: Plus = None, is_positive: bool = False) -> Value:
-        """(R, in) → (R, out), in the same type.
+    def product(
+        self, g: Graph, x: Value, kernel: np.ndarray, addend: Addend = None, is_positive: bool = False
+    ) -> Value:
+        """The product with a weight: (R, in) → (R, out), in the same type.
 
         Args:
-            plus: a bias, or another (R, out), that is added.
-            is_positive: nothing in x is negative.
+            addend: a bias (out,) or other rows (R, out) to add.
+            is_positive: whether no element of x is negative.
         """
-        plus = self.array(plus) if isinstance(plus, np.ndarray) else plus
-        return g("Gemm", x, self.array(kernel), *([] if plus is None else [plus]))
+        addend = self.array(addend) if isinstance(addend, np.ndarray) else addend
+        return g("Gemm", x, self.array(kernel), *([] if addend is None else [addend]))
 
     def embedding(self, g: Graph, table: np.ndarray, scale: float, ids: Value) -> Value:
-        """Rows of a table (V, D) times a scale: ids (...) → (..., D)."""
+        """Gathers rows of a table (V, D) and scales them: ids (...) → (..., D)."""
         return g("Mul", g("Gather", self.array(table), ids), np.array(scale, self.dtype))
 
     def logits(self, g: Graph, x: Value, table: np.ndarray, bias: np.ndarray | None) -> Value:
-        """(R, D) → (R, V) float32; the table is the very one of an embedding."""
+        """(R, D) → (R, V) float32; `table` (V, D) may be the table of an embedding."""
         biases = [] if bias is None else [self.array(bias)]
         return self.float32(g, g("Gemm", x, self.array(table), *biases, transB=1))
 
     def array(self, array: np.ndarray) -> np.ndarray:
-        """An array in this type."""
+        """The array in this type."""
         return array.astype(self.dtype)
 
     def float32(self, g: Graph, x: Value) -> Value:
-        """From this type to float32."""
+        """Casts a value of this type to float32."""
         return x if self.dtype == np.float32 else g.cast(x, np.float32)
 
     def from_float32(self, g: Graph, x: Value) -> Value:
-        """From float32 to this type."""
+        """Casts a float32 value to this type."""
         return x if self.dtype == np.float32 else g.cast(x, self.dtype)
 
 
 class Int8Arithmetic(Arithmetic):
-    """Products of 8-bit weights, one scale a column, and 8-bit states, one scale a row, found as it runs.
+    """Products of 8-bit weights, with a scale for each column, and 8-bit states, with a scale for each row.
 
-    A row has its own scale, so neither neighbours nor padding touch it (ONNX's `DynamicQuantizeLinear` has one scale
-    for all). ONNX Runtime's kernels for x86 need the VNNI instructions to add up without overflow.
+    The graph finds the scales of the states when it runs. Each row has its own, so neither neighbours nor padding
+    change a row (ONNX's `DynamicQuantizeLinear` has one scale for all rows). On x86, ONNX Runtime's kernels need the
+    VNNI instructions to add up without overflow.
     """
 
-    def product(self, g: Graph, x: Value, kernel: np.ndarray, plus: Plus = None, is_positive: bool = False) -> Value:
+    def product(
+        self, g: Graph, x: Value, kernel: np.ndarray, addend: Addend = None, is_positive: bool = False
+    ) -> Value:
         x = self._product(g, x, *quantize(kernel, axis=0), is_positive)
-        return x if plus is None else g("Add", x, plus)
+        return x if addend is None else g("Add", x, addend)
 
     def embedding(self, g: Graph, table: np.ndarray, scale: float, ids: Value) -> Value:
         rows, scales = quantize(table, axis=1)
@@ -80,17 +85,21 @@ class Int8Arithmetic(Arithmetic):
     def _product(self, g: Graph, x: Value, weights: np.ndarray, scales: np.ndarray, is_positive: bool = False) -> Value:
         largest = g("ReduceMax", x if is_positive else g("Abs", x), axes=[1], keepdims=1)  # (R, 1)
         unit, zero = (np.float32(1 / 255), np.uint8(0)) if is_positive else (np.float32(1 / 127), np.uint8(128))
-        # A row of zeros comes to 0 / 0, whatever integers that is, and again to zeros when it is scaled back.
+        # A row of zeros becomes 0 / 0. Whatever integers that gives, scaling them by 0 gives zeros again.
         x = g("QuantizeLinear", g("Div", x, largest), unit, zero)
-        # One node of ONNX Runtime's for the product and its scales: its scale for x would be one for all rows.
+        # One node of ONNX Runtime for the product and the weights' scales; it takes only one scale for all rows of x.
         x = g("MatMulIntegerToFloat", x, weights, unit, scales.ravel(), zero, domain=CONTRIB_DOMAIN)
-        return g("Mul", largest, x)  # in this order: of the first operand the standard's checker knows the type
+        return g("Mul", largest, x)  # in this order: ONNX's checker takes the type from the first operand
 
 
 ARITHMETIC = {"float32": Arithmetic(), "float16": Arithmetic(np.float16), "int8": Int8Arithmetic()}
 
 
 def quantize(weights: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """int8 weights, and the scales (1, ...) or (..., 1) float32 that turn them back."""
+    """Quantises weights to int8, with a scale for each column (`axis` 0) or row (`axis` 1).
+
+    Returns:
+        The integers, and the scales (1, columns) or (rows, 1) float32: integers times scales are about the weights.
+    """
     scales = np.maximum(np.abs(weights).max(axis=axis, keepdims=True), 1e-12) / 127
     return np.round(weights / scales).astype("int8"), scales.astype("float32")

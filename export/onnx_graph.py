@@ -1,4 +1,4 @@
-"""ONNX graphs in few words: calling a graph appends a node, and a name stands for what the node computes."""
+"""Builds ONNX graphs: calling a `Graph` appends a node and returns the name of the value that the node computes."""
 
 from __future__ import annotations
 
@@ -13,32 +13,47 @@ from onnx import TensorProto, helper, numpy_helper
 
 from keras_transformer.files import write_whole
 
-OPSET = 17  # the first with LayerNormalization; every operator of it runs in ONNX Runtime from 1.12 on
-IR_VERSION = 8  # the one that belongs to this opset
-TEXT_DOMAIN = "ai.onnx.contrib"  # of onnxruntime-extensions
-CONTRIB_DOMAIN = "com.microsoft"  # of ONNX Runtime itself
-# Larger constants go to a file of their own, which a runtime maps into memory in place of copying it: that loads faster
-# and takes half the memory. (A protobuf message could hold 2 GiB.)
+OPSET = 17  # the first with LayerNormalization; ONNX Runtime runs all its operators from version 1.12 on
+IR_VERSION = 8  # belongs to this opset
+TEXT_DOMAIN = "ai.onnx.contrib"  # onnxruntime-extensions'
+CONTRIB_DOMAIN = "com.microsoft"  # ONNX Runtime's own
+# If the constants are larger, they go to a file of their own. A runtime maps this file into memory instead of copying
+# it, which loads faster and takes half the memory. (A protobuf message could hold 2 GiB.)
 MAX_MODEL_BYTES = 100 * 2**20
 MIN_EXTERNAL_BYTES = 1024
 
 Value = str  # the name of a value in the graph
-Shape = Sequence[Any]  # of numbers, of names of dynamic axes, and of None: a dynamic axis without a name
-ValueInfo = tuple[Value, Any, Shape]  # a name, a type of NumPy's, a shape
+Shape = Sequence[int | str | None]  # sizes, names of dynamic axes, and None for a dynamic axis without a name
+
+
+class ValueInfo(NamedTuple):
+    """An input or an output of a graph."""
+
+    name: Value
+    dtype: Any  # a type that NumPy knows; strings are `object`
+    shape: Shape
+
+
+class LoopBody(NamedTuple):
+    """The body of a `Loop` node, with the names of its inputs and outputs."""
+
+    graph: Graph
+    inputs: list[Value]
+    outputs: list[Value]
 
 
 class Graph:
-    """An ONNX graph in the making.
+    """An ONNX graph under construction.
 
-    Calling it appends a node and returns the name of its output: `y = g("MatMul", x, kernel)`. Inputs are names, or
-    arrays and numbers, which become constants; equal constants are stored once. The body of a loop is a `Graph` too,
-    and sees what stands before it in the graph around it.
+    Calling the graph appends a node and returns the name of its output: `y = g("MatMul", x, kernel)`. Inputs are
+    names, or arrays and numbers, which become constants; equal constants are stored once. The body of a loop is a
+    `Graph` too. It may use every value that the graph around it has by then.
 
-    A loop keeps the constants of the loops in it: ONNX Runtime packs a weight for its kernels when it is loaded only if
-    the weight stands in the graph of the product, or in the one right around it.
+    A loop holds the constants of the loops inside it. When ONNX Runtime loads a model, it packs a weight for its
+    kernels only if the weight is in the graph of the matrix product or in the graph directly around that.
 
     Args:
-        outer: the graph in which this one is a loop's body.
+        outer: the graph that has this one as a loop's body; None for a model's graph.
     """
 
     def __init__(self, outer: Graph | None = None):
@@ -46,7 +61,7 @@ class Graph:
         self._home: Graph = outer._home if outer and outer._root is not outer else self
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[Value, np.ndarray] = {}
-        self._bodies: dict[Value, tuple[Graph, list[Value], list[Value]]] = {}  # by a loop's first output
+        self._bodies: dict[Value, LoopBody] = {}  # by the first output of their `Loop` nodes
         self._digests: dict[tuple, Value] = {}
         self._count = 0
 
@@ -54,11 +69,11 @@ class Graph:
         """Appends a node.
 
         Args:
-            operator: its name in the standard.
+            operator: the operator's name in the standard.
             inputs: names, constants, or None for an optional input that is left out.
-            outputs: how many outputs; 0 stands for one, returned as a name in place of a list of names.
-            domain: of the operator.
-            attributes: of the operator.
+            outputs: how many outputs, returned as a list of names; 0 for one output, returned as a name.
+            domain: the operator's domain.
+            attributes: the operator's attributes.
         """
         names = [self.new_name(operator) for _ in range(outputs or 1)]
         given = ["" if value is None else self.value(value) for value in inputs]
@@ -66,7 +81,7 @@ class Graph:
         return names if outputs else names[0]
 
     def value(self, value: Any) -> Value:
-        """The name of a value; of a number or an array, that of a constant: int64, float32, or the array's type."""
+        """The name of a value. A number or an array becomes a constant: int64, float32, or of the array's type."""
         if isinstance(value, str):
             return value
         if not isinstance(value, np.ndarray | np.generic):
@@ -81,12 +96,12 @@ class Graph:
         return home._digests[key]
 
     def new_name(self, stem: str) -> Value:
-        """A name that no value has yet, in this graph or around it."""
+        """A name that no value has yet, neither in this graph nor around it."""
         self._root._count += 1
         return f"{stem}_{self._root._count}"
 
     def named(self, value: Any, name: Value) -> Value:
-        """Gives a value the name of an output."""
+        """Gives a value the name of an output, and returns that name."""
         self.nodes.append(helper.make_node("Identity", [self.value(value)], [name]))
         return name
 
@@ -99,15 +114,15 @@ class Graph:
         return self("Shape", value, start=axis, end=axis + 1)
 
     def joined(self, *values: Any, axis: int = 0) -> Value:
-        """The values, one after the other along an axis."""
+        """The values, concatenated along an axis."""
         return self("Concat", *values, axis=axis)
 
     def zeros(self, shape: Value, dtype: Any) -> Value:
-        """Zeros of a shape that is known only when the graph runs."""
+        """Zeros; the shape is a value of the graph."""
         return self("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, dtype)))
 
     def distinct(self, values: Sequence[Value]) -> list[Value]:
-        """The values as outputs of this graph: each its own node's, so what is none, or is there twice, is copied."""
+        """The values as outputs of this graph, each from a node of its own: others, and repeated ones, are copied."""
         own = {name for node in self.nodes for name in node.output}
         outputs: list[Value] = []
         for value in values:
@@ -117,57 +132,59 @@ class Graph:
     def loop(
         self,
         body: Callable[..., Sequence[Value]],
-        state: Sequence[Value],
+        state: Sequence[Any],
         count: Value | None = None,
         scans: int = 0,
         goes_on: Value | None = None,
     ) -> list[Value]:
-        """Runs a body again and again.
+        """Appends a loop.
 
         Args:
-            body: (graph, index, *state) → [whether to go on, *state, *scans]; the index is an int64 scalar.
-            state: what goes from one round to the next; its shapes may change, its types and ranks do not.
-            count: an int64 scalar, the most rounds; None: until the body says stop.
-            scans: how many values a round leaves behind.
-            goes_on: whether there is a first round; there is, by default.
+            body: a function (graph, index, *state) → [whether to go on, *state, *scans]; the index is an int64 scalar.
+            state: names or constants: the values that one iteration hands to the next. Their shapes may change, types
+                and ranks may not.
+            count: an int64 scalar, the largest number of iterations; None for no such limit.
+            scans: how many values each iteration adds to the loop's outputs.
+            goes_on: whether there is a first iteration; by default there is.
 
         Returns:
-            The last state, and what the rounds left behind, stacked.
+            The last state, and then the scans of all iterations, stacked.
         """
         inner = Graph(self)
         index, go_on = inner.new_name("index"), inner.new_name("go_on")
         inputs = [inner.new_name("state") for _ in state]
         outputs = inner.distinct(body(inner, index, *inputs))
         last = self("Loop", count, np.array(True) if goes_on is None else goes_on, *state, outputs=len(state) + scans)
-        self._bodies[last[0]] = inner, [index, go_on, *inputs], outputs
+        self._bodies[last[0]] = LoopBody(inner, [index, go_on, *inputs], outputs)
         return last
 
     def all_constants(self) -> dict[Value, np.ndarray]:
-        """Its constants and those of its loops."""
+        """The constants of the graph and of its loops."""
         constants = dict(self.constants)
-        for body, _, _ in self._bodies.values():
-            constants |= body.all_constants()
+        for body in self._bodies.values():
+            constants |= body.graph.all_constants()
         return constants
 
     def proto(self, name: str, tensors: dict[Value, TensorProto]) -> onnx.GraphProto:
-        """The graph as ONNX writes it, but for inputs and outputs; `tensors` are all its constants, by their names."""
+        """The graph in ONNX's format, without inputs and outputs; `tensors` holds all constants, by name."""
         graph = onnx.GraphProto(name=name, initializer=[tensors[constant] for constant in self.constants])
         for node in self.nodes:
             added = graph.node.add()
             added.CopyFrom(node)
             if node.output[0] in self._bodies:
-                body, inputs, outputs = self._bodies[node.output[0]]
-                inner = body.proto(f"body_of_{node.output[0]}", tensors)
-                # The types of the state follow from what comes in.
-                inner.input.extend(infos([(inputs[0], np.int64, []), (inputs[1], bool, [])]))
-                inner.input.extend(onnx.ValueInfoProto(name=value) for value in inputs[2:])
-                inner.output.extend(onnx.ValueInfoProto(name=value) for value in outputs)
+                body = self._bodies[node.output[0]]
+                inner = body.graph.proto(f"body_of_{node.output[0]}", tensors)
+                index, go_on, *state = body.inputs
+                # ONNX infers the types of the state from the loop's inputs.
+                inner.input.extend(infos([ValueInfo(index, np.int64, []), ValueInfo(go_on, bool, [])]))
+                inner.input.extend(onnx.ValueInfoProto(name=value) for value in state)
+                inner.output.extend(onnx.ValueInfoProto(name=value) for value in body.outputs)
                 added.attribute.append(helper.make_attribute("body", inner))
         return graph
 
 
 class Model(NamedTuple):
-    """A graph, and what goes in and comes out."""
+    """A graph with its inputs and outputs."""
 
     graph: Graph
     inputs: Sequence[ValueInfo]
@@ -175,13 +192,13 @@ class Model(NamedTuple):
 
 
 def element_type(dtype: Any) -> int:
-    """ONNX's number of a NumPy type; strings are `object`."""
+    """ONNX's number for a NumPy type; strings are `object`."""
     dtype = np.dtype(dtype)
     return TensorProto.STRING if dtype.hasobject else helper.np_dtype_to_tensor_dtype(dtype)
 
 
 def infos(values: Iterable[ValueInfo]) -> list[onnx.ValueInfoProto]:
-    """(name, type, shape) as ONNX declares it."""
+    """Inputs or outputs in ONNX's format."""
     return [helper.make_tensor_value_info(name, element_type(dtype), list(shape)) for name, dtype, shape in values]
 
 
@@ -189,13 +206,13 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     """Checks a model and writes it, whole or not at all; the same model gives the same bytes.
 
     Args:
-        path: of the file.
-        model: what is written.
+        path: the file to write.
+        model: the model.
         metadata: what the model says of itself.
-        max_bytes: where the constants have more, they go to a file beside it, named `path` + ".data".
+        max_bytes: if the constants have more bytes, they go to a file of their own, named `path` + ".data".
 
     Returns:
-        The paths of what was written, the model's first.
+        The paths of the files, the model's first.
     """
     constants = model.graph.all_constants()
     paths = [path]
@@ -227,7 +244,7 @@ def check(path: Path) -> None:
 
 
 def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> dict[Value, TensorProto]:
-    """Writes the large constants to a file; the tensors that point into it, and the small ones."""
+    """Writes the large constants to a file; returns the small ones, and references to the large ones in the file."""
     tensors: dict[Value, TensorProto] = {}
     with write_whole(path) as aside, aside.open("wb") as file:
         for name, array in constants.items():
@@ -247,7 +264,7 @@ def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> dict[Valu
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, and those in their loops."""
+    """The nodes, and the nodes of their loops."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

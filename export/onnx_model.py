@@ -1,14 +1,16 @@
-"""The Transformer as ONNX nodes, built straight from its weights: encoder, and one decoder step.
+"""Writes the Transformer as ONNX nodes, from its weights: the encoder, and one step of the decoder.
 
-Letters of the shapes: B sentences, K beams, R = B · K rows, S source length, P positions cached, V vocabulary, D width,
-N heads of H. States stand in rows, (R, D), so that every product with a weight is one plain matrix product.
+Letters in shapes: B sentences, K beams, R = B · K rows, S source length, P cached positions, V vocabulary, D width,
+N heads of size H. States are rows (R, D), so that every product with a weight is one matrix product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from keras_transformer.layers.attention import HIDDEN
@@ -19,25 +21,53 @@ from keras_transformer.text.tokenizer import PAD
 
 from .onnx_arithmetic import ARITHMETIC
 from .onnx_graph import Graph, Value, ValueInfo
-from .onnx_parts import FullAttention, array, bias_of, split_heads, transposed, writer_of
+from .onnx_parts import FullAttention, Projection, Sublayer, array, bias_of, split_heads, transposed, writer_of
 
-# What the self-attentions of all layers know of the positions before: a list for each layer.
+# The self-attentions' caches of the positions before: for each layer, what its writer defines.
 Past = list[list[Value]]
 
 
 class Memory(NamedTuple):
-    """What a step needs to know of the source, one copy a sentence."""
+    """What a step needs of the source: one copy for each sentence."""
 
     keys: list[Value]  # for each layer (B, N, H, S)
     values: list[Value]  # for each layer (B, N, S, H)
     bias: Value  # (B, 1, 1, S) float32, 0 at pieces, -1e9 at pad
+
+    def flat(self) -> list[Value]:
+        """All keys, all values, and the bias."""
+        return [*self.keys, *self.values, self.bias]
+
+    @classmethod
+    def from_flat(cls, values: Sequence[Value]) -> Memory:
+        """The memory from the values of `flat`."""
+        layers = len(values) // 2
+        return cls(list(values[:layers]), list(values[layers : 2 * layers]), values[-1])
+
+
+def flat_past(past: Past) -> list[Value]:
+    """The first tensor of every layer, then the second tensor of every layer: all keys, then all values."""
+    return [value for values in zip(*past, strict=True) for value in values]
+
+
+def past_from_flat(values: Sequence[Value], num_layers: int) -> Past:
+    """The past of each layer, from the values of `flat_past`."""
+    return [list(values[layer::num_layers]) for layer in range(num_layers)]
+
+
+class EncoderStates(NamedTuple):
+    """What the encoder computes of source ids (B, S)."""
+
+    rows: Value  # (B · S, D)
+    bias: Value  # that of `Memory`
+    shape: Value  # (2,) B and S
 
 
 class OnnxTransformer:
     """Appends the nodes of a model to graphs.
 
     Args:
-        model: the model, in float32, of which `require_writers` holds.
+        model: the model, in float32; `require_writers` must accept it.
         precision: a key of `ARITHMETIC`.
     """
 
@@ -53,21 +83,17 @@ class OnnxTransformer:
         self.cross_attentions = [self.attention(block.cross_attention) for block in self.decoder_blocks]
 
     def encode(self, g: Graph, source_ids: Value) -> Memory:
-        """Source ids (B, S) → what `step` needs of them."""
+        """Source ids (B, S) → what `step` needs of the source."""
         states, bias, shape = self.encoder_states(g, source_ids)
-        weights = [attention.memory_weights() for attention in self.cross_attentions]
-        (keys, values), (key_biases, value_biases) = (
-            zip(*(each[part] for each in weights), strict=True) for part in range(2)
-        )
-        biases = [bias for bias in (*key_biases, *value_biases) if bias is not None]
-        kernel = np.concatenate([*keys, *values], axis=1)
-        projected = self.arithmetic.product(g, states, kernel, np.concatenate(biases) if biases else None)
-        layers, model = len(weights), self.model
+        projections = [attention.memory_projections() for attention in self.cross_attentions]
+        whole = Projection.joined([*(each.keys for each in projections), *(each.values for each in projections)])
+        projected = self.arithmetic.product(g, states, whole.kernel, whole.bias)
+        layers, model = len(projections), self.model
         heads = split_heads(g, projected, shape, 2 * layers, model.num_heads, model.key_dim)
         return Memory([transposed(g, each) for each in heads[:layers]], heads[layers:], bias)
 
-    def encoder_states(self, g: Graph, source_ids: Value) -> tuple[Value, Value, Value]:
-        """Source ids (B, S) → `model.encode` in rows (B · S, D), the bias of `Memory`, and (2,) B and S."""
+    def encoder_states(self, g: Graph, source_ids: Value) -> EncoderStates:
+        """Source ids (B, S) → the states that `model.encode` computes."""
         model, shape = self.model, g("Shape", source_ids)
         pad = g.cast(g("Equal", source_ids, np.int32(PAD)), np.float32)
         bias = g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])  # (B, 1, 1, S)
@@ -80,7 +106,7 @@ class OnnxTransformer:
                 g, x, block.self_attention_residual, partial(attention.over_sequence, g, bias=bias, shape=shape)
             )
             x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
-        return self.normed(g, x, model.encoder_stack.norm), bias, shape
+        return EncoderStates(self.normed(g, x, model.encoder_stack.norm), bias, shape)
 
     def step(
         self,
@@ -92,47 +118,63 @@ class OnnxTransformer:
         shape: Value | None = None,
         bias: Value | None = None,
     ) -> tuple[Value, Past]:
-        """One position of the target, for every row.
+        """Computes one position of the target, for every row.
 
         Args:
-            g: what the nodes are appended to.
+            g: the graph to append nodes to.
             token_ids: (B, K) the tokens at position `index`.
             index: () the position.
             past: from the step before.
             memory: from `encode`.
-            shape: (2,) B and K; None where K is 1.
-            bias: (B, 1, K, P + K) float32, added to the logits of the self-attention, where the rows of a sentence
-                share keys and values; None where every row has its own and sees all of them.
+            shape: (2,) B and K; None if K is 1.
+            bias: (B, 1, K, P + K) float32, added to the logits of the self-attention, if the rows of a sentence share
+                keys and values; None if every row has its own and sees all of them.
 
         Returns:
             Logits (R, V) float32 of the tokens at `index` + 1, and the past with this position in it.
         """
-        model, own_shape = self.model, shape if bias else None
-        present: Past = []
+        model = self.model
         x = self.embedded(g, model.target_embedding, g("Reshape", token_ids, [-1]))
         x = self.normed(g, g("Add", x, g("Gather", self.positions, index)), model.target_norm)
-
-        def attend_self(x: Value, plus: Value | None, attention: FullAttention, cache: list[Value]) -> Value:
-            x, written = attention.step(g, x, plus, cache, bias, own_shape)
+        present: Past = []
+        for layer, cache in enumerate(past):
+            x, written = self.decode(g, layer, x, cache, memory, shape, bias)
             present.append(written)
-            return x
-
-        attentions = zip(self.self_attentions, self.cross_attentions, strict=True)
-        known = zip(past, memory.keys, memory.values, strict=True)
-        for block, (own, cross), (cache, keys, values) in zip(self.decoder_blocks, attentions, known, strict=True):
-            attend_memory = partial(cross.attend_memory, g, memory=(keys, values), bias=memory.bias, shape=shape)
-            x = self.residual(g, x, block.self_attention_residual, partial(attend_self, attention=own, cache=cache))
-            x = self.residual(g, x, block.cross_attention_residual, attend_memory)
-            x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
         x = self.normed(g, x, model.decoder_stack.norm)
         output = model.output_embedding
         return self.arithmetic.logits(g, x, array(output.embeddings), bias_of(output.bias)), present
 
-    def first_past(self, g: Graph, num_groups: Value) -> Past:
-        """The past before the first step: of no position."""
-        empty: dict[tuple[int, ...], Value] = {}  # what has the same shape may be the same value
+    def decode(
+        self,
+        g: Graph,
+        layer: int,
+        x: Value,
+        cache: Sequence[Value],
+        memory: Memory,
+        shape: Value | None,
+        bias: Value | None,
+    ) -> tuple[Value, list[Value]]:
+        """One layer of `step`: states (R, D) → states (R, D), and the layer's cache with this position in it."""
+        block, own, cross = self.decoder_blocks[layer], self.self_attentions[layer], self.cross_attentions[layer]
+        written: list[Value] = []
 
-        def nothing(*sizes: int) -> Value:
+        def attend_self(x: Value, skip: Value | None) -> Value:
+            x, present = own.step(g, x, skip, cache, bias, shape if bias else None)
+            written.extend(present)
+            return x
+
+        keys_and_values = memory.keys[layer], memory.values[layer]
+        attend_memory = partial(cross.attend_memory, g, memory=keys_and_values, bias=memory.bias, shape=shape)
+        x = self.residual(g, x, block.self_attention_residual, attend_self)
+        x = self.residual(g, x, block.cross_attention_residual, attend_memory)
+        x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
+        return x, written
+
+    def first_past(self, g: Graph, num_groups: Value) -> Past:
+        """The past before the first step, which has no positions."""
+        empty: dict[tuple[int | str | None, ...], Value] = {}  # equal shapes share one value
+
+        def nothing(*sizes: int | str | None) -> Value:
             if sizes not in empty:
                 empty[sizes] = g.zeros(g.joined(num_groups, sizes), self.dtype)
             return empty[sizes]
@@ -141,35 +183,35 @@ class OnnxTransformer:
         return [[nothing(*sizes) for _, *sizes in shapes] for shapes in layers]
 
     def cache_infos(self, when: str) -> list[ValueInfo]:
-        """What stands between one step and the next: all layers' keys, then all layers' values."""
+        """The past as inputs (`when` is "past") or outputs ("present") of a step, in the order of `flat_past`."""
         layers = [attention.cache_infos(number, when) for number, attention in enumerate(self.self_attentions)]
         return [info for infos in zip(*layers, strict=True) for info in infos]
 
     def memory_infos(self) -> list[ValueInfo]:
-        """What stands between `encoder` and `step`."""
+        """The memory as outputs of the encoder and inputs of a step, in the order of `Memory.flat`."""
         heads, size, layers = self.model.num_heads, self.model.key_dim, range(len(self.decoder_blocks))
         return [
-            *((f"memory_key_{layer}", self.dtype, ["batch", heads, size, "source"]) for layer in layers),
-            *((f"memory_value_{layer}", self.dtype, ["batch", heads, "source", size]) for layer in layers),
-            ("memory_bias", np.float32, ["batch", 1, 1, "source"]),
+            *(ValueInfo(f"memory_key_{layer}", self.dtype, ["batch", heads, size, "source"]) for layer in layers),
+            *(ValueInfo(f"memory_value_{layer}", self.dtype, ["batch", heads, "source", size]) for layer in layers),
+            ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"]),
         ]
 
-    def attention(self, layer: Any) -> FullAttention:
+    def attention(self, layer: keras.layers.Layer) -> FullAttention:
         """The writer of an attention."""
         return writer_of(layer)(layer, self.arithmetic)
 
-    def residual(self, g: Graph, x: Value, residual: Any, sublayer: Any) -> Value:
-        """A sub-layer, with what the residual puts around it."""
+    def residual(self, g: Graph, x: Value, residual: keras.layers.Layer, sublayer: Sublayer) -> Value:
+        """A sub-layer with the residual around it."""
         return writer_of(residual)(g, self.arithmetic, residual, x, sublayer)
 
-    def feed_forward(self, g: Graph, layer: Any) -> Any:
-        """A feed-forward network, as a sub-layer."""
+    def feed_forward(self, g: Graph, layer: keras.layers.Layer) -> Sublayer:
+        """A feed-forward network as a sub-layer."""
         return partial(writer_of(layer), g, self.arithmetic, layer)
 
     def embedded(self, g: Graph, embedding: TokenEmbedding, ids: Value) -> Value:
-        """Ids (...) → their scaled rows (..., D)."""
+        """Ids (...) → their scaled embeddings (..., D)."""
         return self.arithmetic.embedding(g, array(embedding.embeddings), embedding.scale, ids)
 
-    def normed(self, g: Graph, x: Value, norm: Any) -> Value:
-        """The states after a norm, where there is one."""
+    def normed(self, g: Graph, x: Value, norm: keras.layers.Layer | None) -> Value:
+        """The states after a norm; without a norm, the states."""
         return x if norm is None else writer_of(norm)(g, self.arithmetic, norm, x)

@@ -1,12 +1,14 @@
-"""The search as ONNX loops: the second form of `keras_transformer.decoding.search`, held to it by tests.
+"""The search as ONNX loops: the second form of `keras_transformer.decoding.search`. Tests hold both to each other.
 
-Letters of the shapes: B sentences, A of them active, K beams, k of them alive (1 before the first step, then K), n best
-that are asked for, C candidates, V vocabulary, T emitted so far. What has a length grows by one position a step; so
-nothing is allocated that no sentence needs. Every node costs about a microsecond a step, so there are as few as may be.
+Letters in shapes: B sentences, A active ones, K beams, k live beams (1 before the first step, then K), n best
+hypotheses that are asked for, C candidates, V vocabulary, T tokens emitted so far. Tensors grow by one position at each
+step, so the graph allocates nothing that no sentence needs. Every node costs about a microsecond at each step, so there
+are few.
 
-Of a sentence that is done no live hypothesis is left (log-probability -inf), so that nothing of it can change. Whenever
-an eighth of the active sentences are done, or one is at its limit, these are put aside and the others go on without
-them: a loop of such rounds stands around the loop of steps.
+A sentence that is done has no live hypothesis any more (log-probability -inf), so nothing about it can change. When an
+eighth of the active sentences are done, or one reaches its limit, the search stores the results of those that are done
+and goes on with the others. It does so in rounds: the outer loop runs rounds, the inner loop runs the steps of a round.
+`onnx_beams` writes such a step.
 """
 
 from __future__ import annotations
@@ -19,40 +21,40 @@ import numpy as np
 
 from keras_transformer.text.tokenizer import END, PAD, START
 
+from .onnx_beams import NONE, BeamSearch, GreedySearch, State, Vocabulary, first, gather
 from .onnx_graph import Graph, Value
 from .signatures import Decoding
 
-NONE = np.float32(-np.inf)  # log-probability and score of a hypothesis that does not exist
-DONE_SHARE = 8  # one in so many active sentences must be done to be put aside
-
-
-class Vocabulary(NamedTuple):
-    """How many ids there are, and how many of the first are no text: pad, unknown, start, end, perhaps more."""
-
-    size: int
-    num_control_ids: int
-
-    @property
-    def num_forbidden(self) -> int:
-        """How many ids are never emitted: the control ids but the end."""
-        return self.num_control_ids - 1
-
-    def is_forbidden(self, g: Graph, token_ids: Value) -> Value:
-        """Whether ids are never emitted."""
-        if self.num_forbidden == END:  # those before the end alone
-            return g("Less", token_ids, END)
-        return g("And", g("Less", token_ids, self.num_control_ids), g("Not", g("Equal", token_ids, END)))
+DONE_SHARE = 8  # a round ends when one in so many active sentences is done
 
 
 class Cache(NamedTuple):
-    """What a step hands to the next; the first axis of each is that of the sentences."""
+    """The model's cache, which one step hands to the next. The first axis of each tensor counts the sentences."""
 
-    beams: list[Value]  # (A, k, W): follow their beams when these change places; W may grow
-    shared: list[Value]  # (A, ...): stay where they are
-    sentences: list[Value]  # (A, ...): what `encode` says of a sentence
+    beams: list[Value]  # (A, k, W): reordered together with the beams; W may grow
+    shared: list[Value]  # (A, ...): never reordered
+    sentences: list[Value]  # (A, ...): what `encode` computes of a sentence
 
 
-# (graph, source_ids (A, S)) → what a step needs to know of the sentences, each (A, ...)
+class CacheSizes(NamedTuple):
+    """How many tensors each part of a `Cache` has."""
+
+    beams: int
+    shared: int
+    sentences: int
+
+    @classmethod
+    def of(cls, cache: Cache) -> CacheSizes:
+        """The sizes of this cache."""
+        return cls(*map(len, cache))
+
+    def split(self, values: Sequence[Value]) -> Cache:
+        """The cache of these sizes from its tensors, one after the other."""
+        num_first = self.beams + self.shared
+        return Cache(list(values[: self.beams]), list(values[self.beams : num_first]), list(values[num_first:]))
+
+
+# (graph, source_ids (A, S)) → what a step needs of the sentences, each (A, ...)
 Encode = Callable[[Graph, Value], list[Value]]
 # (graph, token_ids (A, k), index (), cache) → logits (A · k, V) float32, cache
 Step = Callable[[Graph, Value, Value, Cache], tuple[Value, Cache]]
@@ -60,81 +62,114 @@ Step = Callable[[Graph, Value, Value, Cache], tuple[Value, Cache]]
 FirstCache = Callable[[Graph, Value, int], Cache]
 
 
-class State(NamedTuple):
-    """What one step hands to the next. Hypotheses stand best first."""
+class SearchedModel(NamedTuple):
+    """The model as the search sees it: functions that append its nodes.
 
-    token_ids: Value  # (A, k) what is fed to the step
-    ids: Value  # (A, n + k, T) the finished hypotheses, with the end id, then pad; then the live ones
-    live_log_probs: Value  # (A, k)
-    finished_scores: Value  # (A, n)
+    Args:
+        encode, step: the encoder and the decoder's step.
+        first_cache: makes the cache before the first step; its `sentences` hold no sentence, each (0, ...).
+    """
+
+    encode: Encode
+    step: Step
+    first_cache: FirstCache
+
+
+class Progress(NamedTuple):
+    """What one round hands to the next besides the active sentences' state and cache."""
+
+    unencoded: Value  # (A, S) before the first round the active sentences' source ids, later (0, S)
+    ids: Value  # (B, n, T) the results so far
+    scores: Value  # (B, n)
+    active: Value  # (A,) which sentences are active
+    limits: Value  # (A,) their limits
 
 
 def search(
-    g: Graph,
-    source_ids: Value,
-    encode: Encode,
-    step: Step,
-    first_cache: FirstCache,
-    limits: Value,
-    vocabulary: Vocabulary,
-    decoding: Decoding,
+    g: Graph, source_ids: Value, model: SearchedModel, limits: Value, vocabulary: Vocabulary, decoding: Decoding
 ) -> tuple[Value, Value]:
-    """ids (B, n, T) int64 and scores (B, n) float32, the best first, T of the longest; a blank sentence has an end.
+    """ids (B, n, T) int64 and scores (B, n) float32, the best first; T is the longest. A blank sentence has an end.
 
-    The encoder stands in the loop of rounds, for its weights' sake (see `Graph`): in the first round it is given all
-    sentences, in later ones none.
+    The encoder is inside the loop of rounds, which lets ONNX Runtime pack its weights (see `Graph`). In the first round
+    it gets all sentences, in later rounds none.
 
     Args:
-        g: what the nodes are appended to.
-        source_ids: (B, S), for `encode`.
-        encode, step: of the model.
-        first_cache: before the first step; in it `sentences` are for no sentence at all, each (0, ...).
+        g: the graph to append nodes to.
+        source_ids: (B, S), for the encoder.
+        model: what is searched.
         limits: (B,) int64, the most tokens to emit; 0 for a blank sentence.
-        vocabulary: V, and what of it is never emitted.
+        vocabulary: V, and the ids that are never emitted.
         decoding: K, α and n.
     """
     num_beams, n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
     # At the first step all beams would be the same: one is enough, unless it has too few continuations.
     num_first_beams = 1 if vocabulary.size >= 2 * num_beams else num_beams
-    num_fields = len(State._fields)
-
-    def advance(g: Graph, _: Value, *values: Value) -> list[Value]:
-        index, new, ids, scores, active, limits, *rest = values
-        state, cache = State(*rest[:num_fields]), split(rest[num_fields:], parts)
-        pairs = zip(cache.sentences, encode(g, new), strict=True)
-        cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
-        how = (GreedySearch if num_beams == 1 else BeamSearch)(g, limits, vocabulary, decoding)
-        length, state, cache = run_round(g, step, how, index, state, cache, limits)
-        new_ids, new_scores = how.results(g, state)  # of all that were active: the last word is the right one
-        places = g("Unsqueeze", active, [1])
-        ids = g("ScatterND", widened(g, ids, new_ids), places, new_ids)
-        scores = g("ScatterND", scores, places, new_scores)
-        is_alive = g("Greater", g("Squeeze", first(g, state.live_log_probs), [1]), NONE)
-        left = g("Squeeze", g("NonZero", g("And", g("Less", length, limits), is_alive)), [0])
-        kept = [g("Gather", value, left) for value in (active, limits, *state, *chain(*cache))]
-        # Sizes are on the host, and a 0 to compare this one with would be: each step would copy that 0 to a GPU.
-        return [g.cast(g("Size", left), bool), length, g("Slice", new, [0], [0]), ids, scores, *kept]
-
     ids, scores = blank_results(g, limits, n_best)
     active = g("Squeeze", g("NonZero", limits), [0])
-    started = [0, g("Gather", source_ids, active), ids, scores, active, g("Gather", limits, active)]
+    unencoded, active_limits = (g("Gather", value, active) for value in (source_ids, limits))
+    progress = Progress(unencoded, ids, scores, active, active_limits)
     num_rows = n_best + num_first_beams if num_beams > 1 else 1
     state = first_state(g, g("Shape", active), num_rows, num_first_beams, n_best)
-    cache = first_cache(g, g("Shape", active), num_first_beams)
-    parts = [len(part) for part in cache]
+    cache = model.first_cache(g, g("Shape", active), num_first_beams)
+    sizes = CacheSizes.of(cache)
+
+    def advance(g: Graph, _: Value, length: Value, *values: Value) -> list[Value]:
+        progress, state, rest = unpacked(values)
+        return next_round(g, model, length, progress, state, sizes.split(rest), vocabulary, decoding)
+
     goes_on = g.cast(g("Size", active), bool)
-    _, _, ids, scores, *_ = g.loop(advance, [*started, *state, *chain(*cache)], goes_on=goes_on)
-    return ids, scores
+    _, *last = g.loop(advance, [0, *progress, *state, *chain(*cache)], goes_on=goes_on)
+    progress, _, _ = unpacked(last)
+    return progress.ids, progress.scores
+
+
+def unpacked(values: Sequence[Value]) -> tuple[Progress, State, Sequence[Value]]:
+    """The progress, the state, and the tensors of the cache, from the values of the loop of rounds."""
+    start, end = len(Progress._fields), len(Progress._fields) + len(State._fields)
+    return Progress(*values[:start]), State(*values[start:end]), values[end:]
+
+
+def next_round(
+    g: Graph,
+    model: SearchedModel,
+    length: Value,
+    progress: Progress,
+    state: State,
+    cache: Cache,
+    vocabulary: Vocabulary,
+    decoding: Decoding,
+) -> list[Value]:
+    """Runs a round, stores its results, and drops the sentences that are done.
+
+    Returns:
+        Whether any sentence is left, how many tokens each hypothesis has, and the values of the next round.
+    """
+    pairs = zip(cache.sentences, model.encode(g, progress.unencoded), strict=True)
+    cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
+    beam_search = (GreedySearch if decoding.num_beams == 1 else BeamSearch)(g, progress.limits, vocabulary, decoding)
+    length, state, cache = run_steps(g, model.step, beam_search, length, state, cache, progress.limits)
+    new_ids, new_scores = beam_search.results(g, state)  # of all active sentences; later rounds overwrite them
+    places = g("Unsqueeze", progress.active, [1])
+    ids = g("ScatterND", widened(g, progress.ids, new_ids), places, new_ids)
+    scores = g("ScatterND", progress.scores, places, new_scores)
+    is_alive = g("Greater", g("Squeeze", first(g, state.live_log_probs), [1]), NONE)
+    left = g("Squeeze", g("NonZero", g("And", g("Less", length, progress.limits), is_alive)), [0])
+    kept = (g("Gather", value, left) for value in (progress.active, progress.limits, *state, *chain(*cache)))
+    active, limits, *state_and_cache = kept
+    # A cast in place of a comparison with 0: sizes are on the host, so each step would copy that 0 to a GPU.
+    any_left = g.cast(g("Size", left), bool)
+    none_unencoded = g("Slice", progress.unencoded, [0], [0])
+    return [any_left, length, *Progress(none_unencoded, ids, scores, active, limits), *state_and_cache]
 
 
 def blank_results(g: Graph, limits: Value, n_best: int) -> tuple[Value, Value]:
-    """ids (B, n, 1) and scores (B, n): where the limit is 0 one hypothesis with an end alone, elsewhere none yet."""
+    """ids (B, n, 1) and scores (B, n): a blank sentence has one hypothesis, an end; the others have none yet."""
     first_blank = g("And", g("Unsqueeze", g("Equal", limits, 0), [1]), np.arange(n_best) == 0)
     return g("Unsqueeze", g("Where", first_blank, END, PAD), [2]), g("Where", first_blank, 0.0, NONE)
 
 
 def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_best: int) -> State:
-    """One live hypothesis, with nothing in it; `num_rows` of `ids`."""
+    """One live hypothesis without tokens; `ids` has `num_rows` rows."""
     beams = np.arange(num_beams)
     return State(
         token_ids=g("Expand", np.full_like(beams, START), g.joined(num_active, [1])),
@@ -144,167 +179,41 @@ def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_be
     )
 
 
-def run_round(
-    graph: Graph, step: Step, how: BeamSearch, index: Value, state: State, cache: Cache, limits: Value
+def run_steps(
+    graph: Graph, step: Step, beam_search: BeamSearch, length: Value, state: State, cache: Cache, limits: Value
 ) -> tuple[Value, State, Cache]:
-    """Steps, one at least, until enough sentences are done; and how many tokens each hypothesis has then.
+    """Runs at least one step, and goes on until enough sentences are done or one is at its limit.
 
     Args:
-        graph: of the loop of rounds.
-        step, how: what is run.
-        index: () int64, how many tokens each hypothesis has.
-        state, cache: of the sentences that are active.
-        limits: (A,) int64, theirs.
+        graph: the body of the loop of rounds.
+        step: the model's step.
+        beam_search: extends the hypotheses.
+        length: () int64, how many tokens each hypothesis has.
+        state, cache: of the active sentences.
+        limits: (A,) int64, their limits.
+
+    Returns:
+        Length, state and cache after the last step.
     """
     nearest_limit = graph("ReduceMin", limits, keepdims=0)
-    num_fields, parts = len(State._fields), [len(cache.beams), len(cache.shared), 0]
+    num_fields, sizes = len(State._fields), CacheSizes.of(cache)._replace(sentences=0)
 
     def advance(g: Graph, _: Value, index: Value, *values: Value) -> list[Value]:
-        old, moving = State(*values[:num_fields]), split(values[num_fields:], parts)
+        old, moving = State(*values[:num_fields]), sizes.split(values[num_fields:])
         logits, new = step(g, old.token_ids, index, moving._replace(sentences=cache.sentences))
         length = g("Add", index, 1)
-        state, is_done, beams = how.extend(g, old, logits, length)
-        # Below 0 while fewer than one in `DONE_SHARE` are done: without their number, a size, which is on the host.
+        state, is_done, beams = beam_search.extend(g, old, logits, length)
+        # Negative while fewer than one in `DONE_SHARE` are done. It does not use their number: sizes are on the host.
         surplus = g("ReduceSum", g("Where", is_done, DONE_SHARE - 1, -1), keepdims=0)
         go_on = g("And", g("Less", surplus, 0), g("Less", length, nearest_limit))
         moved = [each if beams is None else gather(g, each, beams) for each in new.beams]
         return [go_on, length, *state, *moved, *new.shared]
 
-    length, *last = graph.loop(advance, [index, *state, *cache.beams, *cache.shared])
-    return length, State(*last[:num_fields]), split(last[num_fields:], parts)._replace(sentences=cache.sentences)
-
-
-class BeamSearch:
-    """The steps of a round with K ≥ 2 beams.
-
-    Args:
-        graph: of the round, in which the loop of steps stands.
-        limits: (A,) int64, the most tokens to emit.
-        vocabulary: V, and what of it is never emitted.
-        decoding: K, α and n.
-    """
-
-    def __init__(self, graph: Graph, limits: Value, vocabulary: Vocabulary, decoding: Decoding):
-        self.vocabulary = vocabulary
-        self.num_beams, self.n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
-        self.length_penalty = float(decoding.length_penalty)
-        self.num_candidates = 2 * self.num_beams if self.num_beams > 1 else 1
-        # Of one beam: as many as there are candidates, and those that stand before them but are forbidden.
-        self.num_continuations = min(self.num_candidates + vocabulary.num_forbidden, vocabulary.size)
-        self.flat = graph.joined(graph("Shape", limits), [-1])  # the shape (A, anything)
-        numbers = graph.joined(graph("Shape", limits), [self.n_best])
-        self.finished_rows = graph("Expand", np.arange(self.n_best), numbers)  # (A, n) in `ids`
-        self.limits_penalty = graph("Unsqueeze", self.penalty(graph, limits), [1])  # (A, 1)
-
-    def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
-        """The state with one more token, (A, 1) which sentences are done, and (A, K) which beams are continued.
-
-        Of the 2K likeliest continuations those that end are finished, and the K likeliest others live on.
-        """
-        log_probs, beams, token_ids = self.candidates(g, state, logits)  # each (A, C)
-        ended = g("Equal", token_ids, END)
-        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
-        scores = g.joined(state.finished_scores, scores, axis=1)  # (A, n + C)
-        finished_scores, places = g("TopK", scores, [self.n_best], outputs=2)
-        rows = g("Add", beams, self.n_best)  # (A, C) in `ids`
-        finished_rows = g("GatherElements", g.joined(self.finished_rows, rows, axis=1), places, axis=1)
-        ends = g("Where", g("Less", places, self.n_best), PAD, END)  # (A, n)
-        log_probs, places = g("TopK", g("Where", ended, NONE, log_probs), [self.num_beams], outputs=2)
-        rows, token_ids = (g("GatherElements", each, places, axis=1) for each in (rows, token_ids))  # (A, K)
-        ids = gather(g, state.ids, g.joined(finished_rows, rows, axis=1))
-        last_ids = g("Unsqueeze", g.joined(ends, token_ids, axis=1), [2])
-        is_done = g("LessOrEqual", self.attainable(g, log_probs, length), self.worst(g, finished_scores))  # (A, 1)
-        live_log_probs = g("Where", is_done, NONE, log_probs)
-        new = State(token_ids, g.joined(ids, last_ids, axis=2), live_log_probs, finished_scores)
-        return new, is_done, g("Sub", rows, self.n_best)
-
-    def candidates(self, g: Graph, state: State, logits: Value) -> tuple[Value, Value, Value]:
-        """The 2K likeliest continuations: log-probabilities, beams and tokens, each (A, C).
-
-        Each beam's own likeliest are found first: the vocabulary is passed over twice, and never copied.
-        """
-        log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
-        log_probs = g("Where", self.vocabulary.is_forbidden(g, token_ids), NONE, log_probs)  # (A · k, continuations)
-        log_probs = g("Add", log_probs, g("Reshape", state.live_log_probs, [-1, 1]))
-        log_probs, places = g("TopK", g("Reshape", log_probs, self.flat), [self.num_candidates], outputs=2)
-        token_ids = g("GatherElements", g("Reshape", token_ids, self.flat), places, axis=1)
-        return log_probs, g("Div", places, self.num_continuations), token_ids
-
-    def attainable(self, g: Graph, live_log_probs: Value, length: Value) -> Value:
-        """(A, 1) The best score that a live hypothesis can still reach; see `search.is_done` of the package."""
-        best = first(g, live_log_probs)
-        if self.length_penalty > 0:
-            return g("Div", best, self.limits_penalty)
-        return self.divided(g, best, g("Add", length, 1))
-
-    def worst(self, g: Graph, finished_scores: Value) -> Value:
-        """(A, 1) The last of the best finished ones."""
-        if self.n_best == 1:
-            return finished_scores
-        return g("Slice", finished_scores, [self.n_best - 1], [self.n_best], [1])
-
-    def divided(self, g: Graph, log_probs: Value, length: Value) -> Value:
-        """Scores of hypotheses of one length."""
-        return g("Div", log_probs, self.penalty(g, length)) if self.length_penalty else log_probs
-
-    def penalty(self, g: Graph, lengths: Value) -> Value:
-        """((5 + |y|) / 6)^α, of any shape."""
-        return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
-
-    def results(self, g: Graph, state: State) -> tuple[Value, Value]:
-        """ids (A, n, T) and scores (A, n): what finished and then, in places left free, what was cut at its limit."""
-        n_best = self.n_best
-        exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
-        live = g("Sub", np.arange(n_best), g("ReduceSum", exists, [1]))  # (A, n), negative: a finished one
-        finished, live = g("Less", live, 0), g("Max", live, 0)
-        live_scores = g("Div", g("GatherElements", state.live_log_probs, live, axis=1), self.limits_penalty)
-        scores = g("Where", finished, state.finished_scores, live_scores)
-        rows = g("Where", finished, np.arange(n_best), g("Add", live, n_best))
-        ids = gather(g, state.ids, rows)
-        return g("Where", g("Greater", g("Unsqueeze", scores, [2]), NONE), ids, PAD), scores
-
-
-class GreedySearch(BeamSearch):
-    """Steps of one beam, with the likeliest continuation alone: `ids` (A, 1, T) hold what is live or finished."""
-
-    def extend(self, g: Graph, state: State, logits: Value, length: Value) -> tuple[State, Value, Value | None]:
-        """As that of `BeamSearch`; behind an end comes anything, and the beam stays where it is."""
-        log_probs, token_ids = g("TopK", g("LogSoftmax", logits), [self.num_continuations], outputs=2)
-        log_probs = g("Where", self.vocabulary.is_forbidden(g, token_ids), NONE, log_probs)
-        log_probs, places = g("TopK", log_probs, [1], outputs=2)
-        token_ids = g("GatherElements", token_ids, places, axis=1)
-        log_probs = g("Add", state.live_log_probs, log_probs)
-        ended = g("Equal", token_ids, END)
-        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
-        live_log_probs = g("Where", ended, NONE, log_probs)
-        ids = g.joined(state.ids, g("Unsqueeze", token_ids, [2]), axis=2)
-        new = State(token_ids, ids, live_log_probs, g("Max", state.finished_scores, scores))
-        return new, g("Equal", live_log_probs, NONE), None
-
-    def results(self, g: Graph, state: State) -> tuple[Value, Value]:
-        """As that of `BeamSearch`: what finished, or was cut at its limit."""
-        ended = g.cast(g("Equal", state.ids, END), np.int64)
-        ids = g("Where", g("Greater", g("CumSum", ended, 2, exclusive=1), 0), PAD, state.ids)
-        return ids, g("Max", state.finished_scores, g("Div", state.live_log_probs, self.limits_penalty))
-
-
-def split(values: Sequence[Value], parts: Sequence[int]) -> Cache:
-    """Values, one after the other, as a cache."""
-    ends = np.cumsum(parts)
-    return Cache(*(list(values[end - part : end]) for part, end in zip(parts, ends, strict=True)))
+    length, *last = graph.loop(advance, [length, *state, *cache.beams, *cache.shared])
+    return length, State(*last[:num_fields]), sizes.split(last[num_fields:])._replace(sentences=cache.sentences)
 
 
 def widened(g: Graph, ids: Value, other: Value) -> Value:
-    """ids (B, n, W) with pad behind them → (B, n, T), as wide as `other`. Joined: CUDA has no `Pad` of integers."""
+    """ids (B, n, W) → (B, n, T), padded to the width of `other`; CUDA has no `Pad` for integers."""
     width = g("Sub", g.shape(other, 2), g.shape(ids, 2))
     return g.joined(ids, g.zeros(g.joined(g("Shape", ids, end=2), width), np.int64), axis=2)
-
-
-def first(g: Graph, values: Value) -> Value:
-    """values (A, k) → (A, 1)."""
-    return g("Slice", values, [0], [1], [1])
-
-
-def gather(g: Graph, values: Value, rows: Value) -> Value:
-    """values (A, M, W), rows (A, C) → (A, C, W): each sentence picks among its own."""
-    return g("GatherND", values, g("Unsqueeze", rows, [2]), batch_dims=1)

@@ -1,7 +1,7 @@
-"""Text in ONNX: the nodes that turn lines into ids, and ids into lines, as the package's tokenizer does.
+"""Text in ONNX: nodes that turn lines into ids, and ids into lines, as the tokenizer of `keras_transformer` does.
 
-ONNX Runtime has strings on the CPU alone. Its provider for CUDA takes every `Loop` to the device, so no loop may hold
-strings: the model would not load.
+ONNX Runtime has strings on the CPU alone. Its CUDA provider runs every `Loop` on the GPU, so a model with strings in a
+loop would not load.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from .signatures import BLANK, LINE_BREAKS
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()
-NO_BYTE = 256  # stands for a piece that is no byte of its own
+NO_BYTE = 256  # stands for a piece that is not a single byte
 
 
 def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> Value:
-    """text (B,) → source ids (B, S) int32: at most `max_length` pieces and the end, then pad."""
+    """Text (B,) → source ids (B, S) int32: at most `max_length` pieces and the end id, then pad."""
     text = replaced(g, replaced(g, text, LINE_BREAKS, " "), BLANK, "")
-    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start, no end, not reversed
+    options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start id, no end id, not reversed
     pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
-    first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` a sentence begins
+    first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` each sentence begins
     last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
     lengths = g("Min", g("Sub", last, first), max_length)
     longest = g("ReduceMax", g.joined(lengths, [[0]]), keepdims=0)
     places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
-    pieces = g.joined(pieces, np.array([PAD], "int32"))  # the last one, at -1, stands for pad
+    pieces = g.joined(pieces, np.array([PAD], "int32"))  # index -1 stands for pad
     ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
     return g("Where", g("Equal", places, lengths), np.int32(END), ids)
 
 
 def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Emitted ids (B, T), pad behind the end alone → text (B,): one line each, without space around it."""
+    """Emitted ids (B, T), with pad only behind the end id → text (B,): one line each, without space around it."""
     if tokenizer.has_denormalizer:
         texts = replaced(g, decoded(g, ids, tokenizer), LINE_BREAKS, " ")
     else:
@@ -43,45 +43,48 @@ def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
 
 
 def joined_pieces(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Ids (B, T) → text (B,), by a table of what each piece adds to a text; with the space that begins it."""
+    """Ids (B, T) → text (B,), by a table of the text of each piece; the space that begins a text is still there."""
     one_line = bytes.maketrans(b"\0\n\r", b"   ")
     surfaces = [surface.translate(one_line) for surface in tokenizer.surfaces()]
     table = np.array([*surfaces, REPLACEMENT], object)  # (V + 1,)
     bytes_of_ids = np.array([byte_of(surface) for surface in surfaces], "int32")
     if np.any(bytes_of_ids != NO_BYTE):
         ids = g("Where", is_stray(g, g("Gather", bytes_of_ids, ids)), np.int32(len(surfaces)), ids)
-    ids = g("Pad", ids, [0, 0, 1, 0])  # with a row of no pieces: where there is no row, `StringJoin` crashes
+    ids = g("Pad", ids, [0, 0, 1, 0])  # with one more row, because `StringJoin` crashes if there is no row
     texts = g("StringJoin", g("Gather", table, ids), np.array([""], object), [1], domain=TEXT_DOMAIN)
     return g("Slice", texts, [0], [-1])
 
 
 def byte_of(surface: bytes) -> int:
-    """The byte of a piece that is one byte of a longer character; `NO_BYTE` of other pieces, ASCII among them."""
+    """The byte of a piece that is a single byte of a longer character; `NO_BYTE` for other pieces, ASCII among them."""
     return surface[0] if len(surface) == 1 and surface[0] >= 0x80 else NO_BYTE
 
 
 def is_stray(g: Graph, values: Value) -> Value:
-    """Bytes (B, T) → (B, T) which are part of no character: in their place SentencePiece puts U+FFFD.
+    """Bytes (B, T) → (B, T) whether each is part of no character. SentencePiece replaces such bytes by U+FFFD.
 
-    A byte begins a character where the three that follow are in the ranges that UTF-8 has for it.
+    A byte begins a character if the bytes that follow are in the ranges that UTF-8 allows after it.
     """
     lengths, lowest, highest = utf_8()
     places = g("Add", g("Unsqueeze", g("Range", 0, g("Squeeze", g.shape(values, 1)), 1), [1]), np.arange(4))  # (T, 4)
     following = g("Gather", g("Pad", values, [0, 0, 0, 3], np.int32(NO_BYTE)), places, axis=1)  # (B, T, 4)
-    is_low, is_high = (
-        g(how, following, g("Gather", edge, values)) for how, edge in (("Less", lowest), ("Greater", highest))
-    )
+    is_low = g("Less", following, g("Gather", lowest, values))
+    is_high = g("Greater", following, g("Gather", highest, values))
     is_out = g("ReduceMax", g.cast(g("Or", is_low, is_high), np.int32), axes=[2], keepdims=0)
     lengths = g("Where", g.cast(is_out, bool), np.int32(0), g("Gather", lengths, values))
-    preceding = g("Gather", g("Pad", lengths, [0, 3, 0, 0]), places, axis=1)  # (B, T, 4), the last its own
+    preceding = g("Gather", g("Pad", lengths, [0, 3, 0, 0]), places, axis=1)  # (B, T, 4), each byte's own length last
     reaches = g.cast(g("Greater", preceding, np.array([3, 2, 1, 0], "int32")), np.int32)
     is_part = g.cast(g("ReduceMax", reaches, axes=[2], keepdims=0), bool)
     return g("And", g("Less", values, np.int32(NO_BYTE)), g("Not", is_part))
 
 
 def utf_8() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each byte (257,) the length of the character that it begins, 0 where it begins none; and, (257, 4), the
-    lowest and the highest bytes from it on (the Unicode standard's table 3-7)."""
+    """Table 3-7 of the Unicode standard.
+
+    Returns:
+        For each byte (257,) the length of the character that it begins, 0 if it begins none; and (257, 4) the lowest
+        and (257, 4) the highest values allowed for that byte and the three after it.
+    """
     lengths = np.zeros(NO_BYTE + 1, "int32")
     lengths[0xC2:0xE0], lengths[0xE0:0xF0], lengths[0xF0:0xF5] = 2, 3, 4
     is_trail = np.arange(4) < lengths[:, None]
@@ -93,16 +96,16 @@ def utf_8() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def decoded(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Ids (B, T) → text (B,), by SentencePiece itself, a row at a time; on a GPU such a loop does not load.
+    """Ids (B, T) → text (B,), by SentencePiece itself, a row at a time; a model with this loop does not load on a GPU.
 
-    Only for vocabularies that rewrite what they decode: their rules see text across pieces. A NUL that byte pieces
-    spell ends its text here.
+    Only vocabularies that rewrite what they decode need this, because their rules match across pieces. A NUL that byte
+    pieces spell ends its text here.
     """
 
     def decode(inner: Graph, index: Value) -> list[Value]:
         row = inner.cast(inner("Gather", ids, index), np.int64)
         text = inner("SentencepieceDecoder", row, domain=TEXT_DOMAIN, model=tokenizer.model)
-        # Chosen among two: of the first the standard's checker knows the type.
+        # `Where`, because ONNX's checker takes the type of the result from its first choice.
         text = inner("Where", np.array(False), np.array([""], object), text)
         return [inner.value(np.array(True)), text]
 
@@ -111,6 +114,6 @@ def decoded(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
 
 
 def replaced(g: Graph, text: Value, pattern: str, by: str) -> Value:
-    """The text with what matches a regular expression (RE2) replaced."""
+    """The text with the matches of a regular expression (RE2) replaced."""
     strings = [np.array([part], dtype=object) for part in (pattern, by)]
     return g("StringRegexReplace", text, *strings, domain=TEXT_DOMAIN)

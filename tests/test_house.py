@@ -29,16 +29,20 @@ MAY_IMPORT = {
     "export.saved_model": [PACKAGE, "export.signatures"],
     "export.onnx": [
         PACKAGE,
-        *(
-            f"export.{name}"
-            for name in ("signatures", "onnx_graph", "onnx_model", "onnx_parts", "onnx_search", "onnx_text")
-        ),
+        *(f"export.onnx_{name}" for name in ("graph", "model", "parts", "text", "translation")),
+        "export.signatures",
+    ],
+    "export.onnx_translation": [
+        PACKAGE,
+        *(f"export.onnx_{name}" for name in ("beams", "graph", "model", "search")),
+        "export.signatures",
     ],
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
     "export.onnx_parts": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic", "export.signatures"],
     "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "parts"))],
-    "export.onnx_search": [PACKAGE, "export.onnx_graph", "export.signatures"],
+    "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
+    "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],
     "export.onnx_text": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.tflite": [PACKAGE, "export.signatures"],
     "export.artefacts": ["export.signatures"],

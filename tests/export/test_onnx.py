@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from export import onnx_search
 from export.contents import onnx_contents
 from export.onnx import (
     INT8_OPERATORS,
@@ -22,11 +21,13 @@ from export.onnx import (
     step_model,
     translate_model,
 )
-from export.onnx_graph import Graph, Model, all_nodes, check, write_model
+from export.onnx_arithmetic import Int8Arithmetic, quantize
+from export.onnx_beams import Vocabulary
+from export.onnx_graph import Graph, Model, Value, ValueInfo, all_nodes, check, write_model
 from export.onnx_model import OnnxTransformer
-from export.onnx_search import Cache
+from export.onnx_search import Cache, SearchedModel, search
 from export.signatures import Decoding, TrainedRun, translate_ids
-from keras_transformer.decoding import search
+from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
@@ -92,24 +93,28 @@ def table_search(folder, table, limits, decoding, num_control_ids=4):
     g = Graph()
     sentences = g.value(np.arange(100, 100 + len(limits))[:, None])
 
-    def step(g, token_ids, index, cache):
+    def step(g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
         tokens = g("Mul", g("Unsqueeze", token_ids, [2]), 17)
         states = g("Mod", g("Add", g("Add", g("Mul", cache.beams[0], 31), tokens), 5), STATES)
         places = g("Mod", g("Add", states, g("Unsqueeze", cache.sentences[0], [2])), STATES)
         return g("Gather", table, g("Reshape", places, [-1])), Cache([states], [], [])
 
-    def first_cache(g, num_active, num_beams):
-        return Cache([g.zeros(g.joined(num_active, [num_beams, 1]), np.int64)], [], [np.zeros((0, 1), "int64")])
+    def first_cache(g: Graph, num_active: Value, num_beams: int) -> Cache:
+        states = g.zeros(g.joined(num_active, [num_beams, 1]), np.int64)
+        return Cache([states], [], [g.value(np.zeros((0, 1), "int64"))])
 
-    def encode(g, sentences):
+    def encode(g: Graph, sentences: Value) -> list[Value]:
         return [g("Identity", sentences)]
 
-    vocabulary = onnx_search.Vocabulary(table.shape[1], num_control_ids)
-    found = onnx_search.search(g, sentences, encode, step, first_cache, "limits", vocabulary, decoding)
-    infos = [("ids", np.int64, ["batch", "n_best", "target"]), ("scores", np.float32, ["batch", "n_best"])]
-    for value, (name, *_) in zip(found, infos, strict=True):
-        g.named(value, name)
-    return of(Model(g, [("limits", np.int64, ["batch"])], infos), folder).run(None, {"limits": np.array(limits)})
+    vocabulary = Vocabulary(table.shape[1], num_control_ids)
+    model = SearchedModel(encode, step, first_cache)
+    ids, scores = search(g, sentences, model, "limits", vocabulary, decoding)
+    outputs = [
+        ValueInfo(g.named(ids, "ids"), np.int64, ["batch", "n_best", "target"]),
+        ValueInfo(g.named(scores, "scores"), np.float32, ["batch", "n_best"]),
+    ]
+    graph = Model(g, [ValueInfo("limits", np.int64, ["batch"])], outputs)
+    return of(graph, folder).run(None, {"limits": np.array(limits)})
 
 
 def python_search(table, limits, decoding, num_control_ids=4):
@@ -121,7 +126,7 @@ def python_search(table, limits, decoding, num_control_ids=4):
     num_beams, length_penalty = decoding.num_beams, decoding.length_penalty
     cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
     limits = ops.convert_to_tensor(limits)
-    found = search.beam_search(
+    found = beam_search(
         step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids
     )
     return [ops.convert_to_numpy(each) for each in found]
@@ -234,11 +239,82 @@ def test_the_encoder_is_that_of_tf2onnx(tmp_path, tiny_model, source_ids):
     converted, _ = tf2onnx.convert.from_function(tf.function(tiny_model.encode, autograph=False), signature, opset=17)
     (expected,) = session(converted.SerializeToString()).run(None, {"source_ids": source_ids})
     g = Graph()
-    states, _, _ = OnnxTransformer(tiny_model, "float32").encoder_states(g, SOURCE[0])
-    g.named(states, "memory")
-    model = Model(g, [SOURCE], [("memory", np.float32, ["rows", tiny_model.hidden_dim])])
+    g.named(OnnxTransformer(tiny_model, "float32").encoder_states(g, SOURCE.name).rows, "memory")
+    model = Model(g, [SOURCE], [ValueInfo("memory", np.float32, ["rows", tiny_model.hidden_dim])])
     (memory,) = of(model, tmp_path).run(None, {"source_ids": source_ids})
     np.testing.assert_allclose(memory.reshape(expected.shape), expected, atol=1e-5)
+
+
+# The int8 weights
+
+
+def far_apart(rows: int, columns: int) -> np.ndarray:
+    """(rows, columns) Weights whose rows are of very different size, from about 0.001 to about 1000."""
+    return (np.random.default_rng(2).normal(size=(rows, columns)) * np.logspace(-3, 3, rows)[:, None]).astype("float32")
+
+
+def int8_outputs(folder, write, shape, **inputs):
+    """The float32 output of what `write(graph, name)` appends, for one input."""
+    g = Graph()
+    ((name, array),) = inputs.items()
+    g.named(write(g, name), "output")
+    model = Model(g, [ValueInfo(name, array.dtype, array.shape)], [ValueInfo("output", np.float32, shape)])
+    return of(model, folder).run(None, {name: array})[0]
+
+
+def test_every_row_and_column_has_a_scale_of_its_own():
+    weights = far_apart(13, 64)
+    for axis, shape in ((1, (13, 1)), (0, (1, 13))):
+        integers, scales = quantize(weights if axis == 1 else weights.T, axis)
+        assert integers.dtype == np.int8 and scales.shape == shape
+        np.testing.assert_array_equal(np.abs(integers).max(axis=axis), 127)
+        np.testing.assert_allclose(scales.ravel(), np.abs(weights).max(axis=1) / 127, rtol=1e-6)
+
+
+def test_small_rows_of_an_int8_embedding_are_kept(tmp_path):
+    table, ids = far_apart(13, 64), np.arange(13, dtype="int32")
+    found = int8_outputs(tmp_path, lambda g, x: Int8Arithmetic().embedding(g, table, 2.0, x), [13, 64], ids=ids)
+    error = np.abs(found - 2 * table).max(axis=1) / np.abs(2 * table).max(axis=1)
+    assert error.max() < 0.5 / 127 * 1.01
+
+
+@pytest.mark.parametrize("is_table", [False, True], ids=["kernel", "output embedding"])
+def test_small_columns_of_int8_products_are_kept(tmp_path, is_table):
+    table, states = far_apart(13, 64), np.random.default_rng(3).normal(size=(5, 64)).astype("float32")
+    arithmetic = Int8Arithmetic()
+    found = int8_outputs(
+        tmp_path,
+        lambda g, x: arithmetic.logits(g, x, table, None) if is_table else arithmetic.product(g, x, table.T),
+        [5, 13],
+        states=states,
+    )
+    expected = states @ table.T
+    error = np.abs(found - expected).max(axis=0) / np.abs(expected).max(axis=0)
+    assert error.max() < 0.05
+
+
+def test_the_int8_files_have_a_scale_for_each_output(tmp_path, run):
+    paths = export_onnx(run, tmp_path, Decoding(), "int8")
+    graphs = [onnx.load(path).graph for path in paths]
+    for graph in graphs:
+        constants = constants_of(graph)
+        products = [node for node in all_nodes(graph.node) if node.op_type == "MatMulIntegerToFloat"]
+        assert len(products) >= 4
+        for node in products:
+            weights, scales = constants[node.input[1]], constants[node.input[3]]
+            assert weights.dtype == np.int8
+            assert scales.shape == (weights.shape[1],)
+            assert len(np.unique(scales)) > 1
+            np.testing.assert_array_equal(np.abs(weights).max(axis=0), 127)
+
+
+def constants_of(graph):
+    """The constants of a graph and of its loops, by name."""
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        for attribute in node.attribute:
+            constants |= constants_of(attribute.g) if attribute.HasField("g") else {}
+    return constants
 
 
 # What is written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import sentencepiece
 
 from export.onnx import translate_text_model
-from export.onnx_graph import Graph, Model, write_model
+from export.onnx_graph import Graph, Model, ValueInfo, write_model
 from export.onnx_text import detokenized
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
@@ -26,7 +27,7 @@ ODD_TEXT = [
 ]  # fmt: skip
 
 # SentencePiece's options for vocabularies that `--tokenizer` takes and `Tokenizer.train` does not make.
-VOCABULARIES = {
+VOCABULARIES: dict[str, dict[str, Any]] = {
     "unigram": {},
     "bpe": {"model_type": "bpe"},
     "bytes": {"byte_fallback": True},
@@ -45,13 +46,13 @@ NO_CHARACTERS = [b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc2", b"\xe0\x9f
 
 
 def vocabulary(name: str, folder) -> Tokenizer:
-    options = {"vocab_size": 330, "normalization_rule_name": "nmt_nfkc", **VOCABULARIES[name]}
+    options: dict[str, Any] = {"vocab_size": 330, "normalization_rule_name": "nmt_nfkc", **VOCABULARIES[name]}
     if name == "denormalizer":
         (folder / "rules.tsv").write_text(RULES)
         options["denormalization_rule_tsv"] = str(folder / "rules.tsv")
     text = lines(0, 200) + ["ä\u2029日本 \u3000😀", "a  b   c "]
     model = io.BytesIO()
-    names = {f"{kind}_id": id for id, kind in enumerate(("pad", "unk", "bos", "eos"))}
+    names: dict[str, Any] = {f"{kind}_id": id for id, kind in enumerate(("pad", "unk", "bos", "eos"))}
     names |= {f"{kind}_piece": piece for kind, piece in zip(("pad", "unk", "bos", "eos"), CONTROL_PIECES, strict=True)}
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(text), model_writer=model, hard_vocab_limit=False, minloglevel=2, **names, **options
@@ -67,11 +68,12 @@ def rows_of(tokenizer: Tokenizer, count: int) -> np.ndarray:
     bites = [*(character.encode() for character in CHARACTERS.split(" ")), *NO_CHARACTERS]
     rows = []
     for _ in range(count):
-        row = [END] * (generator.random() < 0.8)
+        row = [END] if generator.random() < 0.8 else []
         for _ in range(generator.integers(12)):
             chosen = bites[generator.integers(len(bites))]
             chosen = chosen[: generator.integers(1, 5)]
-            id = generator.choice([UNKNOWN, generator.integers(END + 1, len(pieces)), tokenizer.encode([" x"])[0][0]])
+            piece = int(generator.integers(END + 1, len(pieces)))
+            id = int(generator.choice([UNKNOWN, piece, tokenizer.encode([" x"])[0][0]]))
             row = [*([byte_ids[byte] for byte in chosen] if byte_ids and generator.random() < 0.7 else [id]), *row]
         rows.append(row)
     width = max(map(len, rows))
@@ -86,8 +88,8 @@ def batches_of(tokenizer: Tokenizer) -> list[np.ndarray]:
 def detokenizer(folder, tokenizer: Tokenizer):
     """The path of a file that takes `ids`."""
     g = Graph()
-    g.named(detokenized(g, "ids", tokenizer), "text")
-    model = Model(g, [("ids", np.int32, ["batch", "target"])], [("text", object, ["batch"])])
+    outputs = [ValueInfo(g.named(detokenized(g, "ids", tokenizer), "text"), object, ["batch"])]
+    model = Model(g, [ValueInfo("ids", np.int32, ["batch", "target"])], outputs)
     return write_model(folder / "model.onnx", model, {})[0]
 
 
@@ -113,9 +115,8 @@ def test_ids_become_the_text_that_the_tokenizer_makes_of_them(detokenizers, name
 @pytest.mark.parametrize("model_type, separate", [("bpe", False), ("unigram", True)])
 def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path, model_type, separate):
     source, target = (Tokenizer.train(lines(seed), 60 + seed, model_type) for seed in range(2))
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "max_source_length": 40}
     keras.utils.set_random_seed(4)
-    model = Transformer(61, source_vocabulary_size=60 if separate else None, **sizes)
+    model = Transformer(61, 1, 2, 16, 32, source_vocabulary_size=60 if separate else None, max_source_length=40)
     randomize(model)
     translator = Translator(model, source, target) if separate else Translator(model, target)
     decoding = Decoding(2, max_length=12)
