@@ -1,1 +1,1 @@
-"""A trained run as SavedModel, ONNX and TFLite translators, proved to translate as the model does."""
+"""Exports a trained run as SavedModel, ONNX and TFLite translators, and certifies that they translate as the model."""

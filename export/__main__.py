@@ -145,7 +145,7 @@ def num_bytes(path: Path) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
-    parser = argparse.ArgumentParser(prog="python -m export", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=DESCRIPTION)
     add_options(parser)
     return parser
 

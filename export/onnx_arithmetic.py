@@ -5,9 +5,8 @@ Letters in shapes: R rows, V vocabulary, D width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .onnx_graph import CONTRIB_DOMAIN, Graph, Value
 
@@ -21,7 +20,7 @@ class Arithmetic:
         dtype: the type of weights and states. Softmax and the inner part of norms are always in float32.
     """
 
-    def __init__(self, dtype: Any = np.float32):
+    def __init__(self, dtype: DTypeLike = np.float32):
         self.dtype = np.dtype(dtype)
 
     def product(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from numpy.typing import DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
 from keras_transformer.files import write_whole
@@ -30,7 +31,7 @@ class ValueInfo(NamedTuple):
     """An input or an output of a graph."""
 
     name: Value
-    dtype: Any  # a type that NumPy knows; strings are `object`
+    dtype: DTypeLike  # strings are `object`
     shape: Shape
 
 
@@ -105,7 +106,7 @@ class Graph:
         self.nodes.append(helper.make_node("Identity", [self.value(value)], [name]))
         return name
 
-    def cast(self, value: Any, dtype: Any) -> Value:
+    def cast(self, value: Any, dtype: DTypeLike) -> Value:
         """The value in another type."""
         return self("Cast", value, to=element_type(dtype))
 
@@ -117,7 +118,7 @@ class Graph:
         """The values, concatenated along an axis."""
         return self("Concat", *values, axis=axis)
 
-    def zeros(self, shape: Value, dtype: Any) -> Value:
+    def zeros(self, shape: Value, dtype: DTypeLike) -> Value:
         """Zeros; the shape is a value of the graph."""
         return self("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, dtype)))
 
@@ -191,7 +192,7 @@ class Model(NamedTuple):
     outputs: Sequence[ValueInfo]
 
 
-def element_type(dtype: Any) -> int:
+def element_type(dtype: DTypeLike) -> int:
     """ONNX's number for a NumPy type; strings are `object`."""
     dtype = np.dtype(dtype)
     return TensorProto.STRING if dtype.hasobject else helper.np_dtype_to_tensor_dtype(dtype)

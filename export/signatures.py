@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from dataclasses import asdict, dataclass, replace
+from types import ModuleType
 from typing import Any
 
 from keras import ops
@@ -117,7 +118,7 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
     return TrainedRun(translator, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
 
 
-def import_optional(module: str) -> Any:
+def import_optional(module: str) -> ModuleType:
     """Imports a module that only exporting needs.
 
     Raises:

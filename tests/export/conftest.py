@@ -1,4 +1,4 @@
-"""One export of a small run, in every format, for the tests that use what it wrote."""
+"""One export of a small run in every format, for the tests that use it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def trained(translator) -> TrainedRun:
 
 @contextmanager
 def shared_by_workers(tmp_path_factory, name: str) -> Iterator[Path]:
-    """A folder that all workers of pytest-xdist share; the others wait for the one that is within."""
+    """A folder that all workers of pytest-xdist share; one of them enters at a time."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with (root / f"{name}.lock").open("w") as lock:
@@ -66,7 +67,7 @@ def run_with_validation(built_run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported(run_with_validation, tmp_path_factory) -> Path:
-    """What `python -m export` writes in float32, its certificate included: made once, for it takes long."""
+    """What `python -m export` writes in float32, with its certificate. It takes long, so it is made once."""
     with shared_by_workers(tmp_path_factory, "exports") as folder:
         folder /= "exported"
         if not folder.exists():
@@ -82,14 +83,15 @@ def expected(translator) -> list[list]:
     return translator.n_best(ODD, num_beams=3, length_penalty=0.8, max_length=12, n_best=3)
 
 
+def run_clean_in(folder: Path, code: str, *arguments: object) -> str:
+    """Runs Python where no module of ours can be imported, and returns what it printed."""
+    command = [sys.executable, "-I", "-W", "ignore", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 @pytest.fixture
 def run_clean(tmp_path) -> Callable[..., str]:
-    """`run_clean(code, *arguments)` runs Python where nothing of ours can be imported, and returns what it printed."""
-
-    def run(code: str, *arguments: object) -> str:
-        command = [sys.executable, "-I", "-W", "ignore", "-c", code, *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
-
-    return run
+    """`run_clean(code, *arguments)` is `run_clean_in` a folder of the test."""
+    return partial(run_clean_in, tmp_path)

@@ -26,7 +26,7 @@ FILES = [
 ]
 
 
-def test_the_extra_for_gpus_is_that_for_processors_with_another_onnx_runtime():
+def test_the_extras_for_gpus_and_cpus_differ_in_onnx_runtime_alone():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     runtime = {name: [one for one in extras[name] if re.match(r"onnxruntime(-gpu)?[\[>]", one)] for name in extras}
     assert [*runtime["export"], *runtime["export-gpu"]] == [

@@ -1,4 +1,4 @@
-"""Certificates of what was exported, of what is not as the model, and of what does not run."""
+"""Certificates of good artefacts, of artefacts that differ from the model, and of artefacts that do not run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ids_are_run_without_tensorflow(exported):
 
 
 def stub(folder: Path, code: str, monkeypatch) -> Artefact:
-    """An artefact, and in the runner's place a program of these lines."""
+    """An artefact; these lines of Python replace the runner."""
     runner = folder / "runner.py"
     runner.write_text(
         f"import json, os, sys, pathlib\ntask = json.loads(pathlib.Path(sys.argv[1]).read_text())\n{code}\n"
@@ -73,7 +73,7 @@ def stub(folder: Path, code: str, monkeypatch) -> Artefact:
         ("pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'Fail: bad node'}))", "Fail: bad node"),
     ],
 )
-def test_a_crash_is_told_and_does_not_hold(trained, tmp_path, monkeypatch, code, reason):
+def test_an_artefact_that_crashes_does_not_hold_and_the_reason_is_given(trained, tmp_path, monkeypatch, code, reason):
     artefact = stub(tmp_path, code, monkeypatch)
     certificate = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3])
     assert not certificate.holds
@@ -153,13 +153,13 @@ def test_a_damaged_file_does_not_hold(trained, tmp_path):
         (["a"], None, "int8 are held by BLEU|--references"),
     ],
 )
-def test_text_that_does_not_do_is_refused(trained, tmp_path, sentences, references, message):
+def test_unusable_text_is_refused(trained, tmp_path, sentences, references, message):
     artefact = Artefact(tmp_path / "translate-int8.onnx", "onnx", "ids", "int8")
     with pytest.raises(RequestError, match=message):
         certify(trained, tmp_path, [artefact], Decoding(), sentences, references)
 
 
-def test_no_artefact_is_no_certificate(trained, tmp_path):
+def test_without_artefacts_there_is_no_certificate(trained, tmp_path):
     with pytest.raises(RequestError, match="found none in"):
         certify(trained, tmp_path, artefacts_in(tmp_path), Decoding(), SENTENCES[:3])
 

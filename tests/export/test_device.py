@@ -27,7 +27,7 @@ for CUDAExecutionProvider
 """
 
 
-def test_the_runtimes_own_line_says_why_it_does_not_use_a_gpu():
+def test_the_reason_for_not_using_a_gpu_is_found_in_the_log():
     assert why_no_gpu(OTHER + NO_LIBRARY) == (
         "/src/provider_bridge_ort.cc:1962 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load library "
         "/lib/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file"
@@ -79,5 +79,5 @@ def test_a_certificate_says_which_device_was_used_and_why(tmp_path, format, prec
         ("tflite", "float16", False),
     ],
 )
-def test_a_gpu_is_for_what_may_use_it(tmp_path, format, precision, gpu):
+def test_int8_and_tflite_use_no_gpu(tmp_path, format, precision, gpu):
     assert task_of(Artefact(tmp_path, format, "ids", precision), [[5, END]], Decoding(), 1)["gpu"] is gpu

@@ -1,4 +1,4 @@
-"""What a process of its own sees of an artefact, and what is told when it fails."""
+"""Artefacts run in a process of their own, which reports what it sees, and what fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
     assert len(run_artefact(artefact, task).result["alone"]["outputs"]) == 1
 
 
-def test_an_answer_of_another_shape_is_told(tmp_path):
+def test_an_answer_of_the_wrong_shape_is_an_error(tmp_path):
     artefact = echo(tmp_path / "translate.onnx", [0, 1])
     with pytest.raises(BrokenArtefact, match="a row and a score for each of 1 sentences"):
         run_artefact(artefact, task_of(artefact, [[5, END]], Decoding(), 1))

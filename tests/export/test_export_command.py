@@ -1,4 +1,4 @@
-"""The command: what it writes, what it refuses, and that nothing is lost or left half-written."""
+"""The command: what it writes, what it refuses; it loses nothing and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_exit_status_1_when_the_certificate_does_not_hold(quick, run_with_valida
     assert (tmp_path / "out" / "CERTIFICATE.md").is_file()
 
 
-def test_what_is_no_export_is_left_alone(run_with_validation, tmp_path, capsys):
+def test_a_folder_that_holds_no_export_is_not_touched(run_with_validation, tmp_path, capsys):
     (tmp_path / "letter").write_text("dear ...")
     assert main([str(run_with_validation), "--out", str(tmp_path), "--overwrite"]) == 2
     assert main([str(run_with_validation), "--out", str(tmp_path / "letter")]) == 2
@@ -143,7 +143,7 @@ def test_what_is_no_export_is_left_alone(run_with_validation, tmp_path, capsys):
     assert files_in(tmp_path) == {"letter"}
 
 
-def test_what_a_user_put_beside_an_export_is_left_alone(quick, run_with_validation, tmp_path, monkeypatch, capsys):
+def test_the_users_files_in_an_export_folder_are_not_touched(quick, run_with_validation, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert quick(run_with_validation, "--out", ".") == 2
     assert "a folder of its own" in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_what_a_user_put_beside_an_export_is_left_alone(quick, run_with_validati
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, run_folder, capsys):
+def test_a_folder_without_a_run_is_refused(tmp_path, run_folder, capsys):
     assert main([str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert "expected a run folder" in capsys.readouterr().err
     (run_folder / "model.keras").unlink()
@@ -188,7 +188,7 @@ def test_wrong_requests(run_with_validation, tmp_path, capsys, flags, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_format_cannot_do_is_left_out_of_many(capsys):
+def test_a_precision_that_a_format_lacks_is_left_out(capsys):
     plan = planned(["saved_model", "tflite"], ["float32", "int8"])
     assert plan == [("saved_model", "float32"), ("tflite", "float32"), ("tflite", "int8")]
     assert "left out: saved_model has no int8" in capsys.readouterr().err
@@ -219,6 +219,6 @@ def test_the_options_fit_another_parser():
     assert parser.parse_args(["export", *flags]) == command.make_parser().parse_args(flags)
 
 
-def test_the_vocabulary_is_known_by_its_kind(run_with_validation):
+def test_a_run_knows_its_kind_of_vocabulary_and_every_format_its_packages(run_with_validation):
     assert open_run(run_with_validation).translator.source_tokenizer.model_type == "unigram"
     assert set(command.PACKAGES) == set(command.FORMATS)

@@ -1,9 +1,10 @@
-"""What is judged as the model's own, as nearly so, and as something else."""
+"""Which differences from the model's translations a judge allows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.tiny_text import lines
 pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 100)
+Given = Literal["batched", "alone", "padded"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_a_perfect_artefact_holds(judge, takes, precision):
 
 @pytest.mark.parametrize("given", ["batched", "alone", "padded"])
 @pytest.mark.parametrize("takes", ["ids", "text"])
-def test_one_sentence_that_is_worse_does_not_hold(judge, sure, given, takes):
+def test_one_sentence_that_is_worse_does_not_hold(judge, sure, given: Given, takes):
     place = sure
     result = result_of(judge, takes)
     result[given]["outputs"][place] = [7, 8, END] if takes == "ids" else "the dogs run"
@@ -88,7 +90,7 @@ def test_one_sentence_that_is_worse_does_not_hold(judge, sure, given, takes):
 
 
 def test_another_translation_that_is_as_good_holds(judge, sure):
-    """Where rounding chose between two, the second of the model's own list is as good as the first."""
+    """The model's second hypothesis holds if its score is about that of the first."""
     place = sure
     result = result_of(judge)
     second = judge.hypotheses[place][1]
@@ -134,7 +136,7 @@ def test_a_wrong_score_does_not_hold(judge, score):
 
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 8], [7, START, END], [7, END, 8], [7, PAD, END], [END, END]])
-def test_what_is_no_whole_translation_does_not_hold(judge, sure, monkeypatch, ids):
+def test_an_incomplete_translation_does_not_hold(judge, sure, monkeypatch, ids):
     monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(1.0, 1))
     place = sure
     result = result_of(judge)
@@ -158,7 +160,7 @@ def test_an_id_that_the_vocabulary_lacks_is_named(judge):
         judge.judge("float32", result)
 
 
-def test_neighbours_that_matter_are_counted(judge):
+def test_translations_that_neighbours_or_padding_change_are_counted(judge):
     result = result_of(judge)
     for place in range(3):
         result["padded"]["outputs"][place] = [7, END]
@@ -168,7 +170,7 @@ def test_neighbours_that_matter_are_counted(judge):
 
 
 def with_bleu_of(judge: Judge, num_wrong: int) -> Result:
-    """A result in which so many sentences are translated into nothing."""
+    """A result with so many empty translations."""
     result = result_of(judge)
     for place in range(num_wrong):
         result["batched"]["outputs"][place] = [END]
@@ -193,7 +195,7 @@ def test_a_low_precision_without_references_does_not_hold(judge, monkeypatch):
     assert judge.judge("float32", result_of(judge)).holds
 
 
-def test_bleu_is_sacrebleus():
+def test_bleu_from_statistics_equals_sacrebleu():
     from sacrebleu.metrics import BLEU
 
     texts, references = lines(1, 50), lines(2, 50)
@@ -201,8 +203,8 @@ def test_bleu_is_sacrebleus():
     assert ours == pytest.approx(BLEU(effective_order=True).corpus_score(texts, [references]).score)
 
 
-def test_the_bootstrap_interval_is_of_the_pairs():
-    """Two translations that lose the same everywhere leave nothing to chance; one that loses now and then does."""
+def test_the_bootstrap_draws_the_same_sentences_for_both():
+    """If two systems err alike, their difference never varies; if one errs now and then, it does."""
     references = [f"one two three four five {number}" for number in range(100)]
     worse = [line.replace("five", "six") for line in references]
     bleu, model_bleu, interval = compare_bleu(worse, worse, references)
@@ -221,7 +223,7 @@ def test_bleu_of_single_words_is_the_share_that_is_right():
     assert (bleu, model_bleu) == (pytest.approx(50), pytest.approx(100))
 
 
-def test_the_best_that_is_left_out():
+def test_the_best_continuation_that_a_step_leaves_out():
     reached = np.log([[0.01, 0.01, 0.01, 0.2, 0.5, 0.27], [0.01, 0.01, 0.01, 0.07, 0.6, 0.3]])  # END is 3
     assert best_left_out(reached, 5) == pytest.approx(np.log(0.3))  # .6 and .5 live on
     assert best_left_out(reached, END) == pytest.approx(np.log(0.2))  # .6, .5, .3, .27 are looked at
@@ -231,7 +233,7 @@ def test_the_best_that_is_left_out():
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_the_narrowest_choice_is_found(translator, num_beams):
-    """By brute force: the least probability that would have to be moved is that to the hypothesis next in rank."""
+    """For greedy search, brute force: the smallest distance between the likeliest and the second likeliest token."""
     decoding = Decoding(num_beams, max_length=8)
     judge = Judge(translator, decoding, SENTENCES[:3])
     for place, best in enumerate(judge.best):

@@ -54,7 +54,7 @@ def of(model, folder):
 
 
 def run_of(model):
-    """A run without vocabularies, for what needs ids alone."""
+    """A run without vocabularies, for graphs that take ids."""
     translator = Translator.__new__(Translator)
     translator.model = model
     return TrainedRun(translator, "en-de", "tiny")
@@ -80,7 +80,7 @@ def exported(request, run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source_ids(tokenizer):
-    """Twelve sentences of other lengths."""
+    """Twelve sentences of different lengths."""
     rows = [[*ids, END] for ids in tokenizer.encode(lines(5, 12))]
     return np.array([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows], "int32")
 
@@ -135,7 +135,7 @@ def python_search(table, limits, decoding, num_control_ids=4):
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize(("num_beams", "n_best"), [(1, 1), (2, 1), (5, 1), (5, 3), (5, 5)])
 @pytest.mark.parametrize("vocabulary", [5, 7, 40])
-def test_the_search_is_that_of_the_package(tmp_path, num_beams, n_best, length_penalty, vocabulary):
+def test_the_search_in_the_graph_equals_the_search_in_python(tmp_path, num_beams, n_best, length_penalty, vocabulary):
     limits = [9, 1, 0, 7, *range(2, 18), 4, 0]
     table = np.random.default_rng(vocabulary).normal(0, 2, (STATES, vocabulary)).astype("float32")
     decoding = Decoding(num_beams, length_penalty, n_best=n_best)
@@ -214,7 +214,7 @@ def nothing_yet(step, rows):
     return {one.name: np.zeros((rows, one.shape[1], 0, one.shape[3]), dtypes[one.type]) for one in past}
 
 
-def test_a_loop_of_ones_own_over_encoder_and_step_is_greedy_search(tmp_path, run, source_ids):
+def test_a_callers_loop_over_encoder_and_step_equals_greedy_search(tmp_path, run, source_ids):
     paths = export_onnx(run, tmp_path, Decoding(num_beams=1))
     translate, encoder, step = (session(path) for path in paths if path.stem != "translate_text")
     memory = outputs_of(encoder, {"source_ids": source_ids})
@@ -233,7 +233,7 @@ def test_a_loop_of_ones_own_over_encoder_and_step_is_greedy_search(tmp_path, run
     np.testing.assert_array_equal(np.hstack(emitted)[:, : target_ids.shape[1]], target_ids)
 
 
-def test_the_encoder_is_that_of_tf2onnx(tmp_path, tiny_model, source_ids):
+def test_the_encoder_equals_the_one_that_tf2onnx_converts(tmp_path, tiny_model, source_ids):
     tf2onnx = pytest.importorskip("tf2onnx")
     signature = [tf.TensorSpec(source_ids.shape, "int32", name="source_ids")]  # left open, it gets a reshape wrong
     converted, _ = tf2onnx.convert.from_function(tf.function(tiny_model.encode, autograph=False), signature, opset=17)
@@ -367,7 +367,7 @@ def test_bad_input_has_an_answer_of_the_right_shape(exported):
         assert all(text.splitlines() in ([text], []) for text in texts)
 
 
-def test_the_standard_accepts_what_is_written_and_axes_have_names(exported):
+def test_the_files_are_valid_onnx_and_their_axes_have_names(exported):
     precision, paths = exported
     for name, path in paths.items():
         check(path)
@@ -411,7 +411,7 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     np.testing.assert_array_equal(expected[1], found[1])
 
 
-def test_what_is_refused_leaves_nothing_behind(tmp_path, run):
+def test_a_refused_export_writes_nothing(tmp_path, run):
     with pytest.raises(RequestError, match="expected a precision among float32, float16, int8; received: int4"):
         export_onnx(run, tmp_path / "new", precision="int4")
     g = Graph()

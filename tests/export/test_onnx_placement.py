@@ -1,8 +1,8 @@
-"""What of the ONNX files would run where, with ONNX Runtime's provider for CUDA: read off the graphs, without a GPU.
+"""Which nodes ONNX Runtime's CUDA provider would run on the GPU: read from the graphs, without a GPU.
 
-A provider copies what a node of its own needs from the other side: in a loop that costs more than the node. The rules
-here are those by which ONNX Runtime 1.26 places nodes, as its log shows them ("Node placements", "Memcpy nodes are
-added"), and its table of kernels (docs/OperatorKernels.md).
+If a node on the GPU needs a value on the host, or the other way round, the provider copies the value; in a loop the
+copy costs more than the node. The rules here are the ones by which ONNX Runtime 1.26 places nodes, from its log ("Node
+placements", "Memcpy nodes are added") and its table of kernels (docs/OperatorKernels.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from export.signatures import Decoding, TrainedRun
 pytest_plugins = ["tests.tiny_run"]
 
 INT32, INT64, STRING = TensorProto.INT32, TensorProto.INT64, TensorProto.STRING
-# Of what a search might use, what the provider has no kernel for, by the type of the first input.
+# Operators that a search might use and that the provider has no kernel for, with the type of the first input.
 LACKING = {("Pad", INT32), ("Pad", INT64), ("GatherND", INT32), ("Clip", INT32), ("ArgMax", INT64), ("ArgMax", INT32)}
 # Operators with a kernel whose results, or some of whose inputs, are on the host.
 HOST_OUTPUTS = {"Shape", "Size"}
@@ -32,10 +32,10 @@ HOST_INPUTS = {
 
 
 class Body:
-    """A loop's body, and what it copies each time it is run, but for the loop's condition.
+    """A loop's body, and the values that each iteration copies, apart from the loop's condition.
 
     Args:
-        graph: the body; or the whole model's graph, which is no body and copies once.
+        graph: the body; or the whole model's graph, which is not a body and copies once.
         types: the type of each value.
         outer: the body around it, if there is one.
     """
@@ -57,7 +57,7 @@ class Body:
             self.loops += [Body(body, types, self) for body in bodies]
 
     def place(self, node: onnx.NodeProto) -> None:
-        """Puts a node on a side; what has to be copied for it."""
+        """Places a node on the GPU or the host, and notes which values have to be copied for it."""
         reads_on_host = HOST_INPUTS.get(node.op_type, set())
         variable = {place: name for place, name in enumerate(node.input) if name and not self.is_constant(name)}
         free = [name for place, name in variable.items() if place not in reads_on_host]
@@ -84,14 +84,14 @@ class Body:
         return mine or (self.outer is not None and self.outer.is_on_host(name))
 
     def keeps(self, name: str) -> bool:
-        """Whether it is a constant that stays on the host, for a node there reads it."""
+        """Whether it is a constant that stays on the host because a node there reads it."""
         return name in self.constants_on_host or (self.outer is not None and self.outer.keeps(name))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("make", [translate_model, translate_text_model])
-def test_the_loops_hold_nothing_that_a_gpu_lacks_and_copy_nothing(translator, tmp_path, make, num_beams, precision):
+def test_the_loops_use_operators_that_gpus_have_and_copy_nothing(translator, tmp_path, make, num_beams, precision):
     model = make(TrainedRun(translator), Decoding(num_beams), precision)
     (path,) = write_model(tmp_path / "model.onnx", model, {})
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph

@@ -1,4 +1,4 @@
-"""Text in the ONNX files: read and written as the package's tokenizer does, whatever the vocabulary."""
+"""The ONNX files read and write text as the tokenizer does, for every kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def detokenizer(folder, tokenizer: Tokenizer):
 
 @pytest.fixture(scope="module")
 def detokenizers(tmp_path_factory):
-    """For each vocabulary the tokenizer, and what the graph makes of its batches."""
+    """For each vocabulary the tokenizer, and the texts that the graph gives for its batches."""
     folders = {name: tmp_path_factory.mktemp("vocabulary") for name in VOCABULARIES}
     tokenizers = {name: vocabulary(name, folder) for name, folder in folders.items()}
     paths = {name: detokenizer(folders[name], tokenizers[name]) for name in VOCABULARIES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,18 +11,22 @@ import onnxruntime
 import pytest
 
 from export import runner
+from export.artefacts import Artefact
+from export.execution import task_of
 from export.onnx import encoder_model, step_model
 from export.onnx_graph import write_model
+from export.signatures import Decoding, TrainedRun
 from keras_transformer.text.tokenizer import END
 
 pytest_plugins = ["tests.tiny_run"]
 
 
 class FakeRuntime:
-    """ONNX Runtime as far as sessions go, built with these providers; it records what it is asked for."""
+    """Stands for ONNX Runtime with these providers, and records the sessions that it is asked for."""
 
     def __init__(self, *available: str, has_gpu: bool = True):
-        self.available, self.has_gpu, self.asked = list(available), has_gpu, []
+        self.available, self.has_gpu = list(available), has_gpu
+        self.asked: list[object] = []
         self.SessionOptions = SimpleNamespace
 
     def get_available_providers(self):
@@ -53,17 +58,20 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 )
 def test_the_libraries_of_cuda_are_loaded_and_tf32_is_off(monkeypatch, runtime, gpu, asked, device):
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
-    load = runner.prepare_onnx({"threads": 1, "takes": "ids", "gpu": gpu, "paths": ["translate.onnx"]})
-    assert load()[1] == device
+    artefact = Artefact(Path("translate.onnx"), "onnx", "ids", "float32")
+    task = task_of(artefact, [[5, END]], Decoding(), 1)
+    task["gpu"] = gpu
+    assert runner.prepare_onnx(task)().device == device
     assert runtime.asked == asked
 
 
-def test_of_the_two_halves_the_limits_and_the_logits_alone_leave_the_device(translator, tmp_path, monkeypatch):
-    run, sessions = SimpleNamespace(model=translator.model), []
+def test_only_limits_and_logits_leave_the_device(translator, tmp_path, monkeypatch):
+    run, sessions = TrainedRun(translator), []
     for name, make in (("encoder", encoder_model), ("step", step_model)):
         (path,) = write_model(tmp_path / f"{name}.onnx", make(run, "float32"), {})
         sessions.append(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
-    kept, left = set(), set()
+    kept: set[str] = set()
+    left: set[str] = set()
     run_bound, on_device = runner.run_bound, runner.on_device
 
     def run_on_cpu(session, binding, inputs, outputs):
@@ -73,7 +81,10 @@ def test_of_the_two_halves_the_limits_and_the_logits_alone_leave_the_device(tran
 
     monkeypatch.setattr(runner, "run_bound", run_on_cpu)
     monkeypatch.setattr(runner, "on_device", lambda array, device="cpu": on_device(array))
-    translate = runner.greedy_search({"max_length": 9, "length_penalty": 0.6}, *sessions, device="cuda")
+    artefact = Artefact(tmp_path / "encoder.onnx", "onnx", "halves", "float32")
+    task = task_of(artefact, [[5, END]], Decoding(max_length=9), 1)
+    encoder, step = sessions
+    translate = runner.greedy_search(task, encoder, step, device="cuda")
     ids, _ = translate(np.array([[5, 6, END], [END, 0, 0]], "int32"))
     assert ids.shape == (2, 9)
     assert left == {"limit", "logits"}

@@ -1,4 +1,4 @@
-"""A SavedModel translates as the model does, in a process that knows nothing of us."""
+"""A SavedModel translates as the model does, in a process without our code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models.transformer import Transformer
-from tests.export.conftest import ODD
+from tests.export.conftest import ODD, run_clean_in
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -51,10 +51,8 @@ main()
 
 @pytest.fixture(scope="module")
 def answers(exported, tmp_path_factory):
-    from tests.export import conftest
-
-    run = conftest.run_clean.__wrapped__(tmp_path_factory.mktemp("clean"))
-    return json.loads(run(CLIENT, exported / "saved_model", json.dumps(ODD)))
+    folder = tmp_path_factory.mktemp("clean")
+    return json.loads(run_clean_in(folder, CLIENT, exported / "saved_model", json.dumps(ODD)))
 
 
 def test_it_translates_as_the_model(answers, expected):
@@ -63,7 +61,7 @@ def test_it_translates_as_the_model(answers, expected):
     assert answers["ours"] == []
 
 
-def test_n_best_is_the_models(answers, expected):
+def test_n_best_equals_the_models_list(answers, expected):
     lists = answers["n_best"]
     for texts, scores, hypotheses in zip(lists["translations"], lists["scores"], expected, strict=True):
         count = len(hypotheses)
@@ -77,7 +75,7 @@ def test_a_line_translates_alone_as_in_a_batch(answers):
     assert [one["score"][0] for one in answers["alone"]] == pytest.approx(answers["best"]["score"], abs=1e-4)
 
 
-def test_nothing_gives_nothing_and_bytes_that_are_no_text_an_answer(answers, translator):
+def test_an_empty_batch_and_invalid_utf_8_get_an_answer(answers, translator):
     assert answers["nothing"] == {"translation": [], "score": []}
     expected = translator.translate(["a \ufffd dog"], num_beams=3, length_penalty=0.8, max_length=12)
     assert answers["not UTF-8"]["translation"] == expected
@@ -87,13 +85,21 @@ def test_it_runs_as_tensorflow_serving_runs_it(exported, run_clean, expected):
     assert expected[0][0].text in run_clean(COMMAND, exported / "saved_model")
 
 
-def test_half_precision_is_near_and_half_the_size(trained, decoding, tmp_path, exported, expected):
+def test_half_precision_translates_alike_and_has_half_the_size(trained, decoding, tmp_path, exported, expected):
     import tensorflow as tf
 
     (path,) = export_saved_model(trained, tmp_path, decoding, "float16")
     assert path == tmp_path / "saved_model-float16"
-    answer = tf.saved_model.load(str(path)).signatures["serving_default"](text=tf.constant(ODD))
-    assert answer["score"].numpy() == pytest.approx([hypotheses[0].score for hypotheses in expected], abs=0.1)
+    loaded = tf.saved_model.load(str(path))
+    answer = loaded.signatures["serving_default"](text=tf.constant(ODD))
+    best = [hypotheses[0] for hypotheses in expected]
+    texts = [text.decode() for text in answer["translation"].numpy()]
+    assert texts == [one.text for one in best]
+    assert len(set(texts)) > 5
+    assert answer["score"].numpy() == pytest.approx([one.score for one in best], abs=0.02)
+    weights = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+    types = set(weights.get_variable_to_dtype_map().values()) - {tf.string}
+    assert types == {tf.float16}
     weights = "variables/variables.data-00000-of-00001"
     assert (path / weights).stat().st_size < 0.6 * (exported / "saved_model" / weights).stat().st_size
 
@@ -115,7 +121,7 @@ def test_it_says_what_it_is(exported):
     assert json.loads(metadata["decoding"]) == {"num_beams": 3, "length_penalty": 0.8, "max_length": 12, "n_best": 3}
 
 
-def test_it_is_refused_where_something_else_stands(trained, tmp_path):
+def test_a_path_that_holds_something_else_is_not_overwritten(trained, tmp_path):
     (tmp_path / "saved_model").mkdir()
     (tmp_path / "saved_model" / "letter").write_text("dear ...")
     with pytest.raises(RequestError, match="received something else"):
@@ -123,7 +129,7 @@ def test_it_is_refused_where_something_else_stands(trained, tmp_path):
     assert (tmp_path / "saved_model" / "letter").read_text() == "dear ..."
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(trained, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_nothing(trained, tmp_path, monkeypatch):
     import tensorflow as tf
 
     def full(*_, **__):

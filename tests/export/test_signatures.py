@@ -1,4 +1,4 @@
-"""What is built from the weights alone is refused for a model of other parts."""
+"""Exports that rebuild the model from its weights refuse a model with other parts."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def test_a_model_of_another_type_is_refused(tiny_model):
         require_own_parts(copy_of(tiny_model, OtherTransformer), "onnx", "float32")
 
 
-def test_what_acts_in_training_alone_may_differ(tiny_model):
+def test_options_that_act_in_training_alone_may_differ(tiny_model):
     model = copy_of(tiny_model)
     model.encoder_blocks[0].self_attention_residual.dropout.rate = 0.9
     require_own_parts(model, "onnx", "float32")
 
 
-def test_what_traces_the_model_takes_any_part(tiny_model):
+def test_exports_that_trace_the_model_take_any_part(tiny_model):
     model, inputs = copy_of(tiny_model), {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7]])}
     gelu(model)
     assert model_of_precision(model, "float32") is model
