@@ -8,6 +8,7 @@ import sacrebleu
 
 from keras_transformer import lengths
 from keras_transformer.bleu import bleu, bleu_signature
+from tests.sacrebleu_command import REFERENCES, TRANSLATIONS, sacrebleu_command
 
 LONG = ["the cat sat on the mat today", "a dog ran along the beach"]
 OTHER = ["the cat sat on a mat today", "the dog ran along the beach"]
@@ -16,6 +17,13 @@ OTHER = ["the cat sat on a mat today", "the dog ran along the beach"]
 def test_of_sentences_it_is_sacrebleus_default():
     assert 0 < bleu(LONG, OTHER) < 100
     assert bleu(LONG, OTHER) == pytest.approx(sacrebleu.corpus_bleu(LONG, [OTHER]).score)
+
+
+def test_it_is_the_figure_of_sacrebleus_command(tmp_path):
+    figure, _ = sacrebleu_command(tmp_path, TRANSLATIONS, REFERENCES)
+    swapped, _ = sacrebleu_command(tmp_path, REFERENCES, TRANSLATIONS)
+    assert bleu(TRANSLATIONS, REFERENCES) == pytest.approx(figure, abs=1e-5)
+    assert abs(figure - swapped) > 1, "translations and references cannot be swapped unnoticed"
 
 
 def test_of_texts_shorter_than_four_words_it_counts_what_they_hold():

@@ -87,7 +87,13 @@ MAY_IMPORT = {
     f"{PACKAGE}.decoding": [
         f"{PACKAGE}.{name}" for name in ("lengths", "bleu", "run_folder", "decoding", "models", "text")
     ],
-    f"{PACKAGE}.decoding.search": [f"{PACKAGE}.text", f"{PACKAGE}.lengths"],
+    **{
+        f"{PACKAGE}.decoding.{name}": [f"{PACKAGE}.text", f"{PACKAGE}.lengths", f"{PACKAGE}.decoding.loop"]
+        for name in ("loop", "sampling")
+    },
+    f"{PACKAGE}.decoding.search": [
+        f"{PACKAGE}.{name}" for name in ("text", "lengths", "decoding.loop", "decoding.sampling")
+    ],
     f"{PACKAGE}.models": [f"{PACKAGE}.models", f"{PACKAGE}.layers", f"{PACKAGE}.family"],
     f"{PACKAGE}.models.__init__": [f"{PACKAGE}.{name}" for name in ("models", "family", "lazy")],
     f"{PACKAGE}.models.assembly": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lengths")],
@@ -122,6 +128,9 @@ BACKEND_FREE = [
         "lengths",
         "layers",
         "models",
+        "decoding.computations",
+        "decoding.loop",
+        "decoding.sampling",
         "decoding.search",
         "training.losses",
         "training.metrics",

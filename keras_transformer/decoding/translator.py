@@ -1,136 +1,32 @@
-"""From text to text: a model, its vocabulary and a search."""
+"""From text to text: a model, its vocabularies and a search."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, repeat, zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, overload
 
-import keras
 import numpy as np
-from keras import ops
 
-from keras_transformer.decoding.search import beam_search, sample
+from keras_transformer.decoding.decoder import Decoder
+from keras_transformer.decoding.options import SearchOptions as SearchOptions
+from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.results import Hypothesis as Hypothesis
+from keras_transformer.decoding.results import Score as Score
+from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
+from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, load_model, write_run
-from keras_transformer.tensor import Tensor
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
-Ids = list[int]
-
-# So many batches of lines are read ahead, to be sorted by length; a batch of one line is answered at once.
+# This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
 BATCHES_AHEAD = 32
-# Room of a batch in source pieces, for each sentence that it may hold: of longer sentences it holds fewer.
-PIECES_PER_SENTENCE = 64
 
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How to translate.
-
-    Args:
-        num_beams: hypotheses that are followed at once; 1 is greedy search.
-        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
-        max_length: the most pieces to emit, the end included. At most, and by default, the length of the source
-            (of the prefix, if that is longer) + 50.
-        n_best: hypotheses to return of each line; of a search at most `num_beams`.
-        sampling: draw `n_best` translations at random, in place of the search.
-        temperature, top_k, top_p: of sampling, see `keras_transformer.decoding.search.sample`.
-        seed: of sampling. The same seed and the same line in the same place are drawn alike, whatever the batch.
-        alignments: align each hypothesis with its source.
-        batch_size: sentences to a batch.
-
-    Raises:
-        RequestError: a value is out of its range.
-    """
-
-    num_beams: int = 4
-    length_penalty: float = 0.6
-    max_length: int | None = None
-    n_best: int = 1
-    sampling: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    alignments: bool = False
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("num_beams", "n_best", "batch_size"):
-            require_whole(name, getattr(self, name), 1)
-        for name in ("top_k", "seed"):
-            require_whole(name, getattr(self, name), 0)
-        if self.max_length is not None:
-            require_whole("max_length", self.max_length, 1)
-        require("length_penalty", self.length_penalty, abs(self.length_penalty) <= 100, "from -100 to 100")
-        require("temperature", self.temperature, 1e-6 <= self.temperature <= 1e6, "from 1e-6 to 1e6")
-        require("top_p", self.top_p, 0 < self.top_p <= 1, "over 0 and at most 1")
-        if not self.sampling and self.n_best > self.num_beams:
-            raise RequestError(
-                f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
-                "ask for fewer or search with more beams"
-            )
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation.
-
-    Args:
-        text: always one line.
-        score: log P(y) / ((5 + |y|) / 6)^α.
-        log_prob: log P(y), the natural logarithm.
-        ids: what was emitted. The end id is the last, unless the translation was cut at its limit.
-        alignment: if asked for, a pair (source piece, target piece), counted from 0, for each target piece but
-            the end: the source piece, the end left out, which has most weight in the encoder-decoder attention that
-            predicts the target piece: of the last decoder block but one, averaged over its heads (Garg et al. 2019,
-            arXiv 1909.02074).
-    """
-
-    text: str
-    score: float
-    log_prob: float
-    ids: tuple[int, ...] = (END,)
-    alignment: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Score:
-    """What the model thinks of a given translation: log P(y), and |y| in pieces, the end included."""
-
-    log_prob: float
-    num_tokens: int
-
-    def __repr__(self) -> str:
-        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-log P(y) / |y|)."""
-        return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
-
-
-@dataclass(frozen=True)
-class Job:
-    """A line to translate: its place among those read ahead, its number in the stream, its pieces."""
-
-    place: int
-    number: int
-    source: Ids
-    prefix: Ids
-
-    def limit(self, max_length: int | None) -> int:
-        """The most pieces to emit, the end included."""
-        limit = longest(max(len(self.source), len(self.prefix)))
-        return limit if max_length is None else min(limit, max_length)
+Validation = tuple[Sequence[str], Sequence[str]]
 
 
 class Translator:
@@ -139,12 +35,12 @@ class Translator:
     Args:
         model: the model.
         source_tokenizer: the vocabulary of the source.
-        target_tokenizer: that of the target; by default the same.
-        max_source_length: the most pieces of a source: the rest is cut off, and counted in a warning. By default
-            what the model was made for.
+        target_tokenizer: the vocabulary of the target; by default the same.
+        max_source_length: the most pieces of a source. Longer sources are cut, and a warning counts them. By default
+            the `max_source_length` of the model.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or a model with learned positions has no more of them.
+        RequestError: `max_source_length` is not positive, or the model has too few learned positions for it.
 
     Example:
 
@@ -173,7 +69,7 @@ class Translator:
                 f"max_source_length must be at most {model.max_source_length}, for the model knows no further "
                 f"positions; received: {self.max_source_length}"
             )
-        self._functions: dict[tuple, Callable] = {}
+        self._decoder = Decoder(model)
 
     def __repr__(self) -> str:
         model, vocabulary = self.model, f"{self.target_tokenizer.vocabulary_size:,}"
@@ -199,14 +95,14 @@ class Translator:
         max_length: int | None = None,
         batch_size: int = 64,
     ) -> str | list[str]:
-        """The best translation of each line, by beam search; of a blank line the empty one.
+        """The best translation of each line, by beam search. The translation of a blank line is empty.
 
         Args:
-            lines: sentences, or one string. What shares a batch with a line does not change its translation.
+            lines: sentences, or one string. A line is translated the same whatever shares its batch.
             num_beams, length_penalty, max_length, batch_size: see `SearchOptions`.
 
         Returns:
-            A translation for each line; of one string its translation, a string.
+            A list with a translation for each line; one string for one string.
 
         Raises:
             RequestError: an option is out of its range.
@@ -219,7 +115,7 @@ class Translator:
     def n_best(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
     ) -> list[list[Hypothesis]]:
-        """All that is known of each line's translations: `stream` in a list, its options by their names."""
+        """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
         return list(self.stream(lines, SearchOptions(**options), prefixes))
 
     def stream(
@@ -228,19 +124,20 @@ class Translator:
         options: SearchOptions | None = None,
         prefixes: Iterable[str] | None = None,
     ) -> Iterator[list[Hypothesis]]:
-        """Translates while it reads, a bounded number of lines ahead.
+        """Translates while it reads: only a bounded number of lines is read ahead.
 
         Args:
             lines: sentences.
             options: how to translate.
-            prefixes: for each line the text with which its translation must begin; a blank one leaves it free. The
-                last word of it may go on. A character that the vocabulary lacks leaves its place free.
+            prefixes: one for each line: the text with which the translation must begin. A blank prefix leaves the
+                translation free. The translation may continue the last word of the prefix. Where the prefix has a
+                character that the vocabulary lacks, any piece may stand.
 
         Yields:
-            For each line, in their order, its `options.n_best` translations: the best first (one that was cut at its
-            limit stands behind those that finished), or drawn ones
-            as they were drawn; fewer where fewer exist. A line that is blank, or made of control
-            characters, has one alone, which is empty and has score 0.
+            The translations of each line, in the order of the lines. There are `options.n_best` of them, fewer where
+            fewer exist. A search yields the best first, and those that were cut at their limit behind those that
+            finished; samples come in the order in which they were drawn. A line that is blank, or made of control
+            characters alone, has one translation: the empty text with score 0.
 
         Raises:
             RequestError: there are not as many prefixes as lines, or `lines` is one string.
@@ -250,13 +147,14 @@ class Translator:
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
         num_cut = 0
         while ahead := list(islice(numbered, num_ahead)):
-            jobs = self._jobs(ahead)
-            num_cut += sum(len(job.source) > self.max_source_length for job in jobs)
-            yield from self._answers(len(ahead), [self._cut(job) for job in jobs], options)
+            sentences = self._sentences(ahead)
+            num_cut += sum(len(sentence.source) > self.max_source_length for sentence in sentences)
+            sentences = [sentence.cut(self.max_source_length) for sentence in sentences]
+            yield from self._translations(len(ahead), sentences, options)
         self._warn_of_cuts(num_cut)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
-        """What the model thinks of given translations of the sources.
+        """The model's probability of a given translation of each source.
 
         Raises:
             RequestError: there are not as many targets as sources, or `batch_size` is not positive.
@@ -282,11 +180,11 @@ class Translator:
     def evaluate(
         self, sources: Sequence[str], references: Sequence[str], options: SearchOptions | None = None
     ) -> dict[str, Any]:
-        """Translates the sources and compares with the references by sacreBLEU (Post 2018, arXiv 1804.08771).
+        """Translates the sources and compares the translations with the references (sacreBLEU: Post 2018, 1804.08771).
 
         Returns:
-            bleu and chrf (0 to 100, cased, detokenised), their signatures, sentences, seconds,
-            tokens_per_second (pieces emitted, ends included), beams and length_penalty.
+            bleu and chrf (0 to 100, cased, detokenised), bleu_signature and chrf_signature, sentences, seconds,
+            tokens_per_second (emitted pieces, ends included), beams and length_penalty.
 
         Raises:
             RequestError: there are not as many references as sources, or none.
@@ -322,154 +220,69 @@ class Translator:
         self,
         folder: str | os.PathLike[str],
         languages: tuple[str, str] | None = None,
-        validation: tuple[Sequence[str], Sequence[str]] | None = None,
+        validation: Validation | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Writes a run folder, which every command and the export take as they take one of train.py's.
+        """Writes a run folder like those of train.py: every command and the export read it.
 
         Args:
-            folder: where to; new or empty.
+            folder: where to write; a new or empty folder.
             languages: of source and target, such as ("en", "de").
-            validation: sentences and their translations, on which an export is certified.
-            overwrite: a run in the folder is replaced.
+            validation: sentences and their translations, with which exports are certified.
+            overwrite: whether to replace a run that is in the folder.
 
         Raises:
-            RequestError: the folder holds something, the validation text has no translation for each sentence, a
-                vocabulary is not the model's, or the model has a part that its configuration does not tell of.
+            RequestError: the folder is not empty, not every validation sentence has a translation, a vocabulary
+                does not fit the model, or the model has a part that its configuration does not name.
         """
         write_run(folder, self.model, (self.source_tokenizer, self.target_tokenizer), languages, validation, overwrite)
 
-    def _jobs(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Job]:
-        """Lines in pieces; blank ones are left out."""
+    def _sentences(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Sentence]:
+        """The pieces of numbered (line, prefix) pairs; blank lines are left out."""
         lines = ["" if is_blank(line) else line for _, (line, _) in ahead]
         sources = self.source_tokenizer.encode(lines)
         prefixes = self.target_tokenizer.encode([prefix for _, (_, prefix) in ahead])
         return [
-            Job(place, number, source, [PAD if id == UNKNOWN else id for id in prefix])
+            Sentence(place, number, source, [PAD if id == UNKNOWN else id for id in prefix])
             for place, ((number, _), source, prefix) in enumerate(zip(ahead, sources, prefixes, strict=True))
             if source
         ]
-
-    def _cut(self, job: Job) -> Job:
-        longest = self.max_source_length
-        return Job(job.place, job.number, job.source[:longest], job.prefix[:longest])
 
     def _warn_of_cuts(self, num_cut: int) -> None:
         if num_cut:
             warn(f"{num_cut} source(s) were over {self.max_source_length} pieces and were cut")
 
-    def _answers(self, num_lines: int, jobs: list[Job], options: SearchOptions) -> list[list[Hypothesis]]:
-        """The translations of the lines read ahead, in their order."""
-        answers = [[Hypothesis("", 0.0, 0.0)]] * num_lines
-        for places in batches_by_length([len(job.source) for job in jobs], options.batch_size):
-            batch = [jobs[place] for place in places]
-            for job, hypotheses in zip(batch, self._translate(batch, options), strict=True):
-                answers[job.place] = hypotheses
-        return answers
+    def _translations(
+        self, num_lines: int, sentences: list[Sentence], options: SearchOptions
+    ) -> list[list[Hypothesis]]:
+        """The translations of the lines that were read ahead, in their order."""
+        translations = [[Hypothesis("", 0.0, 0.0)]] * num_lines
+        for places in batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size):
+            batch = [sentences[place] for place in places]
+            for sentence, hypotheses in zip(batch, self._translate_batch(batch, options), strict=True):
+                translations[sentence.place] = hypotheses
+        return translations
 
-    def _translate(self, jobs: list[Job], options: SearchOptions) -> list[list[Hypothesis]]:
-        """The translations of one batch."""
-        ids, scores = (self._draw if options.sampling else self._search)(jobs, options)
-        found = [
-            (job, [int(id) for id in row if id != PAD], float(score))
-            for job, rows, row_scores in zip(jobs, ids, scores, strict=True)
-            for row, score in zip(rows, row_scores, strict=True)
-            if score > -math.inf
-        ]
-        texts = self.target_tokenizer.decode([row for _, row, _ in found])
-        pairs = [(job.source, [id for id in row if id != END]) for job, row, _ in found]
-        alignments = self._align(pairs) if options.alignments else [()] * len(pairs)
-        answers: dict[int, list[Hypothesis]] = {job.place: [] for job in jobs}
-        for (job, row, score), text, alignment in zip(found, texts, alignments, strict=True):
-            log_prob = score * penalty(len(row), options.length_penalty)
-            answers[job.place].append(Hypothesis(text, score, log_prob, tuple(row), alignment))
-        return list(answers.values())
-
-    def _search(self, jobs: list[Job], options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """ids (B, `n_best`, L) and scores (B, `n_best`) of the best."""
-        num_beams, length_penalty, n_best = how = options.num_beams, options.length_penalty, options.n_best
-
-        def run(source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
-            max_length = ops.shape(prefix_ids)[1]
-            cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_beams, max_length)
-            step = self.model.step
-            return beam_search(
-                step, cache, limits, num_beams, length_penalty, max_length, prefix_ids, n_best,
-                num_control_ids=self.model.num_control_ids,
-            )  # fmt: skip
-
-        ids, scores = self._run(("search", *how), run, *arrays_of(jobs, options))
-        return ids, scores
-
-    def _draw(self, jobs: list[Job], options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        """ids (B, K, L) and scores (B, K) of K = `n_best` drawn at random."""
-        num_samples = options.n_best
-        how = options.temperature, options.top_k, options.top_p
-
-        def run(source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-            max_length = ops.shape(prefix_ids)[1]
-            cache = self.model.init_cache(self.model.encode(source_ids), source_ids, num_samples, max_length)
-            num_control_ids = self.model.num_control_ids
-            return sample(self.model.step, cache, limits, uniforms, num_samples, *how, prefix_ids, num_control_ids)
-
-        source_ids, limits, prefix_ids = arrays_of(jobs, options)
-        uniforms = np.zeros((len(jobs), num_samples, prefix_ids.shape[1]), "float32")
-        for row, job, limit in zip(uniforms, jobs, limits, strict=True):
-            generator = np.random.default_rng([options.seed, job.number])
-            row[:, :limit] = generator.random((num_samples, limit), "float32")
-        key = ("draw", num_samples, *how)
-        ids, log_probs = self._run(key, run, source_ids, limits, prefix_ids, uniforms)
-        return ids, log_probs / penalty(np.sum(ids != PAD, axis=-1), options.length_penalty)
-
-    def _align(self, pairs: list[tuple[Ids, Ids]]) -> list[tuple[tuple[int, int], ...]]:
-        """The alignment of each (source, target), as `Hypothesis` describes it."""
-        layer = max(self.model.decoder_layers - 2, 0)
-
-        def run(source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor]:
-            inputs = {"source_ids": source_ids, "target_ids": target_ids}
-            return (ops.mean(self.model.attention_scores(inputs)["cross"][layer], axis=1),)  # (B, T, S)
-
-        source_ids = padded([[*source, END] for source, _ in pairs])
-        target_ids = padded([[START, *target] for _, target in pairs])
-        (weights,) = self._run(("align",), run, source_ids, target_ids)
-        return [
-            tuple(
-                (int(best), place) for place, best in enumerate(np.argmax(rows[: len(target), : len(source)], axis=-1))
-            )
-            for rows, (source, target) in zip(weights, pairs, strict=True)
-        ]
+    def _translate_batch(self, sentences: list[Sentence], options: SearchOptions) -> list[list[Hypothesis]]:
+        emitted = self._decoder.decode(sentences, options)
+        texts = self.target_tokenizer.decode([one.ids for one in emitted])
+        alignments = self._decoder.align(emitted) if options.alignments else [()] * len(emitted)
+        hypotheses: dict[int, list[Hypothesis]] = {sentence.place: [] for sentence in sentences}
+        for one, text, alignment in zip(emitted, texts, alignments, strict=True):
+            log_prob = one.score * penalty(len(one.ids), options.length_penalty)
+            hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
+        return list(hypotheses.values())
 
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        """log P of each target as it stands, (B,): pieces, and an end id where there is one.
-
-        Args:
-            sources: pieces of each source, without its end.
-            targets: ids of each target.
-        """
-
-        def run(source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
-            logits = self.model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
-            log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
-            log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
-            return (ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1),)
-
-        source_ids = padded([[*source, END] for source in sources])
-        labels = padded(targets)
-        target_ids = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)
-        return self._run(("score",), run, source_ids, target_ids, labels)[0]
-
-    def _run(self, key: tuple, function: Callable, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The function's results (B, ...) of arrays (B, ...); it is compiled once, under its key."""
-        if key not in self._functions:
-            self._functions[key] = compiled(function, self.model, arrays)
-        return [ops.convert_to_numpy(result) for result in self._functions[key](*arrays)]
+        """log P (B,) of targets in pieces, see `Decoder.log_probs`."""
+        return self._decoder.log_probs(sources, targets)
 
 
 def load(run: str | os.PathLike[str], max_source_length: int | None = None) -> Translator:
-    """The translator of a run folder, a stranger's included: nothing in it is executed.
+    """The translator of a run folder. Nothing in the folder is executed, so a stranger's run is safe to load.
 
     Raises:
-        RequestError: there is no run or no model in it yet, or a file is damaged (it is named).
+        RequestError: the folder holds no run or no model yet, or a file is damaged (the message names it).
     """
     folder = RunFolder(run)
     model = load_model(folder)
@@ -483,118 +296,3 @@ def load(run: str | os.PathLike[str], max_source_length: int | None = None) -> T
                 "one of them is another run's; copy the run folder anew"
             )
     return Translator(model, source, target, max_source_length)
-
-
-def is_blank(line: str) -> bool:
-    """Whether a line holds nothing but white space, control and format characters."""
-    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in line)
-
-
-def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """(line, prefix), a blank prefix where none is given."""
-    if isinstance(lines, str):
-        raise RequestError(f"expected a list of lines; received one string: put it in a list, [{lines!r:.40}]")
-    if prefixes is None:
-        yield from zip(lines, repeat(""))
-        return
-    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
-        if line is None or prefix is None:
-            less, more = ("lines", "prefixes") if line is None else ("prefixes", "lines")
-            raise RequestError(
-                f"expected a prefix, which may be blank, for each line; received {number - 1} {less} and more {more}"
-            )
-        yield line, prefix
-
-
-def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Places of sentences of like length, the longest first: what does not fit in memory fails at once."""
-    batch: list[int] = []
-    longest = 0
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if len(batch) == batch_size or (len(batch) + 1) * longest > batch_size * PIECES_PER_SENTENCE:
-            yield batch
-            batch = []
-        longest = lengths[place] if not batch else longest
-        batch.append(place)
-    if batch:
-        yield batch
-
-
-def arrays_of(jobs: list[Job], options: SearchOptions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """source_ids (B, S), limits (B,), and prefix_ids (B, L), as wide as the largest limit."""
-    limits = np.array([job.limit(options.max_length) for job in jobs], "int32")
-    prefix_ids = padded([job.prefix for job in jobs], int(limits.max()))
-    return padded([[*job.source, END] for job in jobs]), limits, prefix_ids
-
-
-def padded(rows: list[Ids], width: int | None = None) -> np.ndarray:
-    """int32 (B, width), by default of the longest row; what is longer is cut."""
-    width = max(map(len, rows)) if width is None else width
-    ids = np.full((len(rows), width), PAD, "int32")
-    for to, row in zip(ids, rows, strict=True):
-        to[: min(len(row), width)] = row[:width]
-    return ids
-
-
-def compiled(function: Callable, model: Transformer, arrays: Sequence[np.ndarray]) -> Callable[..., Sequence[Any]]:
-    """The function of arrays (B, ...) like these: a graph of TensorFlow's, JAX's programs, or itself on PyTorch."""
-    if keras.config.backend() == "tensorflow":
-        graph = traced(function, arrays)
-    elif keras.config.backend() == "jax":
-        return jitted(function, model)
-    else:
-        graph = function
-    return lambda *arrays: graph(*map(ops.convert_to_tensor, arrays))
-
-
-def traced(function: Callable, arrays: Sequence[np.ndarray]) -> Callable:
-    """One graph of TensorFlow's for arrays of these ranks and types, of all sizes."""
-    import tensorflow as tf
-
-    signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
-    return tf.function(function, input_signature=signature, autograph=False)
-
-
-def jitted(function: Callable, model: Transformer) -> Callable[..., list[np.ndarray]]:
-    """The function compiled by JAX, which compiles anew for every size: so it is given few of them."""
-    import jax
-
-    @jax.jit
-    def compute(weights: list[Tensor], *arrays: Tensor) -> Sequence[Tensor]:
-        # As arguments: what the function would find in the model would be a constant of the program, for good.
-        with keras.StatelessScope(state_mapping=zip(model.variables, weights, strict=True)):
-            return function(*arrays)
-
-    def run(*arrays: np.ndarray) -> list[np.ndarray]:
-        weights = [variable.value for variable in model.variables]
-        return [np.asarray(result)[: len(arrays[0])] for result in compute(weights, *map(in_bucket, arrays))]
-
-    return run
-
-
-def in_bucket(array: np.ndarray) -> np.ndarray:
-    """(B, ..., W) with zeros after its rows and columns: B becomes a power of two, and so does W, from 16.
-
-    Zeros change nothing of the rows that were there: they are pad, limits of blank sentences, or chances of no token.
-    """
-    more = [(0, 0)] * array.ndim
-    more[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
-    more[0] = (0, power_of_two(len(array)) - len(array))
-    return np.pad(array, more)
-
-
-def power_of_two(size: int) -> int:
-    """The least that is no less."""
-    return 1 << (size - 1).bit_length()
-
-
-def require(name: str, value: Any, holds: bool, expected: str) -> None:
-    """Raises RequestError unless the condition holds."""
-    if not holds:
-        raise RequestError(f"{name} must be {expected}; received: {value!r}")
-
-
-def require_whole(name: str, value: Any, least: int) -> None:
-    """Raises RequestError unless the value is a whole number, `least` at least."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    require(name, value, is_whole and value >= least, f"a whole number from {least}")

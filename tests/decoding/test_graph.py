@@ -7,6 +7,7 @@ input comes from the GPU, the processor waits at every step until the GPU has do
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,9 @@ def waits(graph):
     What follows from constants alone does not count: TensorFlow computes it once, before the graph runs. Nor do the
     model's products count: `tf.tensordot` works out its shapes by itself.
     """
-    found, outside, constant = [], set(), set()  # `outside`: tensors in the processor's memory
+    found = []
+    outside: set[Any] = set()  # tensors in the processor's memory
+    constant: set[Any] = set()
     for operation in graph.get_operations():
         if "Tensordot" in operation.name:
             continue

@@ -8,6 +8,7 @@ import re
 import sys
 import zipfile
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import keras
@@ -31,7 +32,13 @@ from tests.tiny_text import lines
 pytest_plugins = ["tests.tiny_run"]
 
 LINES = ["one two dogs", "to the sea", "", "seven hundred and two"]
-SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24, "max_source_length": 40}
+SIZES: dict[str, Any] = {
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 24,
+    "max_source_length": 40,
+}
 VALIDATION = (["one", "two dogs"], ["eins\u2028", "zwei\nHunde"])
 
 
@@ -55,7 +62,7 @@ def batches(tokenizer):
 def fitted(tokenizer) -> Translator:
     """A model with parts of several kinds, after a few steps of Keras's own `compile` and `fit`."""
     keras.utils.set_random_seed(5)
-    parts = {"positions": {"name": "learned", "offset": 2}, "residual": "pre_norm", "output_bias": True}
+    parts: dict[str, Any] = {"positions": {"name": "learned", "offset": 2}, "residual": "pre_norm", "output_bias": True}
     model = Transformer(tokenizer.vocabulary_size, **SIZES, **parts, decoder_layers=2, tied_output=False)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0))
     model.fit(*batches(tokenizer), epochs=2, batch_size=4, verbose=0)
@@ -121,6 +128,7 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
     source, target = write_corpus(tmp_path, 60)
     given = {"init_from": str(saved), "source": str(source), "target": str(target), "out": str(tmp_path / "run")}
     run = open_run({**given, "steps": 3, "dropout": 0.2})
+    assert run is not None
     assert run.config["model"] == {**model_config(fitted.model), "dropout": 0.2}
     assert_same_weights(fitted.model, compiled_model(run))
     # How it was trained is not known: no learning rate to begin at can be worked out.
@@ -237,7 +245,7 @@ def no_norm(model):
 def test_a_model_that_its_configuration_does_not_tell_of_is_refused(
     tokenizer, tmp_path, change, expected, path, received
 ):
-    parts = {"positions": {"name": "learned", "offset": 2}, "residual": "pre_norm"}
+    parts: dict[str, Any] = {"positions": {"name": "learned", "offset": 2}, "residual": "pre_norm"}
     model = Transformer(tokenizer.vocabulary_size, **SIZES, **parts, decoder_layers=2)
     change(model)
     with pytest.raises(RequestError) as caught:

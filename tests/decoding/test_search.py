@@ -460,7 +460,8 @@ def test_a_traced_search_with_unknown_sizes_is_the_eager_one():
     tf = pytest.importorskip("tensorflow")
     if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         pytest.skip("a matter of TensorFlow")
-    table, traces = make_table(17), []
+    table = make_table(17)
+    traces: list[None] = []
 
     def run(sentences, limits, prefix_ids):
         traces.append(None)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding import translator as module
-from keras_transformer.decoding.translator import (
-    Hypothesis,
-    SearchOptions,
-    Translator,
-    batches_by_length,
-    in_bucket,
-    is_blank,
-    load,
-)
+from keras_transformer.decoding.compiling import in_bucket
+from keras_transformer.decoding.sentences import PIECES_PER_SENTENCE, batches_by_length, is_blank
+from keras_transformer.decoding.translator import BATCHES_AHEAD, Hypothesis, SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
+from tests.sacrebleu_command import REFERENCES, TRANSLATIONS, sacrebleu_command
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -142,13 +137,20 @@ def test_the_likeliest_piece_alone_is_greedy_search(translator):
 
 
 def test_further_control_ids_of_the_model_are_never_emitted(tokenizer):
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16, "max_source_length": 20}
-    model = Transformer(tokenizer.vocabulary_size, **sizes, num_control_ids=9, output_bias=True)
+    model = Transformer(
+        tokenizer.vocabulary_size, 1, 2, 16, 16, max_source_length=20, num_control_ids=9, output_bias=True
+    )
     bias = np.zeros(tokenizer.vocabulary_size, "float32")
     bias[4:9] = 50
-    model.output_embedding.bias.assign(bias)
+    output: Any = model.output_embedding
+    output.bias.assign(bias)
     translator = Translator(model, tokenizer)
-    for options in ({"num_beams": 1}, {"num_beams": 4, "n_best": 4}, {"sampling": True, "n_best": 5}):
+    every_search: list[dict[str, Any]] = [
+        {"num_beams": 1},
+        {"num_beams": 4, "n_best": 4},
+        {"sampling": True, "n_best": 5},
+    ]
+    for options in every_search:
         found = [
             hypothesis.ids for some in translator.n_best(["one", "two"], max_length=5, **options) for hypothesis in some
         ]
@@ -189,7 +191,7 @@ def test_a_stream_is_read_a_bounded_number_of_lines_ahead(translator):
 
     stream = translator.stream(lines(), SearchOptions(num_beams=1, max_length=3, batch_size=2))
     next(stream)
-    assert len(read) <= 2 * module.BATCHES_AHEAD
+    assert len(read) <= 2 * BATCHES_AHEAD
     stream.close()
     read.clear()
     stream = translator.stream(lines(), SearchOptions(num_beams=1, max_length=3, batch_size=1))
@@ -200,8 +202,14 @@ def test_a_stream_is_read_a_bounded_number_of_lines_ahead(translator):
 
 def count_traces(model, monkeypatch):
     """A list that grows by one whenever a function of the model is traced."""
-    traces, encode = [], model.encode
-    monkeypatch.setattr(type(model), "encode", lambda self, *inputs: traces.append(None) or encode(*inputs))
+    traces: list[None] = []
+    encode = model.encode
+
+    def counted(self, *inputs):
+        traces.append(None)
+        return encode(*inputs)
+
+    monkeypatch.setattr(type(model), "encode", counted)
     return traces
 
 
@@ -271,6 +279,17 @@ def test_evaluate_counts_and_signs(translator):
         translator.evaluate(SENTENCES, references[1:])
 
 
+def test_evaluate_has_the_figures_of_sacrebleus_command(translator, monkeypatch, tmp_path):
+    """Of translations and references whose figures change if the two are swapped."""
+    found = [[Hypothesis(text, 0.0, 0.0)] for text in TRANSLATIONS]
+    monkeypatch.setattr(translator, "stream", lambda sources, options: iter(found))
+    result = translator.evaluate(["a source"] * len(found), REFERENCES)
+    figures = sacrebleu_command(tmp_path, TRANSLATIONS, REFERENCES)
+    assert (result["bleu"], result["chrf"]) == pytest.approx(figures, abs=1e-5)
+    swapped = sacrebleu_command(tmp_path, REFERENCES, TRANSLATIONS)
+    assert min(abs(one - other) for one, other in zip(figures, swapped, strict=True)) > 1
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -329,7 +348,7 @@ def test_batches_hold_every_place_once_and_keep_within_their_room():
     assert sorted(place for batch in batches for place in batch) == list(range(200))
     for batch in batches:
         longest = max(lengths[place] for place in batch)
-        assert len(batch) == 1 or len(batch) * longest <= 8 * module.PIECES_PER_SENTENCE
+        assert len(batch) == 1 or len(batch) * longest <= 8 * PIECES_PER_SENTENCE
         assert len(batch) <= 8
     assert list(batches_by_length([], 8)) == []
     assert list(batches_by_length([10_000, 3], 8)) == [[0], [1]]
@@ -352,9 +371,8 @@ def test_a_run_with_a_vocabulary_for_each_language(tmp_path, tokenizer, other_to
     from keras_transformer import run_folder as runs
     from keras_transformer.models import model_config
 
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
     source_size = tokenizer.vocabulary_size
-    model = Transformer(other_tokenizer.vocabulary_size, source_vocabulary_size=source_size, **sizes)
+    model = Transformer(other_tokenizer.vocabulary_size, 1, 2, 16, 32, source_vocabulary_size=source_size)
     run = runs.RunFolder(tmp_path)
     for path, one in zip(run.tokenizers(separate=True), (tokenizer, other_tokenizer), strict=True):
         one.save(path)

@@ -10,7 +10,8 @@ from ai_edge_litert.interpreter import Interpreter, InterpreterWithCustomOps
 
 from export.signatures import Decoding, TrainedRun
 from export.tflite import Int8Rows, export_tflite
-from keras_transformer.decoding.translator import Translator, padded
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer

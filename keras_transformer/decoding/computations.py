@@ -1,0 +1,97 @@
+"""What a translator computes with a model: search, sampling, alignment, and the probability of a given translation.
+
+Each is a frozen record of its options, so equal ones are compiled once (see `compiling`). Letters of the shapes are
+those of `search`, and S source and T target pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keras import ops
+
+from keras_transformer.decoding.loop import Cache
+from keras_transformer.decoding.sampling import sample
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.tensor import Tensor
+from keras_transformer.text.tokenizer import PAD
+
+
+@dataclass(frozen=True)
+class Search:
+    """Beam search."""
+
+    num_beams: int
+    length_penalty: float
+    n_best: int
+
+    def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
+        max_length = ops.shape(prefix_ids)[1]
+        return beam_search(
+            model.step,
+            new_cache(model, source_ids, self.num_beams, max_length),
+            limits,
+            self.num_beams,
+            self.length_penalty,
+            max_length,
+            prefix_ids,
+            self.n_best,
+            num_control_ids=model.num_control_ids,
+        )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Random translations."""
+
+    num_samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+    def run(
+        self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
+        return sample(
+            model.step,
+            new_cache(model, source_ids, self.num_samples, ops.shape(prefix_ids)[1]),
+            limits,
+            uniforms,
+            self.num_samples,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            prefix_ids,
+            model.num_control_ids,
+        )
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The encoder-decoder attention from which an alignment is read."""
+
+    def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor) -> tuple[Tensor]:
+        """Weights (B, T, S): the last decoder block but one, averaged over its heads."""
+        layer = max(model.decoder_layers - 2, 0)
+        cross = model.attention_scores({"source_ids": source_ids, "target_ids": target_ids})["cross"]
+        return (ops.mean(cross[layer], axis=1),)
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """The probability of given translations."""
+
+    def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """log P (B,) of the labels (B, T)."""
+        logits = model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
+        log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
+        log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
+        return (ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1),)
+
+
+def new_cache(model: Transformer, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:
+    """The cache for K beams and L positions over the encoded sources."""
+    return model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)

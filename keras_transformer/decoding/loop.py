@@ -1,0 +1,124 @@
+"""What beam search and sampling share: the step, the loop over positions, and operations on beams.
+
+Letters of the shapes in this package: B sentences, K beams or samples, C candidates, V vocabulary, L the longest
+output, P the longest prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import keras
+from keras import ops
+
+from keras_transformer.tensor import Tensor
+from keras_transformer.text.tokenizer import END, PAD, START
+
+# {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}. When beams change places, what is under
+# "beams" moves with them; what is under "sentences" stays.
+Cache = dict[str, Any]
+# (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache)
+Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
+
+NONE = float("-inf")  # log-probability and score of a hypothesis that does not exist
+
+
+# What one step of a loop hands to the next.
+State = TypeVar("State", bound=NamedTuple)
+
+
+class Blank(NamedTuple):
+    """What a loop begins with, before any token is emitted."""
+
+    index: Tensor  # () 0
+    token_ids: Tensor  # (B, K) the start id
+    ids: Tensor  # (B, K, L) pad; for a blank sentence the end id, then pad
+    log_probs: Tensor  # (B, K) 0
+    is_blank: Tensor  # (B, K) True: the limit of the sentence is 0
+
+
+def blank(limits: Tensor, num_rows: int, max_length: int | Tensor) -> Blank:
+    """The beginning of a loop with K = `num_rows`; `limits` as `fit` returns them."""
+    zeros = ops.zeros((ops.shape(limits)[0], num_rows), dtype=limits.dtype)  # (B, K)
+    is_blank = zeros + limits[:, None] == 0  # (B, K)
+    ids = ops.where(is_blank[..., None] & (ops.arange(max_length) == 0), END, PAD)  # (B, K, L)
+    return Blank(
+        index=ops.zeros((), dtype=limits.dtype),
+        token_ids=zeros + START,
+        ids=ops.cast(ids, limits.dtype),
+        log_probs=ops.cast(zeros, "float32"),
+        is_blank=is_blank,
+    )
+
+
+def run_loop(advance: Callable[[State], State], state: State, done: Callable[[State], Tensor]) -> State:
+    """Advances the state until all of `done(state)` is true."""
+
+    def goes_on(*fields: Any) -> Tensor:
+        return ops.logical_not(ops.all(done(state._make(fields))))
+
+    def body(*fields: Any) -> tuple:
+        return tuple(advance(state._make(fields)))
+
+    return state._make(ops.while_loop(goes_on, body, tuple(state)))
+
+
+def integers() -> str:
+    """The type of the integers in a loop: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
+    return "int64" if keras.config.backend() == "tensorflow" else "int32"
+
+
+class Fitted(NamedTuple):
+    """The bounds of a loop; all integers that follow have their type."""
+
+    limits: Tensor  # (B,) at most L
+    max_length: int | Tensor  # L, at least 1, so that an end id has room
+    prefix_ids: Tensor | None  # (B, P)
+
+
+def fit(limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str) -> Fitted:
+    """The bounds of a loop; L is by default the largest limit."""
+    if max_length is None:
+        max_length = ops.maximum(ops.max(limits), 1)
+    limits = ops.cast(ops.minimum(limits, max_length), dtype)
+    return Fitted(limits, max_length, None if prefix_ids is None else ops.cast(prefix_ids, dtype))
+
+
+def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control_ids: int = 4) -> Tensor:
+    """Logits (B, K, V) with -inf for tokens that may not be emitted.
+
+    These are the control ids but the end; and where a prefix has a token at this position, all other tokens.
+    """
+    vocabulary = ops.arange(ops.shape(logits)[-1])  # (V,)
+    permitted = (vocabulary >= num_control_ids) | (vocabulary == END)
+    if prefix_ids is not None:
+        here = ops.equal(ops.arange(ops.shape(prefix_ids)[1]), index)  # (P,)
+        forced = ops.sum(ops.where(here, prefix_ids, 0), axis=1)[:, None, None]  # (B, 1, 1)
+        permitted = ops.where(forced == 0, permitted, ops.equal(vocabulary, forced))  # (B, 1, V)
+    return ops.where(permitted, logits, NONE)
+
+
+def k_best(scores: Tensor, k: int, dtype: str) -> tuple[Tensor, Tensor]:
+    """The k best along the last axis, best first, and their places."""
+    scores, places = ops.top_k(scores, k)
+    return scores, ops.cast(places, dtype)
+
+
+def count(truths: Tensor, dtype: str) -> Tensor:
+    """How many are true along the last axis."""
+    return ops.sum(ops.cast(truths, dtype), axis=-1)
+
+
+def pick(values: Tensor, places: Tensor) -> Tensor:
+    """values (B, K, V), places (B, K) → (B, K)."""
+    here = ops.equal(ops.arange(ops.shape(values)[-1]), places[..., None])  # (B, K, V)
+    return ops.sum(ops.where(here, values, ops.zeros_like(values)), axis=-1)
+
+
+def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
+    """values (B, K, ...), beams (B, C) → (B, C, ...): each sentence picks among its own beams."""
+    batch_size, num_beams, *rest = ops.shape(values)
+    first = ops.arange(batch_size, dtype="int32")[:, None] * num_beams  # (B, 1) where a sentence begins
+    flat = ops.reshape(values, (-1, *rest))  # (B · K, ...)
+    return ops.take(flat, ops.add(first, beams), axis=0)

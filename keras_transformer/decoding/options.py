@@ -1,0 +1,70 @@
+"""How to translate: the options of a search, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras_transformer.errors import RequestError
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to translate: by beam search, or by drawing translations at random.
+
+    Args:
+        num_beams: how many hypotheses the search follows at once; 1 is greedy search.
+        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α. Larger values favour longer translations.
+        max_length: the most pieces to emit, the end included. The limit is never more than the length of the source
+            (or of the prefix, if it is longer) + 50, which is also the default.
+        n_best: how many translations to return for each line; a search returns at most `num_beams`.
+        sampling: draw `n_best` translations at random instead of searching.
+        temperature, top_k, top_p: for sampling, see `keras_transformer.decoding.sampling.sample`.
+        seed: for sampling. The same seed gives the same line in the same place the same translations, whatever the
+            batch size.
+        alignments: also align each translation with its source.
+        batch_size: how many sentences to translate at once.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_length: int | None = None
+    n_best: int = 1
+    sampling: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    alignments: bool = False
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "n_best", "batch_size"):
+            require_whole(name, getattr(self, name), 1)
+        for name in ("top_k", "seed"):
+            require_whole(name, getattr(self, name), 0)
+        if self.max_length is not None:
+            require_whole("max_length", self.max_length, 1)
+        require("length_penalty", self.length_penalty, abs(self.length_penalty) <= 100, "from -100 to 100")
+        require("temperature", self.temperature, 1e-6 <= self.temperature <= 1e6, "from 1e-6 to 1e6")
+        require("top_p", self.top_p, 0 < self.top_p <= 1, "over 0 and at most 1")
+        if not self.sampling and self.n_best > self.num_beams:
+            raise RequestError(
+                f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
+                "ask for fewer or search with more beams"
+            )
+
+
+def require(name: str, value: Any, holds: bool, expected: str) -> None:
+    """Raises RequestError unless the condition holds."""
+    if not holds:
+        raise RequestError(f"{name} must be {expected}; received: {value!r}")
+
+
+def require_whole(name: str, value: Any, least: int) -> None:
+    """Raises RequestError unless the value is a whole number and at least `least`."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    require(name, value, is_whole and value >= least, f"a whole number from {least}")

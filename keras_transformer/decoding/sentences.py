@@ -1,0 +1,112 @@
+"""From lines of text to batches of ids: blank lines, prefixes, sentences of similar length together."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat, zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.lengths import longest
+from keras_transformer.text.tokenizer import END, PAD
+
+Ids = list[int]
+
+# A batch has room for this many source pieces for each sentence that it may hold, so it holds fewer long sentences.
+PIECES_PER_SENTENCE = 64
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A line to translate.
+
+    Args:
+        place: where it stands among the lines that were read ahead.
+        number: where it stands in the whole stream.
+        source: its pieces.
+        prefix: the pieces with which its translation must begin; a pad id leaves its place free.
+    """
+
+    place: int
+    number: int
+    source: Ids
+    prefix: Ids
+
+    def limit(self, max_length: int | None) -> int:
+        """The most pieces to emit, the end included."""
+        limit = longest(max(len(self.source), len(self.prefix)))
+        return limit if max_length is None else min(limit, max_length)
+
+    def cut(self, length: int) -> Sentence:
+        """The sentence with at most `length` pieces of its source and of its prefix."""
+        return Sentence(self.place, self.number, self.source[:length], self.prefix[:length])
+
+
+class Arrays(NamedTuple):
+    """A batch of B sentences as a search takes it, all int32."""
+
+    source_ids: np.ndarray  # (B, S) pieces and the end id, then pad
+    limits: np.ndarray  # (B,) the most pieces to emit
+    prefix_ids: np.ndarray  # (B, L) as wide as the largest limit; pad leaves a place free
+
+
+def arrays_of(sentences: Sequence[Sentence], max_length: int | None) -> Arrays:
+    """The arrays of a batch; `max_length` as in `SearchOptions`."""
+    limits = np.array([sentence.limit(max_length) for sentence in sentences], "int32")
+    prefix_ids = padded([sentence.prefix for sentence in sentences], int(limits.max()))
+    return Arrays(padded([[*sentence.source, END] for sentence in sentences]), limits, prefix_ids)
+
+
+def padded(rows: Sequence[Ids], width: int | None = None) -> np.ndarray:
+    """int32 (B, width): the rows, cut or padded to `width`, which is by default the length of the longest."""
+    width = max(map(len, rows)) if width is None else width
+    ids = np.full((len(rows), width), PAD, "int32")
+    for padded_row, row in zip(ids, rows, strict=True):
+        padded_row[: min(len(row), width)] = row[:width]
+    return ids
+
+
+def is_blank(line: str) -> bool:
+    """Whether a line holds nothing but white space, control and format characters."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in line)
+
+
+def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yields (line, prefix); without `prefixes` every prefix is blank.
+
+    Raises:
+        RequestError: there are not as many prefixes as lines, or `lines` is one string.
+    """
+    if isinstance(lines, str):
+        raise RequestError(f"expected a list of lines; received one string: put it in a list, [{lines!r:.40}]")
+    if prefixes is None:
+        yield from zip(lines, repeat(""))
+        return
+    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            fewer, more = ("lines", "prefixes") if line is None else ("prefixes", "lines")
+            raise RequestError(
+                f"expected a prefix, which may be blank, for each line; received {number - 1} {fewer} and more {more}"
+            )
+        yield line, prefix
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yields the places of sentences of similar length.
+
+    The longest sentences come first, so that a batch that does not fit in memory fails at once.
+    """
+    batch: list[int] = []
+    longest_length = 0
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if len(batch) == batch_size or (len(batch) + 1) * longest_length > batch_size * PIECES_PER_SENTENCE:
+            yield batch
+            batch = []
+        longest_length = lengths[place] if not batch else longest_length
+        batch.append(place)
+    if batch:
+        yield batch
