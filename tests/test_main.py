@@ -194,14 +194,14 @@ def test_train_py_and_the_command_have_the_same_flags():
 
 
 def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):
-    from keras_transformer.text import corpora
+    from keras_transformer.text import number_words
 
     def stopped(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("num2words.num2words", stopped)
     before = signal.getsignal(signal.SIGTERM)
-    assert exit_status(lambda: list(corpora._spelled([1], "en"))) == 128 + signal.SIGTERM
+    assert exit_status(lambda: list(number_words.spelled([1], "en"))) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
     assert signal.getsignal(signal.SIGTERM) is before
 

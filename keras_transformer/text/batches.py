@@ -1,4 +1,4 @@
-"""Which pairs make which batch: a function of (seed, epoch, batch) alone, so that a run resumes exactly."""
+"""Plans batches from (seed, epoch, batch) alone, so that a run resumes exactly, and feeds them to `fit`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ __all__ = [
     "CleaningReport",
     "Place",
     "TokenizedCorpus",
+    "as_tf_dataset",
     "dataset",
     "generator",
     "one_epoch",
     "shard",
 ]
 
-# Pairs of one width are sorted by the difference of their lengths, give or take this many tokens: of Multi30k
-# batches of 4,096 tokens that costs 1.6 % more padding, and half of a batch is new in the next epoch.
+# Pairs of one width are sorted by the difference of their two lengths, plus noise of up to this many tokens. In batches
+# of 4,096 tokens of Multi30k the noise costs 1.6 % more padding, and half of a batch is new in the next epoch.
 LENGTH_NOISE = 3.0
 
 
 class Place(NamedTuple):
-    """A batch's place in the data."""
+    """The place of a batch in the training data."""
 
     epoch: int = 0
     batch: int = 0
@@ -54,24 +55,24 @@ class Batch(NamedTuple):
 
 
 class BatchPlan:
-    """The global batches of every epoch, by token budget, sentences of like length together.
+    """Plans the global batches of every epoch: sentences of similar length together, as many as a token budget holds.
 
-    A batch holds at most `token_budget` source and as many target positions, padding counted, over all
-    replicas and accumulated micro-batches together; its rows are a multiple of `num_replicas * accumulate`.
-    Where the rows of an epoch do not divide, blank rows fill its last batch: pad ids of weight 0. A label
-    weighs 1 / (real target tokens of the global batch), so that the weighted sum of losses is their mean.
+    A global batch is what all replicas and accumulated micro-batches take together. Its number of rows is a multiple of
+    `num_replicas * accumulate`; where the rows of an epoch do not divide, blank rows (pad ids of weight 0) fill the
+    last batch. Each label weighs 1 / (real target tokens of the global batch), so the weighted sum of the losses is
+    their mean.
 
     Args:
         corpus: the pairs.
-        token_budget: positions of a global batch on either side.
-        seed: shuffles; the same seed, epoch and index give the same batch in every process.
-        num_replicas: rows are a multiple of this ...
-        accumulate: ... times this.
-        static_shapes: 0 for batches as wide as their longest sentence; k for at most k shapes, `shapes`, so
-            that XLA compiles that often.
-        shuffle: False keeps the batches of every epoch the same, from long to short.
-        sampling: the `alpha` of subword sampling, 0 for none; each epoch then has its own segmentation of the
-            corpus, which was built with `keep_text`.
+        token_budget: the most source positions, and the most target positions, of a global batch, padding included.
+        seed: for shuffling. The same seed, epoch and index give the same batch in every process.
+        num_replicas: how many replicas share a global batch.
+        accumulate: how many micro-batches a replica makes of its share.
+        static_shapes: 0 makes batches as wide as their longest sentence; k gives batches at most k different shapes
+            (`shapes`), so that XLA compiles at most k times.
+        shuffle: False gives every epoch the same batches, from long sentences to short ones.
+        sampling: the `alpha` of subword sampling (see `SubwordSampler`), which segments the corpus anew for each epoch;
+            0 for none. The corpus must have been built with `keep_text`.
 
     Raises:
         RequestError: the budget does not hold the longest sentence on every replica.
@@ -95,7 +96,7 @@ class BatchPlan:
         self.shuffle = shuffle
         self._sampled = SampledEpochs(corpus, sampling, seed) if sampling else None
         widest = np.maximum(corpus.source_lengths, corpus.target_lengths)
-        # A sampled segmentation may be as long as the corpus allows, and one token more, its end.
+        # A sampled segmentation may be as long as the corpus allows, plus its end.
         longest = corpus.max_length + 1 if sampling else int(widest.max())
         if token_budget < longest * self.divisor:
             raise RequestError(
@@ -114,14 +115,13 @@ class BatchPlan:
         return [(self._num_rows(width), width, width) for width in widths]
 
     def num_batches(self, epoch: int) -> int:
-        """Global batches of an epoch; with subword sampling another number each epoch."""
+        """How many global batches an epoch has; with subword sampling the number differs from epoch to epoch."""
         return len(self._epoch(epoch).batches)
 
     def num_tokens(self, place: Place) -> int:
-        """Target tokens of the batch at a place, ends included, padding not."""
+        """How many target tokens the batch at a place has: ends count, padding does not."""
         epoch = self._epoch(place.epoch)
-        start, stop = epoch.batches[place.batch, :2].tolist()
-        return int(epoch.corpus.target_lengths[epoch.rows[start:stop]].sum())
+        return int(epoch.corpus.target_lengths[epoch.rows_of(place.batch)].sum())
 
     def place_after(self, place: Place) -> Place:
         """The place of the batch that follows."""
@@ -130,7 +130,7 @@ class BatchPlan:
         return Place(place.epoch + 1, 0)
 
     def iterate(self, place: Place = BEGINNING) -> Iterator[tuple[Place, Batch]]:
-        """Batches from `place` on, epoch after epoch without end, each with its place."""
+        """Yields (place, batch) from `place` on, epoch after epoch without end."""
         while True:
             yield place, self.batch(place)
             place = self.place_after(place)
@@ -138,9 +138,8 @@ class BatchPlan:
     def batch(self, place: Place) -> Batch:
         """The global batch at a place."""
         epoch = self._epoch(place.epoch)
-        start, stop, num_rows, width = epoch.batches[place.batch].tolist()
-        rows = epoch.rows[start:stop]
-        corpus = epoch.corpus
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        num_rows, width = int(epoch.batches["num_rows"][place.batch]), int(epoch.batches["width"][place.batch])
         labels = corpus.labels(rows, num_rows, width or int(corpus.target_lengths[rows].max()))
         source_ids = corpus.source_ids(rows, num_rows, width or int(corpus.source_lengths[rows].max()))
         target_ids = np.roll(np.where(labels == END, PAD, labels), 1, axis=1)
@@ -152,8 +151,8 @@ class BatchPlan:
     def _epoch(self, epoch: int) -> _Epoch:
         with self._lock:
             if epoch not in self._epochs:
-                # One before is kept: a feeding thread runs ahead of the training step.
-                self._epochs = {e: plan for e, plan in self._epochs.items() if e == epoch - 1}
+                # The epoch before is kept, because a feeding thread runs ahead of the training step.
+                self._epochs = {known: order for known, order in self._epochs.items() if known == epoch - 1}
                 self._epochs[epoch] = self._planned(epoch)
             return self._epochs[epoch]
 
@@ -169,7 +168,9 @@ class BatchPlan:
             difference = difference + random.uniform(0, noise, len(corpus)).astype(np.float32)
         rows = _sorted_rows(widths, difference)
         batches = self._cut(widths[rows])
-        return _Epoch(corpus, rows, random.permutation(batches) if self.shuffle else batches)
+        if self.shuffle:
+            batches = batches[random.permutation(len(batches))]
+        return _Epoch(corpus, rows, batches)
 
     def _cut(self, widths: np.ndarray) -> np.ndarray:
         """Cuts rows, sorted from wide to narrow, into `_Epoch.batches`."""
@@ -185,32 +186,47 @@ class BatchPlan:
                 stop = start + int(np.searchsorted(-widths[start:stop], -width, side="right"))
             batches.append((start, stop, num_rows, width))
             start = stop
-        return np.array(batches, np.int64)
+        return np.array(batches, _STRETCH)
 
     def _num_rows(self, width: int) -> int:
         return self.token_budget // width // self.divisor * self.divisor
 
 
+# A batch is a stretch of an epoch's rows.
+_STRETCH = np.dtype(
+    [
+        ("start", np.int64),
+        ("stop", np.int64),
+        ("num_rows", np.int64),  # blank rows included
+        ("width", np.int64),  # static, or 0: as wide as the longest sentence
+    ]
+)
+
+
 @dataclass(frozen=True)
 class _Epoch:
-    """An epoch's order: `batches` are stretches of `rows`."""
+    """The order of an epoch."""
 
     corpus: TokenizedCorpus
-    rows: np.ndarray  # (pairs,) int32
-    batches: np.ndarray  # (batches, 4): start and stop in `rows`, rows with the blank ones, static width or 0
+    rows: np.ndarray  # (pairs,) int32: the pairs from long to short
+    batches: np.ndarray  # (batches,) of `_STRETCH`
+
+    def rows_of(self, index: int) -> np.ndarray:
+        """The pairs of a batch."""
+        return self.rows[self.batches["start"][index] : self.batches["stop"][index]]
 
 
 def _sorted_rows(widths: np.ndarray, difference: np.ndarray) -> np.ndarray:
-    """Rows from wide to narrow; among rows of one width those of like difference together.
+    """Rows from wide to narrow, and among rows of one width those of similar difference together.
 
-    The difference runs up in one width and down in the next, so that a batch across two widths is even too.
+    The difference rises in one width and falls in the next, so that rows are similar across two widths too.
     """
     snake = np.where(widths % 2, -difference, difference)
     return np.lexsort((snake, -widths)).astype(np.int32)
 
 
 def _static_widths(widest: np.ndarray, longest: int, num_shapes: int) -> np.ndarray:
-    """The at most `num_shapes` widths, `longest` the last, that pad rows of widths `widest` least."""
+    """The widths, at most `num_shapes` of them and the last one `longest`, that need least padding for these rows."""
     widths = np.arange(longest + 1)
     counts = np.bincount(widest, minlength=longest + 1).cumsum()  # rows of at most this width
     # slots[v, w]: positions of the rows wider than v and at most w, all padded to w.
@@ -228,7 +244,7 @@ def _static_widths(widest: np.ndarray, longest: int, num_shapes: int) -> np.ndar
 
 
 def shard(batch: Batch, index: int, count: int) -> Batch:
-    """The rows `index::count` of a global batch: one replica's, or one micro-batch's, share."""
+    """The rows `index::count` of a global batch: the share of one replica."""
     inputs = {name: ids[index::count] for name, ids in batch.inputs.items()}
     return Batch(inputs, batch.labels[index::count], batch.weights[index::count])
 
@@ -239,9 +255,9 @@ def generator(
     replica_indices: Sequence[int] = (0,),
     num_shards: int = 1,
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
-    """Feeds `fit` on any backend: (inputs, labels, weights) without end, from `place` on.
+    """Yields (inputs, labels, weights) for `fit` on any backend, from `place` on and without end.
 
-    Each global batch comes as the shards `replica_indices` of `num_shards`, in that order.
+    Of each global batch it yields the shards `replica_indices` of `num_shards`, in that order.
     """
     for _, batch in plan.iterate(place):
         for index in replica_indices:
@@ -256,12 +272,12 @@ def dataset(
     num_shards: int = 1,
     prefetch: int = 4,
 ) -> tf.data.Dataset:
-    """`generator` as a `tf.data.Dataset` that runs `prefetch` batches ahead and is never sharded again."""
-    return _dataset(lambda: generator(plan, place, replica_indices, num_shards), prefetch)
+    """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
+    return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), prefetch)
 
 
 def one_epoch(plan: BatchPlan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
-    """Each pair once, for validation: a real label weighs 1, so that metrics are means over all tokens."""
+    """Each pair once, for validation. Every real label weighs 1, so that metrics are means over all tokens."""
 
     def batches() -> Iterator[tuple]:
         num_shares = plan.num_batches(0) * len(replica_indices)
@@ -269,10 +285,11 @@ def one_epoch(plan: BatchPlan, replica_indices: Sequence[int] = (0,), num_shards
         for inputs, labels, weights in itertools.islice(shares, num_shares):
             yield inputs, labels, (weights > 0).astype(np.float32)
 
-    return _dataset(batches, prefetch=4)
+    return as_tf_dataset(batches)
 
 
-def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.Dataset:
+def as_tf_dataset(batches: Callable[[], Iterator[tuple]], prefetch: int = 4) -> tf.data.Dataset:
+    """A `tf.data.Dataset` of the (inputs, labels, weights) that `batches()` yields; each iteration calls it anew."""
     import tensorflow as tf
 
     ids = tf.TensorSpec((None, None), tf.int32)
@@ -280,7 +297,7 @@ def _dataset(batches: Callable[[], Iterator[tuple]], prefetch: int) -> tf.data.D
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # There is nothing to tune, and tf.data's tuner sleeps for up to a minute at a time: an epoch's end may wait for it.
+    # There is nothing to tune, and the end of an epoch may have to wait for the tuner, which sleeps for up to a minute.
     options.autotune.enabled = False
     fed = tf.data.Dataset.from_generator(batches, output_signature=signature)
     return fed.with_options(options).prefetch(prefetch)

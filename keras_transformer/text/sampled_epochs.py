@@ -1,7 +1,6 @@
-"""Subword sampling for training: an epoch's own tokenised corpus, made beside the training.
+"""Subword sampling for training: processes that segment the corpus anew for each epoch while the one before trains.
 
-Each side of an epoch is drawn by a process of its own, seeded by (seed, epoch, side); the next epoch's
-processes run while this epoch trains. So a run that resumes anywhere finds the same epochs again.
+One process draws one side of one epoch, seeded by (seed, epoch, side), so a run that resumes finds the same epochs.
 """
 
 from __future__ import annotations
@@ -33,15 +32,18 @@ _LINES_AT_A_TIME = 1_000
 
 
 class SampledEpochs:
-    """For each epoch the corpus in a segmentation drawn for it: a function of (seed, epoch) alone.
+    """The corpus of each epoch, in a segmentation that depends on (seed, epoch) alone.
 
-    The corpora, this epoch's and the next one's, lie in a folder inside the corpus's own and go away with
-    this object. What a killed run left there is removed by the next.
+    The corpora of this epoch and the next are in a subfolder of the corpus, which is removed with this object. If a run
+    was killed, the next run removes its subfolder.
 
     Args:
         corpus: built with `keep_text`.
-        alpha: of `SubwordSampler`.
-        seed: repeats the draw.
+        alpha: see `SubwordSampler`.
+        seed: the same seed draws the same segmentations.
+
+    Raises:
+        RequestError: the corpus was built without `keep_text`.
     """
 
     def __init__(self, corpus: TokenizedCorpus, alpha: float, seed: int):
@@ -50,13 +52,13 @@ class SampledEpochs:
         self._base = corpus
         self._alpha = alpha
         self._seed = seed
-        self._jobs: dict[int, list[subprocess.Popen]] = {}
+        self._processes: dict[int, list[subprocess.Popen]] = {}
         self._corpora: dict[int, TokenizedCorpus] = {}
         self._folder, lock = scratch_folder(corpus.folder, "sampled-")
-        weakref.finalize(self, _clear, self._folder, lock, self._jobs)
+        weakref.finalize(self, _clear, self._folder, lock, self._processes)
 
     def corpus(self, epoch: int) -> TokenizedCorpus:
-        """The corpus of an epoch; begins to make the next epoch's.
+        """The corpus of an epoch. Also starts the processes of the next epoch.
 
         Raises:
             JobError: a sampling process failed.
@@ -74,10 +76,10 @@ class SampledEpochs:
         return self._folder / f"epoch-{epoch}"
 
     def _start(self, epoch: int) -> None:
-        if epoch in self._jobs or epoch in self._corpora:
+        if epoch in self._processes or epoch in self._corpora:
             return
         self._path(epoch).mkdir(exist_ok=True)
-        self._jobs[epoch] = [_started(self._task(epoch, side)) for side in SIDES]
+        self._processes[epoch] = [_started(self._task(epoch, side)) for side in SIDES]
 
     def _task(self, epoch: int, side: str) -> _Task:
         return _Task(
@@ -91,17 +93,17 @@ class SampledEpochs:
         )
 
     def _finish(self, epoch: int) -> TokenizedCorpus:
-        for job in self._jobs[epoch]:
-            if job.wait():
-                raise JobError(f"subword sampling of epoch {epoch} failed (status {job.returncode}), see above")
-        del self._jobs[epoch]
+        for process in self._processes[epoch]:
+            if process.wait():
+                raise JobError(f"subword sampling of epoch {epoch} failed (status {process.returncode}), see above")
+        del self._processes[epoch]
         write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
         return TokenizedCorpus.open(self._path(epoch))
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One process's share: a side of the corpus in `base`, drawn into `folder`."""
+    """What one process does: it draws one side of the corpus in `base` and writes it into `folder`."""
 
     base: str
     folder: str
@@ -112,7 +114,7 @@ class _Task:
     parent: int
 
     def run(self) -> None:
-        """Samples one side; gives up when the parent is gone."""
+        """Draws the side; stops when the parent process is gone."""
         tokenizer = Tokenizer.load(Path(self.base) / f"{self.side}.model")
         sampler = SubwordSampler(tokenizer, self.alpha, self.seed)
         with (
@@ -125,31 +127,31 @@ class _Task:
                 writer.write(self._drawn(sampler, tokenizer, line) for line in lines)
 
     def is_orphan(self) -> bool:
-        """Whether the process that wants this side is gone."""
+        """Whether the parent process is gone."""
         return os.getppid() != self.parent
 
     def _drawn(self, sampler: SubwordSampler, tokenizer: Tokenizer, line: str) -> list[int]:
         ids = sampler.sample(line)
-        # The best segmentation was within the limit when the corpus was cleaned; a drawn one need not be.
+        # Cleaning checked the length of the best segmentation; a drawn one may be too long.
         return ids if len(ids) <= self.max_length else tokenizer.encode([line])[0]
 
 
 def _started(task: _Task) -> subprocess.Popen:
-    # The process finds this package where this one did, installed or not.
+    # The process imports this package from where it is, installed or not.
     paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(
         [sys.executable, "-m", "keras_transformer.text.sampled_epochs", json.dumps(asdict(task))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,  # Ctrl-C is for the parent, which saves first.
+        start_new_session=True,  # Ctrl-C goes to the parent alone, which saves first.
     )
 
 
-def _clear(folder: Path, lock: int | None, jobs: dict[int, list[subprocess.Popen]]) -> None:
-    for job in itertools.chain.from_iterable(jobs.values()):
-        job.kill()
-        job.wait()
+def _clear(folder: Path, lock: int | None, processes: dict[int, list[subprocess.Popen]]) -> None:
+    for process in itertools.chain.from_iterable(processes.values()):
+        process.kill()
+        process.wait()
     shutil.rmtree(folder, ignore_errors=True)
     unlock(lock)
 
@@ -159,5 +161,5 @@ if __name__ == "__main__":
     try:
         task.run()
     except OSError:
-        if not task.is_orphan():  # The next run may have removed an orphan's folder.
+        if not task.is_orphan():  # An orphan's folder may be gone: the next run removes it.
             raise

@@ -1,6 +1,6 @@
-"""Subword sampling: a sentence's segmentation drawn at random, a function of the seed alone.
+"""Subword sampling: draws the segmentation of a sentence at random, and the same one for the same seed.
 
-SentencePiece can sample too, but salts its generator in every process anew, so that no seed repeats a draw.
+SentencePiece can sample too, but seeds its generator anew in every process, so its draws cannot be repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 
-# What SentencePiece scores an unknown character: the worst piece less this.
+# SentencePiece scores an unknown character this much below its worst piece.
 _UNKNOWN_PENALTY = 10.0
 _CACHED_WORDS, _CACHED_WORD_LENGTH = 2**15, 16
 
@@ -30,24 +30,25 @@ class _Edge(NamedTuple):
 
 
 class _Arrivals(NamedTuple):
-    """The pieces that end at one place, with the running sums of their weights."""
+    """The pieces that end at one place, and the cumulative sums of their weights."""
 
     edges: list[_Edge]
     weights: list[float]
 
 
 class SubwordSampler:
-    """Draws segmentations of lines, one generator for all, so that the order of the lines counts.
+    """Draws segmentations of lines. All lines share one generator, so their order matters.
 
-    Unigram: from all segmentations, each with its probability to the power `alpha`, by forward filtering and
-    backward sampling (Kudo 2018, arXiv 1804.10959). BPE: at each step each possible merge is passed over with
-    probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). Words are drawn one by one, for no piece
-    reaches over a space.
+    Unigram: draws from all segmentations, each weighted by its probability to the power `alpha`, by forward filtering
+    and backward sampling (Kudo 2018, arXiv 1804.10959). BPE: skips each possible merge at each step with the
+    probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). Words are drawn one by one, because no piece crosses
+    a space.
 
     Args:
-        tokenizer: whose pieces to draw.
-        alpha: unigram: 0.1 to 0.5 in the paper, less varies more; BPE: 0.1 in the paper, more varies more.
-        seed: repeats the draws.
+        tokenizer: the vocabulary.
+        alpha: unigram: the paper takes 0.1 to 0.5, and smaller values vary more; BPE: the paper takes 0.1, and larger
+            values vary more.
+        seed: the same seed draws the same segmentations.
     """
 
     def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str):
@@ -82,7 +83,7 @@ class SubwordSampler:
         return ids[::-1]
 
     def _lattice(self, word: str) -> list[_Arrivals]:
-        """For each place in the word what arrives there, weighed by all ways to where it starts."""
+        """For each place in the word the pieces that end there, weighted by all segmentations of what precedes them."""
         lattice, log_sums = [_Arrivals([], [])], [0.0]
         for end in range(1, len(word) + 1):
             edges, log_weights = [], []

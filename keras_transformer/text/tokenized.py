@@ -1,9 +1,8 @@
-"""A corpus as ids on disk, memory-mapped: as many pairs as the disk holds, in little memory."""
+"""A corpus as ids on disk, memory-mapped, so that it may be larger than memory."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -19,11 +18,16 @@ import numpy as np
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    raise RequestError("keras_transformer runs on Linux and macOS; on Windows run it in WSL") from None
+
 Item = TypeVar("Item")
 
 MAX_LENGTH = 250
 MAX_RATIO = 9.0
-# Below this many pieces a line counts as this long: of short lines one is easily ten times the other.
+# A shorter line counts as this long in the ratio: of two short lines one is easily ten times as long as the other.
 MIN_RATIO_LENGTH = 3
 _PAIRS_AT_A_TIME = 10_000
 _FORMAT = 1
@@ -31,7 +35,7 @@ _FORMAT = 1
 
 @dataclass
 class CleaningReport:
-    """How many pairs were kept, and how many were left out for what reason."""
+    """How many pairs were kept, and how many were left out for which reason."""
 
     kept: int = 0
     empty: int = 0
@@ -53,7 +57,7 @@ class CleaningReport:
 class TokenizedCorpus:
     """Pairs of sentences as ids: source pieces + end, target pieces + end.
 
-    `source_lengths` and `target_lengths` are (pairs,) int32 and count the end. Made by `build` or `open`.
+    `build` or `open` make it. `source_lengths` and `target_lengths` are (pairs,) int32 and count the end.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]):
@@ -81,11 +85,11 @@ class TokenizedCorpus:
         keep_text: bool = False,
         num_threads: int = 1,
     ) -> TokenizedCorpus:
-        """Encodes a stream of pairs into `folder`, whole or not at all; a cache that was there is replaced.
+        """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
-        Left out and counted in `report`: pairs with an empty side, with a side of over `max_length` pieces,
-        or with one side more than `max_ratio` times as long as the other. `keep_text` keeps what subword
-        sampling needs: the lines and the tokenizers.
+        Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
+        is more than `max_ratio` times as long as the other. With `keep_text` the folder also keeps the lines and the
+        tokenizers, which subword sampling needs.
 
         Raises:
             RequestError: no pair is left.
@@ -127,11 +131,11 @@ class TokenizedCorpus:
             raise RequestError(f"the tokenised corpus {folder} is damaged ({error}): delete it") from None
 
     def source_ids(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: source pieces + end of the pairs `rows`, then pad."""
+        """(num_rows, width) int32: source pieces + end of the pairs `rows`, padded."""
         return self._source.padded(rows, num_rows, width)
 
     def labels(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: target pieces + end of the pairs `rows`, then pad."""
+        """(num_rows, width) int32: target pieces + end of the pairs `rows`, padded."""
         return self._target.padded(rows, num_rows, width)
 
     def _side(self, side: str, dtype: np.dtype) -> _Side:
@@ -144,7 +148,7 @@ class TokenizedCorpus:
 
 @dataclass(frozen=True)
 class _Side:
-    """One language's rows of ids, end to end, and where each begins: both on disk, memory-mapped."""
+    """One language: the ids of all rows, one after the other, and where each row begins; memory-mapped."""
 
     ids: np.ndarray  # (tokens,)
     offsets: np.ndarray  # (rows + 1,)
@@ -153,7 +157,7 @@ class _Side:
         return np.diff(self.offsets).astype(np.int32)
 
     def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
-        """(num_rows, width) int32: the given rows, gathered at once, and blank rows after them."""
+        """(num_rows, width) int32: the given rows, then blank rows."""
         starts, lengths = np.zeros((2, num_rows, 1), np.int64)
         starts[: len(rows), 0] = self.offsets[rows]
         lengths[: len(rows), 0] = self.offsets[rows + 1] - self.offsets[rows]
@@ -164,7 +168,7 @@ class _Side:
 
 
 class SideWriter:
-    """Writes one side: its rows of ids, each with the end id, where each begins, and text that is kept."""
+    """Writes one side: the ids of its rows with their end ids, where each row begins, and the text if it is kept."""
 
     def __init__(self, folder: Path, side: str, tokenizer: Tokenizer, keep_text: bool = False):
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 2**16 else np.uint32)
@@ -178,7 +182,7 @@ class SideWriter:
             self._text = (folder / f"{side}.text").open("w", encoding="utf-8", newline="\n")
 
     def write(self, rows: Iterable[list[int]], lines: Iterable[str] = ()) -> None:
-        """Appends rows of piece ids and, where text is kept, the lines they came from."""
+        """Appends rows of piece ids and, where text is kept, the lines that they came from."""
         rows = [[*row, END] for row in rows]
         offsets = self._num_ids + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
         self._ids.write(np.fromiter(chain.from_iterable(rows), self.dtype).tobytes())
@@ -196,7 +200,7 @@ class SideWriter:
 
 
 def write_meta(folder: Path, report: CleaningReport, max_length: int, dtypes: Sequence[np.dtype]) -> None:
-    """Writes what `TokenizedCorpus.open` needs to know; a folder without it is no cache."""
+    """Writes the file that makes a folder a tokenised corpus: what `TokenizedCorpus.open` needs to know."""
     meta = {
         "format": _FORMAT,
         "max_length": max_length,
@@ -213,7 +217,7 @@ def _keep(
     max_ratio: float,
     report: CleaningReport,
 ) -> list[bool]:
-    """Which pairs to keep; the others are counted, each once."""
+    """Which pairs to keep; each of the others is counted once."""
     lengths = np.array([list(map(len, source_rows)), list(map(len, target_rows))])  # (2, pairs)
     shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
     empty = shorter == 0
@@ -236,7 +240,7 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 @contextlib.contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to write in, that takes its place on success and vanishes on failure."""
+    """Yields a folder to write in. It takes the place of `folder` on success and is removed on failure."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = scratch_folder(folder.parent, f".{folder.name}-")
     old = partial.with_suffix(".old")
@@ -252,9 +256,9 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """A new folder `parent/prefix…` and the lock that says its process lives; the dead ones' are removed.
+    """A new folder `parent/prefix…`, and a lock on it that shows that its process is alive.
 
-    A process that is killed cannot tidy up, but the system drops its locks.
+    Removes the folders of processes that were killed: they could not tidy up, but the system dropped their locks.
     """
     guard = _lock(parent, fcntl.LOCK_EX)
     for folder in parent.glob(f"{prefix}*"):
@@ -268,7 +272,7 @@ def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
 
 
 def _lock(folder: Path, operation: int) -> int | None:
-    """A descriptor that holds the lock; None where another process does, or the file system has no locks."""
+    """A descriptor that holds the lock; None if another process holds it or the file system has no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, operation)
@@ -279,6 +283,6 @@ def _lock(folder: Path, operation: int) -> int | None:
 
 
 def unlock(lock: int | None) -> None:
-    """Gives up a lock of `scratch_folder`."""
+    """Releases a lock of `scratch_folder`."""
     if lock is not None:
         os.close(lock)

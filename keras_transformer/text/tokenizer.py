@@ -21,15 +21,16 @@ SPACE = "▁"  # how pieces spell a space
 
 MODEL_TYPES = ("unigram", "bpe")
 MAX_MODEL_BYTES = 16 * 2**20
-# SentencePiece takes some 3 KB a line while it learns: about 1.4 GB for these.
+# While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
 MAX_TRAINING_LINES = 400_000
-# Of a script with thousands of characters the rare ones would crowd the pieces out of the vocabulary.
+# In a script with thousands of characters, the rare ones would leave no room for longer pieces: if the alphabet is
+# larger than this share of the vocabulary, they are left out.
 MAX_ALPHABET_SHARE = 0.25
 REDUCED_COVERAGE = 0.9995
 
 
 class VocabularyTooLarge(RequestError):
-    """The training text supports fewer pieces: at most `most`."""
+    """The training text supports at most `most` pieces."""
 
     def __init__(self, size: int, most: int):
         super().__init__(
@@ -68,7 +69,7 @@ class Tokenizer:
 
     @property
     def has_denormalizer(self) -> bool:
-        """Whether decoding rewrites the joined text by rules; this project trains no such vocabulary."""
+        """Whether decoding rewrites the joined text by rules. Vocabularies that this project trains never do."""
         return bool(self._specification().denormalizer_spec.precompiled_charsmap)
 
     def _specification(self) -> Any:
@@ -85,15 +86,15 @@ class Tokenizer:
         seed: int = 0,
         num_threads: int = 1,
     ) -> Tokenizer:
-        """Learns a vocabulary of exactly `vocabulary_size` pieces, control ids included, from text.
+        """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
 
-        The same lines in the same order, by as many threads, give the same bytes. Of a longer stream
-        `MAX_TRAINING_LINES` lines, drawn by `seed`, are held in memory. A joint vocabulary is trained on the
-        lines of both languages.
+        The same lines in the same order and the same number of threads give the same bytes. From more than
+        `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
+        give the lines of both languages.
 
         Raises:
-            RequestError: a size that the lines cannot support (the message names the nearest that they can),
-                no text at all, or an unknown `model_type`.
+            RequestError: the lines cannot support this size (the message names the nearest size that they can), all
+                lines are empty, or the `model_type` is unknown.
         """
         if model_type not in MODEL_TYPES:
             raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
@@ -110,8 +111,8 @@ class Tokenizer:
         """Reads a model that `save` wrote.
 
         Raises:
-            RequestError: names the file when it is missing, unreadable, too large, damaged, or of other
-                control ids.
+            RequestError: the file is missing, unreadable, too large or damaged, or has other control ids; the message
+                names the file.
         """
         path = Path(path)
         try:
@@ -126,29 +127,29 @@ class Tokenizer:
             raise RequestError(f"{path} is not a tokenizer of this project: {error}; train a new one") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the SentencePiece model, which any SentencePiece library reads; whole or not at all."""
+        """Writes the SentencePiece model, which any SentencePiece library reads; the file appears only when whole."""
         with write_whole(Path(path)) as aside:
             aside.write_bytes(self.model)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Ids of each line's pieces, without start and end; never pad, start, end. A blank line has none."""
+        """Ids of the pieces of each line, without start and end. A blank line has none; no text gives a control id."""
         return self._processor.encode([plain(line) for line in lines], num_threads=num_threads)
 
     def normalize(self, line: str) -> str:
-        """The line as the pieces spell it: normalised, `▁` for a space and at the beginning."""
+        """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
         return self._processor.normalize(plain(line))
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each row of ids up to its end id, pad and start left out: always one line a row."""
+        """The text of each row of ids up to its end id, without pad and start. It is always one line."""
         texts = self._processor.decode([_until_end(row) for row in ids])
         return [_one_line(text).strip() for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces' own spelling, `▁` for a space, as pictures and alignments show them."""
+        """The spelling of each piece, with `▁` for a space, for pictures and alignments."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
 
     def surfaces(self) -> list[bytes]:
-        """What each piece of the vocabulary adds to decoded text: UTF-8, or of a byte piece its byte."""
+        """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its byte."""
         return [self._surface(id, piece) for id, piece in enumerate(self.pieces(range(self.vocabulary_size)))]
 
     def _surface(self, id: int, piece: str) -> bytes:
@@ -162,7 +163,7 @@ class Tokenizer:
 
 
 def plain(line: str) -> str:
-    """The line as one line of valid Unicode: NUL and line breaks become spaces, lone surrogates U+FFFD."""
+    """The line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
     line = _one_line(line)
     if line.isascii():
         return line
@@ -184,7 +185,7 @@ def _processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
     size = processor.vocab_size()
     pieces = [processor.id_to_piece(id) for id in range(size)]
     kinds_hold = size > END and processor.is_unknown(UNKNOWN) and all(map(processor.is_control, (PAD, START, END)))
-    # A piece of the same spelling elsewhere would let text produce a control id.
+    # If another piece had the spelling of a control id, text could produce that id.
     if not kinds_hold or tuple(pieces[: END + 1]) != CONTROL_PIECES or set(pieces[END + 1 :]) & set(CONTROL_PIECES):
         raise ValueError("its control ids must be <pad> 0, <unk> 1, <s> 2, </s> 3, each spelled once")
     return processor
@@ -201,7 +202,7 @@ def _until_end(ids: Sequence[int]) -> list[int]:
 
 
 def _sample(lines: Iterable[str], limit: int, generator: random.Random) -> list[str]:
-    """Reservoir sampling: SentencePiece's own cannot be seeded."""
+    """Draws `limit` lines by reservoir sampling; SentencePiece can sample too, but without a seed."""
     kept: list[str] = []
     for index, line in enumerate(lines):
         if index < limit:

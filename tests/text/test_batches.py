@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -159,18 +159,35 @@ def test_a_cache_that_is_missing_or_damaged_is_named(corpus, tmp_path) -> None:
         TokenizedCorpus.open(folder)
 
 
-class Counting:
+class Counting(Tokenizer):
     """In place of a tokenizer: a line is the number of its pieces."""
 
-    vocabulary_size = 100_000
+    def __init__(self) -> None:
+        self.vocabulary_size = 100_000
 
-    def encode(self, lines, num_threads=1) -> list[list[int]]:
+    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         return [[99_999] * int(line) for line in lines]
 
 
 def test_large_vocabularies_fit(tmp_path) -> None:
     corpus = TokenizedCorpus.build(tmp_path / "tokens", [("2", "1")], Counting(), Counting())
     assert corpus.labels(np.array([0]), 1, 3).tolist() == [[99_999, END, PAD]]
+
+
+def test_windows_is_refused_in_one_line(run_in_backend) -> None:
+    code = """
+        import sys
+        sys.modules["fcntl"] = None  # Windows has none
+        from keras_transformer.errors import exit_status
+
+        def command():
+            import keras_transformer.text.batches
+
+        sys.stderr = sys.stdout
+        assert exit_status(command) == 2
+    """
+    printed = run_in_backend(code, "tensorflow")
+    assert printed == "error: keras_transformer runs on Linux and macOS; on Windows run it in WSL\n"
 
 
 # The plan
@@ -306,7 +323,7 @@ def test_little_is_padded_and_epochs_differ(like_multi30k) -> None:
 
     def members(epoch: int) -> list[set[int]]:
         order = plan._epoch(epoch)
-        return [set(order.rows[start:stop].tolist()) for start, stop, *_ in order.batches]
+        return [set(order.rows_of(index).tolist()) for index in range(len(order.batches))]
 
     now, later = members(0), members(1)
     kept = [max(len(batch & other) for other in later) / len(batch) for batch in now]

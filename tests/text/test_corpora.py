@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.text import corpora
+from keras_transformer.text import corpora, fetching, multi30k, number_words
+from keras_transformer.text import lines as text_lines
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 
 
@@ -71,7 +72,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
     def denied(path: Path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(corpora, "_opened", denied)
+    monkeypatch.setattr(text_lines, "opened", denied)
     with pytest.raises(RequestError, match=r"cannot read .*good \(Permission denied\)"):
         corpus_from_files(good, good)
 
@@ -125,7 +126,13 @@ def test_files_are_streamed(tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "a", [str(number) for number in range(1000)])
     corpus = corpus_from_files(path, path)
     read = []
-    monkeypatch.setattr(corpora, "read_lines", lambda path: (read.append(line) or line for line in "abc"))
+
+    def three_lines(path: Path) -> Iterator[str]:
+        for line in "abc":
+            read.append(line)
+            yield line
+
+    monkeypatch.setattr(corpora, "read_lines", three_lines)
     next(iter(corpus.train()))
     assert read == ["a", "a"]
 
@@ -153,10 +160,10 @@ def test_an_unknown_dataset_is_refused(name) -> None:
 @pytest.fixture
 def few_numbers(monkeypatch) -> Iterator[None]:
     for name, value in {"LIMIT": 20_000, "SAMPLED": 400, "HELD_OUT": 100, "ALL_BELOW": 50}.items():
-        monkeypatch.setattr(corpora, f"NUMBERS_{name}", value)
-    corpora._number_pairs.cache_clear()
+        monkeypatch.setattr(number_words, name, value)
+    number_words.number_pairs.cache_clear()
     yield
-    corpora._number_pairs.cache_clear()
+    number_words.number_pairs.cache_clear()
 
 
 @pytest.mark.parametrize("languages", ["en-de", "fr-cs", "pt_BR-ja", "te-id"])
@@ -180,8 +187,8 @@ def test_number_words_are_right(few_numbers) -> None:
 
 
 def test_sizes_of_the_full_numbers_corpus(monkeypatch) -> None:
-    monkeypatch.setattr(corpora, "_spelled", lambda numbers, language: map(str, numbers))
-    train, valid = ([int(source) for source, _ in part] for part in corpora._number_pairs.__wrapped__("a", "b"))
+    monkeypatch.setattr(number_words, "spelled", lambda numbers, language: map(str, numbers))
+    train, valid = ([int(source) for source, _ in part] for part in number_words.number_pairs.__wrapped__("a", "b"))
     assert len(set(valid)) == len(valid) == 2_000
     assert 20_000 <= len(set(train)) == len(train) <= 30_000
     assert not set(train) & set(valid)
@@ -190,8 +197,8 @@ def test_sizes_of_the_full_numbers_corpus(monkeypatch) -> None:
 
 
 def test_numbers_that_are_spelled_alike_are_apart_too(monkeypatch) -> None:
-    monkeypatch.setattr(corpora, "_spelled", lambda numbers, language: (str(n // 3) for n in numbers))
-    train, valid = corpora._number_pairs.__wrapped__("a", "b")
+    monkeypatch.setattr(number_words, "spelled", lambda numbers, language: (str(n // 3) for n in numbers))
+    train, valid = number_words.number_pairs.__wrapped__("a", "b")
     assert train and not set(chain(*train)) & set(chain(*valid))
 
 
@@ -210,9 +217,9 @@ def test_numbers_in_an_unknown_language(monkeypatch) -> None:
 @pytest.fixture
 def stand_in(monkeypatch) -> dict[str, bytes]:
     """Texts that take the place of Multi30k's, with their hashes."""
-    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in corpora.MULTI30K_SHA256}
+    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in multi30k.SHA256}
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    monkeypatch.setattr(corpora, "MULTI30K_SHA256", hashes)
+    monkeypatch.setattr(multi30k, "SHA256", hashes)
     return texts
 
 
@@ -322,20 +329,20 @@ def test_what_cannot_be_fetched_leaves_nothing(server, cache) -> None:
 
 
 def test_an_endless_answer_is_refused(server, cache, monkeypatch) -> None:
-    monkeypatch.setattr(corpora, "_MAX_DOWNLOAD_BYTES", 10)
+    monkeypatch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
     with pytest.raises(JobError, match=r"could not fetch .* \(over 10 bytes"):
         multi30k_file("val", "de", base_url=server.url)
 
 
 def test_a_text_that_unpacks_without_end_is_refused(stand_in, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(corpora, "_MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr(fetching, "MAX_TEXT_BYTES", 10)
     with pytest.raises(RequestError, match="is not Multi30k's"):
         load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
 
 def test_multi30k_in_the_cache_needs_no_network(stand_in, cache, monkeypatch) -> None:
     store(cache, stand_in)
-    monkeypatch.setattr(corpora, "_download", lambda url: pytest.fail(f"fetched {url}"))
+    monkeypatch.setattr(fetching, "download", lambda url: pytest.fail(f"fetched {url}"))
     assert len(list(load_corpus("multi30k:en-de").train())) == 2
 
 

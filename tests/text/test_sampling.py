@@ -71,7 +71,7 @@ def test_unigram_draws_by_probability() -> None:
         return [[head, *tail] for head in heads for tail in segmentations(rest[len(head) :])]
 
     possible = segmentations(f"▁{word}")
-    weights = [math.exp(alpha * sum(map(sampler._scores.get, pieces))) for pieces in possible]
+    weights = [math.exp(alpha * sum(sampler._scores[piece] for piece in pieces)) for pieces in possible]
     assert len(possible) > 5
     draws = 20_000
     counts = Counter(tuple(sampler.sample(word)) for _ in range(draws))

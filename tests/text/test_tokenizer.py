@@ -137,11 +137,17 @@ def test_joint_vocabulary_sees_both_sides() -> None:
     assert list(lines_of([("a", "b"), ("c", "d")])) == ["a", "b", "c", "d"]
 
 
+def number_after(words: str, error: pytest.ExceptionInfo) -> int:
+    found = re.search(rf"{words} (\d+)", str(error.value))
+    assert found
+    return int(found[1])
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_vocabulary_larger_than_the_corpus_supports(lines, model_type) -> None:
     with pytest.raises(RequestError, match=r"of 99999 is larger than .* supports at most \d+") as error:
         Tokenizer.train(lines[:60], 99_999, model_type)
-    largest = int(re.search(r"at most (\d+)", str(error.value))[1])
+    largest = number_after("at most", error)
     assert Tokenizer.train(lines[:60], largest, model_type).vocabulary_size == largest
     with pytest.raises(RequestError, match="supports at most"):
         Tokenizer.train(lines[:60], largest + 1, model_type)
@@ -151,7 +157,7 @@ def test_vocabulary_larger_than_the_corpus_supports(lines, model_type) -> None:
 def test_vocabulary_too_small_for_the_characters(lines, model_type) -> None:
     with pytest.raises(RequestError, match=r"of 8 is too small .* takes at least \d+") as error:
         Tokenizer.train(lines, 8, model_type)
-    least = int(re.search(r"at least (\d+)", str(error.value))[1])
+    least = number_after("at least", error)
     assert Tokenizer.train(lines, least, model_type).vocabulary_size == least
 
 

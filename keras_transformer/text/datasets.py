@@ -1,0 +1,204 @@
+"""From text files to the two datasets that `model.fit` takes, in one call."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import keras
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.batches import BatchPlan, Place, as_tf_dataset, generator
+from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
+from keras_transformer.text.lines import sha256_of
+from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    Dataset: TypeAlias = tf.data.Dataset | keras.utils.PyDataset
+
+PathLike = str | os.PathLike[str]
+Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # inputs, labels, weights
+
+# Validation takes at most this many pairs, as in train.py.
+MAX_VALIDATION_PAIRS = 2_000
+
+
+def datasets_from_files(
+    source: PathLike,
+    target: PathLike,
+    tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer | None = None,
+    *,
+    valid_source: PathLike | None = None,
+    valid_target: PathLike | None = None,
+    token_budget: int = 4096,
+    seed: int = 0,
+    initial_epoch: int = 0,
+    strategy: Any = None,
+    cache: PathLike | None = None,
+    **plan_options: Any,
+) -> tuple[Dataset, Dataset]:
+    """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
+
+        train, valid = datasets_from_files("train.en", "train.de", tokenizer)
+        model.fit(train, validation_data=valid, epochs=10)
+
+    Args:
+        source, target, valid_source, valid_target: see `corpus_from_files`. Without validation files the last lines of
+            the training files are held out. Validation takes at most 2,000 pairs.
+        tokenizer, target_tokenizer: the vocabulary of the source and of the target; by default one for both.
+        token_budget, seed, plan_options: of the training batches, see `BatchPlan`.
+        initial_epoch: the epoch with which training begins, as in `fit`.
+        strategy: the `tf.distribute` strategy of the model; its replicas share each batch.
+        cache: a folder that keeps the tokenised text. By default a temporary one lives as long as the datasets.
+
+    Returns:
+        A `tf.data.Dataset` each on TensorFlow, a `keras.utils.PyDataset` on JAX and PyTorch; see `Epochs`.
+
+    Raises:
+        RequestError: files or options that `train.py` would refuse too, or a strategy of several workers.
+    """
+    corpus = corpus_from_files(source, target, valid_source, valid_target)
+    text = _Text(corpus, (tokenizer, target_tokenizer or tokenizer), None if cache is None else Path(cache))
+    plan, valid_plan = text.plans(token_budget, seed, num_replicas(strategy), plan_options)
+    return Epochs(plan, initial_epoch).dataset(), Epochs(valid_plan, is_validation=True).dataset()
+
+
+def num_replicas(strategy: Any) -> int:
+    """How many replicas a strategy has; 1 without a strategy.
+
+    Raises:
+        RequestError: its replicas are on several workers, or the backend is not TensorFlow.
+    """
+    if strategy is None:
+        return 1
+    if keras.config.backend() != "tensorflow":
+        raise RequestError(f"`strategy` must be None on the backend {keras.config.backend()}; received: {strategy!r}")
+    import tensorflow as tf
+
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise RequestError(
+            f"`strategy` must have one worker, such as a MirroredStrategy; received: {strategy!r}; with several "
+            "workers train with train.py"
+        )
+    return strategy.num_replicas_in_sync
+
+
+class Epochs:
+    """The epochs of a plan, one for each iteration.
+
+    Epoch e is the same batches in every process: it depends on the plan's seed and on e alone. An epoch that is broken
+    off begins again. All epochs have as many batches as the first; only subword sampling makes a difference: where a
+    segmentation needs more batches, the last are left out, and where it needs fewer, those of the next epoch follow.
+
+    Batches are (inputs, labels, weights). In training the weights of a batch sum to 1. In validation every real label
+    weighs 1, so that metrics are means over all tokens.
+    """
+
+    def __init__(self, plan: BatchPlan, epoch: int = 0, is_validation: bool = False):
+        self.plan = plan
+        self.epoch = epoch
+        self.is_validation = is_validation
+        self.num_batches = plan.num_batches(epoch)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields the batches of one epoch."""
+        feed = generator(self.plan, Place(self.epoch))
+        for index, (inputs, labels, weights) in enumerate(islice(feed, self.num_batches), start=1):
+            if index == self.num_batches:
+                self.epoch += 1
+            yield inputs, labels, (weights > 0).astype(np.float32) if self.is_validation else weights
+
+    def dataset(self) -> Dataset:
+        """The epochs as `fit` takes them on this backend.
+
+        Under a `MirroredStrategy` Keras divides the rows of each batch among the replicas. They divide evenly.
+        """
+        if keras.config.backend() != "tensorflow":
+            return _PyEpochs(self)
+        import tensorflow as tf
+
+        return as_tf_dataset(self.batches).apply(tf.data.experimental.assert_cardinality(self.num_batches))
+
+
+class _PyEpochs(keras.utils.PyDataset):
+    """Epochs for JAX and PyTorch.
+
+    By default `fit` asks for the batches in an order that it draws itself. The plan has shuffled them already, so the
+    n-th batch that `fit` asks for is the n-th of the plan.
+    """
+
+    def __init__(self, epochs: Epochs):
+        super().__init__()
+        self._epochs = epochs
+        self._batches: Iterator[Batch] = iter(())
+
+    @property
+    def num_batches(self) -> int:
+        return self._epochs.num_batches
+
+    def on_epoch_begin(self) -> None:
+        self._batches = self._epochs.batches()
+
+    def __getitem__(self, index: int) -> Batch:
+        return next(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._epochs.batches()
+
+
+class _Text:
+    """A corpus tokenised for training and validation, in folders that are named for what is in them.
+
+    Args:
+        corpus: the text.
+        tokenizers: of source and target.
+        cache: where the folders are made; None makes temporary folders, which go away with the tokenised text.
+    """
+
+    def __init__(self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer], cache: Path | None):
+        self.corpus = corpus
+        self.tokenizers = tokenizers
+        self.cache = cache
+
+    def plans(
+        self, token_budget: int, seed: int, replicas: int, options: dict[str, Any]
+    ) -> tuple[BatchPlan, BatchPlan]:
+        """The batches of training and of validation."""
+        keep_text = bool(options.get("sampling"))
+        train = self._tokenized("train", self.corpus.train(), keep_text)
+        valid = self._tokenized("validation", islice(self.corpus.valid(), MAX_VALIDATION_PAIRS))
+        return (
+            BatchPlan(train, token_budget, seed, replicas, **options),
+            BatchPlan(valid, token_budget, num_replicas=replicas, shuffle=False),
+        )
+
+    def _tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
+        identity = sha256_of(
+            [self.corpus.identity, str(keep_text), *(tokenizer.model.hex() for tokenizer in self.tokenizers)]
+        )
+        name = f"{part}-{identity[:16]}"
+        if self.cache is not None and (self.cache / name).is_dir():
+            return TokenizedCorpus.open(self.cache / name)
+        folder = self.cache or Path(tempfile.mkdtemp(prefix="keras_transformer-"))
+        try:
+            tokenized = TokenizedCorpus.build(folder / name, pairs, *self.tokenizers, keep_text=keep_text)
+        except BaseException as error:
+            if self.cache is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, RequestError):
+                raise RequestError(f"{self.corpus.name}, {part}: {error}") from error
+            raise
+        if self.cache is None:
+            weakref.finalize(tokenized, shutil.rmtree, folder, ignore_errors=True)
+        return tokenized
