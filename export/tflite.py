@@ -99,7 +99,7 @@ def _with_int8_embeddings(model: Transformer) -> Transformer:
     twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
     for embedding in {twin.source_embedding, twin.target_embedding}:
-        embedding.call = Int8Rows(embedding)
+        embedding.call = Int8Rows(embedding)  # type: ignore[method-assign]
     return twin
 
 

@@ -5,8 +5,8 @@
 >>> translator.translate(["twenty-one"])
 ['einundzwanzig']
 
-After `import keras_transformer`, `keras.saving.load_model` reads every model that is made of this package's layers,
-losses, metrics, optimizers and schedules.
+After `import keras_transformer`, `keras.saving.load_model` reads every model made of this package's layers, losses,
+metrics, optimizers and schedules.
 """
 
 from __future__ import annotations
@@ -17,22 +17,34 @@ from typing import TYPE_CHECKING, Any
 import wrapt
 
 from keras_transformer import family
+from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.models.transformer import Transformer as Transformer
+    from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
+    from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
 
-__all__ = ["Transformer", "Translator", "load"]
-
-# Imported when first used: Keras and TensorFlow take seconds, and `--help` wants neither.
-_HOME = {
+_HOMES = {
+    "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
+    "datasets_from_files": "keras_transformer.text.datasets",
+    "layers": "keras_transformer.layers",
     "load": "keras_transformer.decoding.translator",
+    "losses": "keras_transformer.losses",
+    "metrics": "keras_transformer.metrics",
+    "models": "keras_transformer.models",
+    "optimizers": "keras_transformer.optimizers",
+    "schedules": "keras_transformer.schedules",
 }
-# What Keras may meet in a saved model beside the parts of the family, by module.
+__all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "load"]
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+# The classes that Keras may find in a saved model, beside the parts of the family, by module.
 _SERIALIZABLE = {
     "layers.blocks": ["EncoderBlock", "DecoderBlock"],
     "layers.embedding": ["TokenEmbedding"],
@@ -44,30 +56,21 @@ _SERIALIZABLE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from keras_transformer.errors import load_tensorflow
-
-    load_tensorflow()
-    return getattr(import_module(_HOME[name]), name)
-
-
 class _Unimported:
-    """Stands for a class in Keras's registry until a saved model asks for it, or until its module is imported."""
+    """Stands in Keras's registry for a class whose module is not imported yet."""
 
     def __init__(self, module: str, name: str):
         self.module = module
         self.name = name
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        """What the class makes of the configuration."""
+        """Imports the class and makes an instance from its configuration."""
         return getattr(import_module(self.module), self.name).from_config(config)
 
 
 @wrapt.when_imported("keras")
 def _register(keras: Any) -> None:
-    """Registers all classes with Keras: at once where Keras is there, else as soon as it is imported."""
+    """Registers all classes with Keras as soon as Keras is imported."""
     known = keras.saving.get_custom_objects()
     homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
     homes += [part.home for parts in family.SLOTS.values() for part in parts.values()] + [*family.KINDS.values()]

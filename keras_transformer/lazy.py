@@ -17,14 +17,15 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     Args:
         package: the package's `__name__`.
-        homes: the module that defines each name.
+        homes: the module that defines each name; for a module of the package, the module itself.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         load_tensorflow()
-        return getattr(import_module(homes[name]), name)
+        module = import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})

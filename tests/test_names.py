@@ -13,7 +13,10 @@ import pytest
 from keras_transformer import family
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = [f"keras_transformer.{name}" for name in ("layers", "models", "losses", "metrics", "schedules")]
+PACKAGES = [
+    f"keras_transformer.{name}" for name in ("layers", "models", "losses", "metrics", "optimizers", "schedules")
+]
+PACKAGES.append("keras_transformer")
 EVERY_PACKAGE = pytest.mark.parametrize("package", PACKAGES)
 
 
@@ -27,7 +30,7 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
         for node in imports
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.name == alias.asname
+        if alias.name == alias.asname and not alias.name.startswith("_")
     }
 
 
@@ -72,3 +75,10 @@ print(MultiHeadAttention.__name__, SmoothedCrossEntropy.__name__)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "MultiHeadAttention SmoothedCrossEntropy\n" and done.stderr == ""
+
+
+def test_modules_are_attributes_of_the_package():
+    names = ["layers", "losses", "metrics", "models", "optimizers", "schedules"]
+    code = f"import keras_transformer as k; print(*(getattr(k, name).__name__ for name in {names}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [f"keras_transformer.{name}" for name in names], done.stderr

@@ -91,7 +91,8 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
 def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch, required):
     row = replace(family.SLOTS["feed_forward"]["plain"], home=f"{__name__}:Bare")
     monkeypatch.setitem(family.SLOTS["feed_forward"], "bare", row)
-    message = f"^`feed_forward` must be a part that takes '{next(iter(required))}': another part requires it. Received: 'bare'$"
+    (name,) = required
+    message = f"^`feed_forward` must be a part that takes '{name}': another part requires it. Received: 'bare'$"
     with pytest.raises(ValueError, match=message):
         make_part("feed_forward", "bare", "float32", {}, **required)
     nothing = {"gain": 1.0, "inner_norm": None, "use_bias": False}
