@@ -66,7 +66,7 @@ class Translator:
         num_positions = model.positions.max_length
         if num_positions is not None and longest(self.max_source_length) > num_positions:
             raise RequestError(
-                f"max_source_length must be at most {model.max_source_length}, for the model knows no further "
+                f"max_source_length must be at most {model.max_source_length}, because the model has no more learned "
                 f"positions; received: {self.max_source_length}"
             )
         self._decoder = Decoder(model)

@@ -128,7 +128,12 @@ class Epochs:
             return _PyEpochs(self)
         import tensorflow as tf
 
-        return as_tf_dataset(self.batches).apply(tf.data.experimental.assert_cardinality(self.num_batches))
+        # TensorFlow keeps the function until the process ends, so the dataset, not the function, keeps the text.
+        epochs = weakref.proxy(self)
+        dataset = as_tf_dataset(lambda: epochs.batches())
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.num_batches))
+        dataset.epochs = self
+        return dataset
 
 
 class _PyEpochs(keras.utils.PyDataset):

@@ -1,7 +1,7 @@
-"""Where the loop of a search computes, read from its graph on TensorFlow: no GPU is needed for it.
+"""Whether the loop of a search stays on the GPU, read from its TensorFlow graph, so that no GPU is needed.
 
-TensorFlow says of each kernel for a GPU which of its inputs and outputs lie in the processor's memory. Where such an
-input comes from the GPU, the processor waits at every step until the GPU has done all before it.
+TensorFlow registers for each GPU kernel which of its inputs and outputs are in the processor's memory. If the GPU
+computes such an input, the processor waits at every step until the GPU is done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL, LEARNED = make_model(), make_model("learned positions")
 
 
 def loop_of(function, *specs):
-    """The body of the loop in what TensorFlow traces."""
+    """The body of the loop in a traced function."""
     graph = tf.function(function, input_signature=specs, autograph=False).get_concrete_function().graph
     return body_of(graph)
 
@@ -43,13 +43,13 @@ def ids(rank):
 
 
 def trace_search(num_beams, index_dtype=None, model=MODEL):
-    """The loop of a beam search whose sizes are not known, with prefixes."""
+    """The loop of a beam search over unknown sizes, with prefixes."""
 
     def search(source_ids, limits, prefix_ids):
         max_length = ops.shape(prefix_ids)[1]
         cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
-        how = {"max_length": max_length, "prefix_ids": prefix_ids, "n_best": 1, "index_dtype": index_dtype}
-        return beam_search(model.step, cache, limits, num_beams, **how)
+        options = {"max_length": max_length, "prefix_ids": prefix_ids, "n_best": 1, "index_dtype": index_dtype}
+        return beam_search(model.step, cache, limits, num_beams, **options)
 
     return loop_of(search, ids(2), ids(1), ids(2))
 
@@ -65,7 +65,7 @@ def trace_sampling():
 
 
 def gpu_kernel(operation):
-    """What TensorFlow registers of a GPU for these types; None where it knows of no such kernel."""
+    """The GPU kernel that TensorFlow registers for an operation of these types; None if there is none."""
     found = kernels.get_registered_kernels_for_op(operation.type).kernel
     for device in ("GPU", "DEFAULT"):
         for kernel in found:
@@ -76,7 +76,7 @@ def gpu_kernel(operation):
 
 
 def on_processor(operation, arguments, tensors):
-    """For each tensor, an input or output of the operation, whether its GPU kernel has it in the processor's memory."""
+    """For each input or output of the operation, whether its GPU kernel keeps it in the processor's memory."""
     kernel = gpu_kernel(operation)
     if kernel is None:
         return [False] * len(tensors)
@@ -90,10 +90,10 @@ def on_processor(operation, arguments, tensors):
 
 
 def waits(graph):
-    """What in a graph needs in the processor's memory what the GPU computes: (type, name) of each operation.
+    """(type, name) of the operations that need, in the processor's memory, what the GPU computes.
 
-    What follows from constants alone does not count: TensorFlow computes it once, before the graph runs. Nor do the
-    model's products count: `tf.tensordot` works out its shapes by itself.
+    Operations on constants alone do not count: TensorFlow computes them once, before the graph runs. Nor do the
+    products of the model: `tf.tensordot` computes its shapes itself.
     """
     found = []
     outside: set[Any] = set()  # tensors in the processor's memory
@@ -130,12 +130,12 @@ def test_sampling_stays_on_the_gpu():
 
 
 def test_what_waits_is_found():
-    """In 32 bits, as LiteRT has it, beams and tokens are computed on the processor."""
+    """With 32-bit integers, as for LiteRT, beams and tokens are computed on the processor."""
     assert {"FloorDiv", "FloorMod", "AddV2", "ConcatV2"} <= {kind for kind, _ in waits(trace_search(4, "int32"))}
 
 
 def test_litert_is_given_32_bits_alone():
-    """It reads 64 as 32, silently."""
+    """LiteRT would read 64-bit integers as 32-bit ones, without an error."""
     module = _ids_translator(MODEL, Decoding(num_beams=4, n_best=1))
     graph = body_of(module.translate.get_concrete_function().graph)
     dtypes = {tensor.dtype for operation in graph.get_operations() for tensor in operation.outputs}
