@@ -38,6 +38,7 @@ _HOMES = {
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
     "optimizers": "keras_transformer.optimizers",
+    "plots": "keras_transformer.plots",
     "schedules": "keras_transformer.schedules",
 }
 __all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "load"]

@@ -10,7 +10,9 @@ from typing import Any
 from keras_transformer.errors import load_tensorflow
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(
+    package: str, homes: Mapping[str, str], uses_keras: bool = True
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package or module.
 
     Beside this call, list the names under `if TYPE_CHECKING:` with their imports, for editors and type checkers.
@@ -18,12 +20,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     Args:
         package: the package's `__name__`.
         homes: the module that defines each name; for a module of the package, the module itself.
+        uses_keras: whether the modules import Keras, which is then imported quietly first.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        load_tensorflow()
+        if uses_keras:
+            load_tensorflow()
         module = import_module(homes[name])
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 

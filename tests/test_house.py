@@ -115,7 +115,7 @@ MAY_IMPORT = {
         *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "shared")),
     ],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
-    f"{PACKAGE}.plots": [f"{PACKAGE}.plots"],
+    f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }
 FOR_ALL = (f"{PACKAGE}.errors", f"{PACKAGE}.tensor")
 

@@ -13,10 +13,8 @@ import pytest
 from keras_transformer import family
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = [
-    f"keras_transformer.{name}" for name in ("layers", "models", "losses", "metrics", "optimizers", "schedules")
-]
-PACKAGES.append("keras_transformer")
+MODULES = ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules")
+PACKAGES = ["keras_transformer", *(f"keras_transformer.{name}" for name in MODULES)]
 EVERY_PACKAGE = pytest.mark.parametrize("package", PACKAGES)
 
 
@@ -78,7 +76,6 @@ print(MultiHeadAttention.__name__, SmoothedCrossEntropy.__name__)
 
 
 def test_modules_are_attributes_of_the_package():
-    names = ["layers", "losses", "metrics", "models", "optimizers", "schedules"]
-    code = f"import keras_transformer as k; print(*(getattr(k, name).__name__ for name in {names}))"
+    code = f"import keras_transformer as k; print(*(getattr(k, name).__name__ for name in {MODULES}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == [f"keras_transformer.{name}" for name in names], done.stderr
+    assert done.stdout.split() == [f"keras_transformer.{name}" for name in MODULES], done.stderr

@@ -1,0 +1,19 @@
+"""Pictures of training and of certificates, as Matplotlib figures; imported when first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_transformer.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from keras_transformer.plots.certificate import certificate_picture as certificate_picture
+    from keras_transformer.plots.curves import learning_curves as learning_curves
+
+_HOMES = {
+    "certificate_picture": "keras_transformer.plots.certificate",
+    "learning_curves": "keras_transformer.plots.curves",
+}
+__all__ = sorted(_HOMES)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, uses_keras=False)
