@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from keras_transformer.errors import exit_status
 from keras_transformer.training.flags import parser
 
 
+def train(given: dict[str, Any]) -> None:
+    """Trains a run; see `keras_transformer.training.run`."""
+    from keras_transformer.training import run  # --help waits for neither NumPy nor SentencePiece
+
+    run.train(given)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = vars(parser().parse_args(argv))
-    from keras_transformer.training.run import train  # --help waits for neither NumPy nor SentencePiece
-
     return exit_status(lambda: train(given))
 
 

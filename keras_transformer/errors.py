@@ -98,7 +98,7 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def exit_status(command: Callable[[], None]) -> int:
+def exit_status(command: Callable[[], object]) -> int:
     """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
 
     Returns:
