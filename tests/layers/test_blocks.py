@@ -92,7 +92,7 @@ def test_steps_equal_the_whole(residual):
 
 
 @POST_AND_PRE_NORM
-def test_masks_that_inputs_carry_are_honoured_and_handed_on(residual):
+def test_keras_masks_of_inputs_are_applied_and_passed_on(residual):
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(9, HIDDEN_DIM, mask_zero=True)(ids)
     memory = EncoderBlock(**SETTINGS, residual=residual)(x)
@@ -105,14 +105,14 @@ def test_masks_that_inputs_carry_are_honoured_and_handed_on(residual):
     assert (ops.convert_to_numpy(loss) == 0).tolist() == [[False] * 3 + [True] * 2, [False] * 5]
 
 
-def test_a_padding_mask_of_the_memory_is_one_of_its_keys():
+def test_a_padding_mask_of_the_memory_hides_its_keys():
     block = decoder_block("post_norm")
     outputs = [ops.convert_to_numpy(block(X, MEMORY, CAUSAL, mask)) for mask in (MEMORY_MASK, SOURCE_MASK)]
     np.testing.assert_array_equal(*outputs)
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["eager", "symbolic"])
-def test_a_padding_mask_for_an_attention_mask_is_refused(symbolic):
+def test_a_padding_mask_as_attention_mask_is_refused(symbolic):
     x, mask = random(3, 3, HIDDEN_DIM), np.ones((3, 3), bool)
     if symbolic:
         x, mask = keras.KerasTensor((None, 3, HIDDEN_DIM)), keras.KerasTensor((None, 3), "bool")

@@ -43,7 +43,7 @@ def test_equals_two_convolutions_of_kernel_one():
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])
-def test_begins_with_zero_biases_and_glorot_kernels(gain):
+def test_initial_biases_are_zero_and_kernels_glorot(gain):
     layer = FeedForward(127, gain=gain)
     layer.build((None, None, 61))
     w1, b1, w2, b2 = layer.get_weights()

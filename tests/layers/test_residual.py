@@ -47,7 +47,7 @@ def test_pre_norm():
 
 
 @pytest.mark.parametrize("residual_class", [PostNorm, PreNorm])
-def test_the_norm_is_the_one_that_is_asked_for(residual_class):
+def test_the_norm_is_the_configured_one(residual_class):
     layer, norm = residual(residual_class, norm={"name": "layer", "epsilon": 0.01})
     output = ops.convert_to_numpy(layer(X, sublayer=ops.zeros_like))
     expected = normalize(X, **norm, epsilon=0.01) if residual_class is PostNorm else X
@@ -63,7 +63,7 @@ def test_a_configuration_of_version_0_1_names_its_residual():
         assert type(layer) is residual_class and layer.dropout_rate == 0.25 and layer.name == "old"
 
 
-def test_dropout_acts_on_what_the_sublayer_adds():
+def test_dropout_acts_on_the_sublayers_output():
     x = np.full((7, 11, 13), 3.0, "float32")
     layer, _ = residual(PreNorm, x.shape, dropout=0.5)
     output = ops.convert_to_numpy(layer(x, sublayer=ops.ones_like, training=True))

@@ -68,7 +68,7 @@ def test_steps_equal_the_whole(residual):
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
-def test_scores_come_with_what_call_returns(is_decoder):
+def test_with_scores_also_returns_the_output_of_call(is_decoder):
     layer = stack(is_decoder=is_decoder)
     seen = (causal_mask(TARGET), MEMORY, MEMORY_MASK) if is_decoder else (causal_mask(TARGET),)
     x, scores = layer.with_scores(X, *seen)
@@ -95,7 +95,7 @@ def test_the_residual_sets_the_gain_of_initial_weights(monkeypatch):
         assert {(block.self_attention.gain, block.feed_forward.gain) for block in each.blocks} == {(0.25, 0.25)}
 
 
-def test_what_the_first_stack_is_made_of_is_the_default():
+def test_the_default_stack_and_its_size():
     assert family.part("stack", "layers") == {"name": "layers"}
     with pytest.raises(ValueError, match=r"^`num_layers` must be a positive integer\. Received: num_layers=0$"):
         Stack(0, BLOCK)
