@@ -71,8 +71,12 @@ class Transformer(ReplicatedFit):
     """
 
     vocabulary_size: int
+    num_layers: int
     num_heads: int
     hidden_dim: int
+    intermediate_dim: int
+    dropout: float
+    attention_dropout: float
     source_vocabulary_size: int | None
     max_source_length: int
     num_control_ids: int
@@ -115,7 +119,7 @@ class Transformer(ReplicatedFit):
             "embedding_norm": embedding_norm, "num_control_ids": num_control_ids,
             "normalize_first": normalize_first, "learned_positions": learned_positions,
         }  # fmt: skip
-        self._config = family.complete(given)  # it raises errors before Keras makes anything
+        self._config = family.complete(given)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
