@@ -354,6 +354,23 @@ def test_everything_public_is_documented() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def too_long(path: Path) -> Iterator[str]:
+    """The file, if it has over 350 lines, and its functions of over 40 lines, signature and docstring included."""
+    text, name = source(path), path.relative_to(ROOT)
+    if (count := text.count("\n")) > 350:
+        yield f"{name}: {count} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if count > 40:
+                yield f"{name}:{node.lineno}: {node.name} has {count} lines"
+
+
+def test_files_and_functions_are_short() -> None:
+    wrong = [line for path in python_files("train.py", PACKAGE, "export") for line in too_long(path)]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_large_file_in_git() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
