@@ -90,13 +90,15 @@ def test_half_precision_translates_alike_and_has_half_the_size(trained, decoding
 
     (path,) = export_saved_model(trained, tmp_path, decoding, "float16")
     assert path == tmp_path / "saved_model-float16"
-    loaded = tf.saved_model.load(str(path))
+    loaded = tf.saved_model.load(str(path))  # kept, because its signatures alone do not keep the weights
     answer = loaded.signatures["serving_default"](text=tf.constant(ODD))
     best = [hypotheses[0] for hypotheses in expected]
     texts = [text.decode() for text in answer["translation"].numpy()]
     same = [text == one.text for text, one in zip(texts, best, strict=True)]
     assert sum(same) >= len(best) - 1
-    assert answer["score"].numpy() == pytest.approx([one.score for one in best], abs=0.1)
+    assert answer["score"].numpy() == pytest.approx([one.score for one in best], abs=0.05)
+    variables = tf.train.load_checkpoint(str(path / "variables" / "variables")).get_variable_to_dtype_map()
+    assert {*variables.values()} - {tf.string} == {tf.float16}
     weights = "variables/variables.data-00000-of-00001"
     assert (path / weights).stat().st_size < 0.6 * (exported / "saved_model" / weights).stat().st_size
 

@@ -124,8 +124,9 @@ def test_low_precisions_keep_the_embedding_and_translate_alike(low, precision, s
     answer = runner_of(ids)(source_ids=padded(source_ids))
     rows = rows_of(answer)
     same = [row == expected for row, (expected, _) in zip(rows, expected_ids, strict=True)]
-    assert sum(same) >= {"float16": 11, "int8": 6}[precision]
-    assert answer["score"] == pytest.approx([score for _, score in expected_ids], abs=0.5)
+    assert sum(same) >= {"float16": 11, "int8": 10}[precision]
+    most = {"float16": 0.05, "int8": 0.3}[precision]
+    assert answer["score"] == pytest.approx([score for _, score in expected_ids], abs=most)
     texts = text_runner(text)(text=np.array([line.encode() for line in SENTENCES], dtype=np.object_))["translation"]
     assert [line.decode() for line in texts] == translator.target_tokenizer.decode(rows)
 
