@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 
+NO_WINDOWS = "keras_transformer runs on Linux and macOS; on Windows run it in WSL"
+
+
 class RequestError(ValueError):
     """The request was wrong. The message says what was expected, what came, and how to mend it. Exit status 2."""
 
@@ -105,6 +108,8 @@ def exit_status(command: Callable[[], object]) -> int:
         0 success, 1 the work failed, 2 the request was wrong, 128 + n signal n stopped the process.
     """
     try:
+        if sys.platform == "win32":
+            raise RequestError(NO_WINDOWS)
         with _stoppable():
             command()
         if sys.stdout is not None:  # it may have been closed when the process started

@@ -193,6 +193,12 @@ def test_train_py_and_the_command_have_the_same_flags():
     assert [action.option_strings for action in command._actions] == [a.option_strings for a in parser()._actions]
 
 
+def test_on_windows_a_command_says_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert main(["info", "run"]) == 2
+    assert capsys.readouterr().err == "error: keras_transformer runs on Linux and macOS; on Windows run it in WSL\n"
+
+
 def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):
     from keras_transformer.text import number_words
 

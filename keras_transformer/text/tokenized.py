@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import NO_WINDOWS, RequestError
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
 
 try:
     import fcntl
 except ImportError:  # on Windows
-    raise RequestError("keras_transformer runs on Linux and macOS; on Windows run it in WSL") from None
+    raise RequestError(NO_WINDOWS) from None
 
 Item = TypeVar("Item")
 
