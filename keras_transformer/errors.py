@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 NO_WINDOWS = "keras_transformer runs on Linux and macOS; on Windows run it in WSL"
 
 
