@@ -97,12 +97,17 @@ def num_replicas(strategy: Any) -> int:
 class Epochs:
     """The epochs of a plan, one for each iteration.
 
-    Epoch e is the same batches in every process: it depends on the plan's seed and on e alone. An epoch that is broken
-    off begins again. All epochs have as many batches as the first; only subword sampling makes a difference: where a
-    segmentation needs more batches, the last are left out, and where it needs fewer, those of the next epoch follow.
+    Epoch e depends on the plan's seed and on e alone, so it is the same in every process. An epoch that is broken off
+    begins again. With subword sampling the epochs of a plan differ in their number of batches; here each has as many as
+    the first: the rest is left out, and missing batches are taken from the next epoch.
 
     Batches are (inputs, labels, weights). In training the weights of a batch sum to 1. In validation every real label
     weighs 1, so that metrics are means over all tokens.
+
+    Args:
+        plan: the batches.
+        epoch: the first epoch.
+        is_validation: weigh every real label alike.
     """
 
     def __init__(self, plan: BatchPlan, epoch: int = 0, is_validation: bool = False):
