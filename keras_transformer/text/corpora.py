@@ -21,9 +21,9 @@ from keras_transformer.text.wmt14 import Wmt14
 
 Pair = tuple[str, str]
 
-# Without validation files, one line in this many is held out of training,
-HELD_OUT_SHARE = 20
-HELD_OUT_LINES = 2_000  # but no more than these.
+HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
+HELD_OUT_LINES = 2_000  # but no more than these
+MAX_VALIDATION_PAIRS = 2_000  # what training validates on, of any corpus
 
 NUMBERS_RECIPE = {
     "num_layers": 2,

@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.batches import BatchPlan, Place, as_tf_dataset, generator
-from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
+from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.lines import sha256_of
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # inputs, labels, weights
-
-# Validation takes at most this many pairs, as in train.py.
-MAX_VALIDATION_PAIRS = 2_000
 
 
 def datasets_from_files(

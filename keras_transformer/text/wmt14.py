@@ -52,7 +52,8 @@ def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
         import tensorflow_datasets as tfds
     except ImportError:
         raise RequestError(
-            "wmt14 takes tensorflow-datasets: from the repository's root, pip install -e '.[wmt]'"
+            "wmt14 takes tensorflow-datasets: pip install 'keras-transformer[wmt]', or in a checkout "
+            "pip install -e '.[wmt]'"
         ) from None
     try:
         splits, info = tfds.load(

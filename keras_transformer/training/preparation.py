@@ -14,13 +14,11 @@ from keras_transformer.files import write_text
 from keras_transformer.models import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.batches import BatchPlan
-from keras_transformer.text.corpora import Pair
+from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
-
-MAX_VALIDATION_PAIRS = 2_000
 
 
 class Tokenizers(NamedTuple):
