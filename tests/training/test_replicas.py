@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from keras_transformer.training import devices, workers
-from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -248,55 +242,6 @@ def outcomes(request, tmp_path_factory) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_on_one_machine(case, outcomes):
     assert not outcomes[case], outcomes[case]
-
-
-WORKER = """
-import sys
-import numpy as np
-from keras_transformer.errors import load_tensorflow
-load_tensorflow()
-from keras_transformer.training import devices, replicas, run
-from keras_transformer.training.flags import parser
-
-opened = run.open_run(vars(parser().parse_args(sys.argv[2:])))
-devices.configure("cpu")
-replicas.seed(1)
-strategy = replicas.strategy("cpu")
-with run.begun(opened) as cache:
-    text = run.prepare_text(opened, cache, strategy.num_replicas_in_sync)
-    with strategy.scope():
-        model = run.compiled_model(opened)
-    run.fit(opened, text, model, strategy)
-np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
-"""
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def test_two_workers_end_with_equal_weights(tmp_path):
-    flags = [*tiny_flags(tmp_path, tmp_path / "run"), "--steps", "7", "--dropout", "0"]
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    processes = []
-    for index in range(2):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(cluster)}
-        command = [sys.executable, "-c", WORKER, str(tmp_path / f"worker{index}.npz"), *flags]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for process in processes:
-        _, error = process.communicate(timeout=300)
-        assert process.returncode == 0, error
-    one, other = np.load(tmp_path / "worker0.npz"), np.load(tmp_path / "worker1.npz")
-    for name in one.files:
-        np.testing.assert_array_equal(one[name], other[name])
-    assert (tmp_path / "run" / "model.keras").exists()
 
 
 @pytest.mark.parametrize("text", ["", "gpu", "cpu:0", "0,0", "-1", "cpu:2,3", "0,"])

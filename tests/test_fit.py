@@ -1,0 +1,79 @@
+"""What `model.fit` and `model.evaluate` do with a model: dropout, XLA, and what the optimizer is by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.models import Transformer
+from keras_transformer.training.losses import SmoothedCrossEntropy
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+from keras_transformer.training.replicas import Adam
+from tests.graphs import is_compiled_by_xla
+from tests.models.variants import make_batch
+
+INPUTS, LABELS, WEIGHTS = make_batch()
+
+
+def compiled(dropout: float = 0.0, **options: Any) -> Transformer:
+    """A model that does not learn, so that a step can be repeated."""
+    keras.utils.set_random_seed(3)
+    model = Transformer(23, 1, 2, 8, 12, dropout=dropout)
+    metrics = [TokenAccuracy(), Perplexity()]
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.0), weighted_metrics=metrics, **options)
+    return model
+
+
+def cross_entropy(model: Transformer) -> float:
+    """The mean over the real labels, of the model without dropout, by NumPy."""
+    logits = ops.convert_to_numpy(model(INPUTS)).astype("float64")
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return float(-np.take_along_axis(log_p, LABELS[..., None], -1)[..., 0][LABELS != 0].mean())
+
+
+def test_validation_is_without_dropout():
+    model = compiled(dropout=0.5)
+    expected = cross_entropy(model)
+    for _ in range(2):
+        found = model.evaluate(INPUTS, LABELS, batch_size=len(LABELS), verbose=0, return_dict=True)
+        assert found["loss"] == pytest.approx(expected, rel=1e-5)
+        assert found["perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_training_is_with_dropout(micro_batches):
+    losses = []
+    for dropout in (0.0, 0.5):
+        model = compiled(dropout)
+        model.micro_batches = micro_batches
+        losses.append([model.train_on_batch(INPUTS, LABELS, return_dict=True)["loss"] for _ in range(2)])
+    assert losses[0] == [pytest.approx(cross_entropy(compiled()), rel=1e-5)] * 2
+    assert len({*losses[0], *losses[1]}) > 2, "a different draw at every step"
+    assert abs(losses[1][0] - losses[1][1]) > 1e-4
+
+
+@pytest.mark.parametrize(("jit_compile", "expected"), [(True, True), (False, False), ("auto", False)])
+def test_xla_compiles_where_it_is_asked_to(jit_compile, expected):
+    model = compiled(jit_compile=jit_compile)
+    assert is_compiled_by_xla(model) == expected
+    model.compile(keras.optimizers.SGD(0.0), SmoothedCrossEntropy(0.0))
+    assert not is_compiled_by_xla(model), "compiled anew, without"
+
+
+def test_adam_is_the_papers_by_default():
+    config = Adam().get_config()
+    assert (config["beta_1"], config["beta_2"], config["epsilon"]) == (0.9, 0.98, 1e-9)
+    variable = keras.Variable([1.0, 1.0])
+    optimizer = Adam(0.1)
+    optimizer.build([variable])
+    for gradient in ([0.5, 1e-3], [-0.25, 1e-3]):
+        optimizer.apply([ops.convert_to_tensor(gradient)], [variable])
+    expected, first, second = np.ones(2), np.zeros(2), np.zeros(2)
+    for step, gradient in enumerate(np.array([[0.5, 1e-3], [-0.25, 1e-3]]), start=1):
+        first, second = 0.9 * first + 0.1 * gradient, 0.98 * second + 0.02 * gradient**2
+        expected -= 0.1 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.98**step)) + 1e-9)
+    np.testing.assert_allclose(ops.convert_to_numpy(variable), expected, rtol=1e-5)

@@ -1,0 +1,295 @@
+"""Every flag of train.py has an effect: a table of flags, what each changes, and who sees it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+import train
+from keras_transformer import family
+from keras_transformer.training import devices, replicas, run
+from keras_transformer.training.flags import parser
+from keras_transformer.training.settings import Settings
+from tests.graphs import is_compiled_by_xla
+from tests.tiny_corpus import tiny_flags
+
+pytest_plugins = ["tests.tiny_run"]
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+class Made(NamedTuple):
+    """What train.py has in hand when training would begin."""
+
+    run: Any
+    text: Any
+    model: Any
+    strategy: Any
+
+
+@pytest.fixture(scope="module")
+def begin(tmp_path_factory) -> Any:
+    """`begin(*flags, with_model=False)` runs train.py on a tiny text, up to its first step."""
+    folder = tmp_path_factory.mktemp("flags")
+    seen: list[Made] = []
+    patch = pytest.MonkeyPatch()
+    # Devices, threads and determinism are a process's own, and other tests run in this one.
+    patch.setattr(devices, "configure", lambda *_: None)
+    patch.setattr(run, "fit", lambda *made: seen.append(Made(*made)))
+    compiled_model = run.compiled_model
+
+    def begin(*flags: object, with_model: bool = False) -> Made:
+        out = folder / f"run{len(seen)}"
+        patch.setattr(run, "compiled_model", compiled_model if with_model else lambda _: None)
+        assert train.main([*tiny_flags(folder, out), *map(str, flags)]) == 0
+        return seen[-1]
+
+    yield begin
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def plain(begin) -> Made:
+    """What comes of no flag but those of the tiny text."""
+    return begin(with_model=True)
+
+
+# Text: flag, its value, what to look at, and what is there; without the flag something else is.
+
+
+def batches(made: Made, epoch: int = 0) -> list[Any]:
+    from keras_transformer.text.batches import Place
+
+    return [made.text.plan.batch(Place(epoch, number)) for number in range(made.text.plan.num_batches(epoch))]
+
+
+def sentences(made: Made, epoch: int) -> list[tuple[int, ...]]:
+    """The source sentences of an epoch as ids, in one order."""
+    rows = (row for batch in batches(made, epoch) for row in batch.inputs["source_ids"])
+    return sorted(tuple(id for id in row.tolist() if id) for row in rows)
+
+
+def most_positions(made: Made) -> int:
+    return max(max(batch.labels.size, batch.inputs["source_ids"].size) for batch in batches(made))
+
+
+def longest(made: Made) -> int:
+    return max(batch.inputs["source_ids"].shape[1] for batch in batches(made))
+
+
+TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
+    "vocabulary_size": ("30", lambda made: made.text.tokenizers.target.vocabulary_size, 30),
+    "vocabulary_type": ("bpe", lambda made: made.text.tokenizers.source.model_type, "bpe"),
+    "separate_vocabularies": (
+        "", lambda made: made.text.tokenizers.source.model == made.text.tokenizers.target.model, False,
+    ),
+    "sampling": ("0.5", lambda made: sentences(made, 0) == sentences(made, 1), False),
+    "max_length": ("4", lambda made: longest(made) <= 5, True),
+    "token_budget": ("64", lambda made: 32 < most_positions(made) <= 64, True),
+    "accumulate": ("4", lambda made: {len(batch.labels) % 4 for batch in batches(made)}, {0}),
+    "static_shapes": ("1", lambda made: len({batch.labels.shape for batch in batches(made)}), 1),
+    "seed": ("9", lambda made: (made.text.plan.seed, made.run.settings.seed), (9, 9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text(name, begin, plain):
+    value, look, expected = TEXT[name]
+    assert look(begin(flag_of(name), *filter(None, [value]))) == expected
+    assert look(plain) != expected
+
+
+def test_own_text_and_own_validation(begin, plain, tmp_path):
+    source, target = tmp_path / "valid.source", tmp_path / "valid.target"
+    source.write_text("ba do\nfi\n", encoding="utf-8")
+    target.write_text("do ba\nfi\n", encoding="utf-8")
+    made = begin("--valid-source", source, "--valid-target", target)
+    assert list(made.run.corpus.valid()) == [("ba do", "do ba"), ("fi", "fi")]
+    assert (made.run.folder.valid_source.read_text(), made.run.folder.valid_target.read_text()) == (
+        "ba do\nfi\n",
+        "do ba\nfi\n",
+    )
+    assert len(list(made.run.corpus.train())) == 240
+    assert len(plain.text.valid_sources) == 12, "one line in twenty is held out"
+    for one, other in plain.run.corpus.train():
+        assert one.split() == other.split()[::-1]
+
+
+def test_own_tokenizer(begin, plain, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "own.model")
+    made = begin("--tokenizer", tmp_path / "own.model")
+    assert made.text.tokenizers.source.model == made.text.tokenizers.target.model == tokenizer.model
+    assert made.run.folder.tokenizers(False)[0].read_bytes() == tokenizer.model
+    assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
+    assert plain.text.tokenizers.source.model != tokenizer.model
+
+
+def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
+    flags = ["--dataset", "multi30k:en-fr", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+    assert train.main(flags) == 2
+    assert f"{tmp_path} holds neither train.en.gz nor train.en: check --data-dir" in capsys.readouterr().err
+
+
+def test_a_preset_brings_its_sizes():
+    from keras_transformer.models.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        opened = run.open_run({"preset": name, "source": __file__, "target": __file__, "out": "nowhere"})
+        assert opened is not None
+        assert {key: getattr(opened.settings, key) for key in preset} == preset
+
+
+def test_the_run_is_where_out_says(begin, tmp_path):
+    made = begin("--out", tmp_path / "here")
+    assert made.run.folder.path == tmp_path / "here" and (tmp_path / "here" / "config.json").is_file()
+
+
+def test_devices_and_threads_are_handed_on(begin, monkeypatch):
+    configure, strategy = Mock(), Mock(return_value=replicas.strategy("cpu"))
+    monkeypatch.setattr(devices, "configure", configure)
+    monkeypatch.setattr(replicas, "strategy", strategy)
+    begin("--devices", "cpu:3", "--threads", "5")
+    configure.assert_called_once_with("cpu:3", 5)
+    strategy.assert_called_once_with("cpu:3")
+
+
+# The model: every argument reaches the configuration of which the model is made.
+
+OTHER = family.Part("tests.toys:Nothing", "another", "a test")
+MODEL: dict[str, tuple[str, Any]] = {
+    "num_layers": ("3", 3),
+    "encoder_layers": ("4", 4),
+    "decoder_layers": ("5", 5),
+    "hidden_dim": ("24", 24),
+    "intermediate_dim": ("31", 31),
+    "num_heads": ("4", 4),
+    "key_dim": ("7", 7),
+    "dropout": ("0.45", 0.45),
+    "attention_dropout": ("0.15", 0.15),
+    "max_source_length": ("77", 77),
+    "positions": ("learned:offset=2", {"name": "learned", "offset": 2}),
+    "attention": ("other", {"name": "other"}),
+    "decoder_attention": ("other", {"name": "other"}),
+    "score": ("other", {"name": "other"}),
+    "residual": ("pre_norm", {"name": "pre_norm"}),
+    "norm": ("layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
+    "feed_forward": ("other", {"name": "other"}),
+    "activation": ("other", {"name": "other"}),
+    "stack": ("other", {"name": "other"}),
+    "attention_bias": ("", True),
+    "output_bias": ("", True),
+    "tied_output": ("no", False),
+    "embedding_scale": ("2.5", 2.5),
+    "embedding_norm": ("", True),
+}
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_an_argument_of_the_model(name, monkeypatch, tmp_path, plain):
+    for slot in family.SLOTS:
+        monkeypatch.setitem(family.SLOTS, slot, {**family.SLOTS[slot], "other": OTHER})
+    value, expected = MODEL[name]
+    flag = flag_of(name).replace("--", "--no-") if value == "no" else flag_of(name)
+    flags = [*tiny_flags(tmp_path, tmp_path / "run"), flag, *([value] if value not in ("", "no") else [])]
+    opened = run.open_run(vars(parser().parse_args(flags)))
+    assert opened is not None and opened.config["model"][name] == expected
+    assert plain.run.config["model"][name] != expected
+
+
+def test_the_model_is_made_of_its_configuration(begin):
+    flags = "--num-layers 2 --positions learned:offset=2 --residual pre_norm --output-bias --no-tied-output --key-dim 7"
+    made = begin(*flags.split(), "--embedding-scale", "2.5", with_model=True)
+    assert {"kind": "translator", **made.model.arguments()} == made.run.config["model"]
+    assert made.model.count_params() == made.run.config["parameters"]
+
+
+# Optimisation: all of these flags at once.
+
+RATE = 3.0 * 16**-0.5 * 1 * 7**-1.5  # of the first step (paper, equation 3)
+OPTIMISATION: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
+    "learning_rate_factor": ("3.0", lambda model: float(model.optimizer.learning_rate), pytest.approx(RATE)),
+    "warmup_steps": ("7", lambda model: float(model.optimizer.learning_rate), pytest.approx(RATE)),
+    "label_smoothing": ("0.3", lambda model: model.loss.label_smoothing, 0.3),
+    "clip_norm": ("0.5", lambda model: model.optimizer.global_clipnorm, 0.5),
+    "ema": ("0.7", lambda model: (model.optimizer.use_ema, model.optimizer.ema_momentum), (True, 0.7)),
+    "accumulate": ("2", lambda model: model.micro_batches, 2),
+    "mixed_precision": ("bfloat16", lambda model: model.dtype_policy.name, "mixed_bfloat16"),
+    "xla": ("", is_compiled_by_xla, True),
+}
+
+
+@pytest.fixture(scope="module")
+def optimised(begin) -> Any:
+    given = [[flag_of(name), *filter(None, [value])] for name, (value, *_) in OPTIMISATION.items()]
+    return begin(*(word for words in given for word in words), with_model=True).model
+
+
+@pytest.mark.parametrize("name", OPTIMISATION)
+def test_optimisation(name, optimised, plain):
+    _, look, expected = OPTIMISATION[name]
+    assert look(optimised) == expected
+    assert look(plain.model) != expected
+
+
+def test_without_flags_training_is_the_papers(plain):
+    config = plain.model.optimizer.get_config()
+    assert (config["beta_1"], config["beta_2"], config["epsilon"]) == (0.9, 0.98, 1e-9)
+    assert plain.model.loss.label_smoothing == 0.1
+    assert config["global_clipnorm"] is None and not config["use_ema"]
+    assert float(plain.model.optimizer.learning_rate) == pytest.approx(16**-0.5 * 10**-1.5)
+
+
+def test_fine_tuning_begins_with_the_weights_of_that_run(begin, built_run, tiny_model):
+    sizes = (
+        f"--num-layers 2 --intermediate-dim 32 --max-source-length 40 --vocabulary-size {tiny_model.vocabulary_size}"
+    )
+    made = begin(*sizes.split(), "--init-from", built_run, with_model=True)
+    for mine, theirs in zip(made.model.trainable_variables, tiny_model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+
+# What only a whole run shows: flag, and the test that sees it.
+ELSEWHERE = {
+    "init_from": "training/test_flags.py::test_fine_tuning_begins_with_the_weights_of_that_run",
+    "dataset": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
+    "data_dir": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
+    "source": "training/test_flags.py::test_own_text_and_own_validation",
+    "target": "training/test_flags.py::test_own_text_and_own_validation",
+    "valid_source": "training/test_flags.py::test_own_text_and_own_validation",
+    "valid_target": "training/test_flags.py::test_own_text_and_own_validation",
+    "tokenizer": "training/test_flags.py::test_own_tokenizer",
+    "preset": "training/test_flags.py::test_a_preset_brings_its_sizes",
+    "devices": "training/test_flags.py::test_devices_and_threads_are_handed_on",
+    "threads": "training/test_learning.py::test_threads_are_those_asked_for",
+    "out": "training/test_flags.py::test_the_run_is_where_out_says",
+    "steps": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
+    "checkpoint_every": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
+    "average_last": "training/test_run.py::test_model_is_the_mean_of_the_last_checkpoints",
+    "bleu_sentences": "training/test_learning.py::test_as_many_sentences_are_translated_for_bleu_as_asked",
+    "patience": "training/test_run.py::"
+    "test_an_early_stopped_run_killed_before_its_model_was_written_ends_at_once_with_it",
+    "resume": "training/test_run.py::test_stopped_by_a_signal_and_resumed_ends_with_the_same_bits",
+    "overwrite": "training/test_learning.py::test_overwrite_removes_the_run_that_was_there",
+}
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def test_every_flag_is_seen():
+    tested = {*TEXT, *MODEL, *OPTIMISATION, *ELSEWHERE}
+    assert tested == {setting.name for setting in fields(Settings)}
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_are_named_exist(test):
+    file, name = test.split("::")
+    assert re.search(rf"^def {name}\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE)

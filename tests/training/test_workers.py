@@ -1,0 +1,89 @@
+"""Several workers: two processes learn what one process with two replicas learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.training.replicas import local_replicas
+from tests.tiny_corpus import tiny_flags
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+WORKER = """
+import sys
+import numpy as np
+import train
+from keras_transformer.training import run
+
+fit = run.fit
+def fit_and_tell(begun, text, model, strategy):
+    fit(begun, text, model, strategy)
+    np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
+run.fit = fit_and_tell
+sys.exit(train.main(sys.argv[2:]))
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> dict[str, list[np.ndarray]]:
+    """The weights that each process ended with: "worker 0", "worker 1", and "alone"."""
+    folder = tmp_path_factory.mktemp("workers")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    processes = {}
+    for name, devices in (("worker 0", "cpu"), ("worker 1", "cpu"), ("alone", "cpu:2")):
+        out = folder / ("alone" if name == "alone" else "together")
+        flags = [*tiny_flags(folder, out), "--steps", "7", "--dropout", "0", "--devices", devices]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if name != "alone":
+            task = {"type": "worker", "index": int(name[-1])}
+            environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        command = [sys.executable, "-c", WORKER, str(folder / f"{name}.npz"), *flags]
+        processes[name] = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    found = {}
+    for name, process in processes.items():
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        with np.load(folder / f"{name}.npz") as file:
+            found[name] = [file[each] for each in file.files]
+    for out in ("together", "alone"):
+        assert (folder / out / "model.keras").exists()
+    return found
+
+
+def test_two_workers_end_with_equal_weights(weights):
+    for one, other in zip(weights["worker 0"], weights["worker 1"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_two_workers_learn_what_one_learns_from_the_same_batches(weights):
+    """Each takes its own half of every batch: were it the same half, they would learn from half of the text."""
+    for together, alone in zip(weights["worker 0"], weights["alone"], strict=True):
+        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, range(0, 2)), (1, range(2, 4)), (2, range(4, 6))])
+def test_each_worker_has_replicas_of_its_own(monkeypatch, index, expected):
+    class Strategy:
+        num_replicas_in_sync = 6
+
+    cluster = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert local_replicas(Strategy()) == (expected, 6)
