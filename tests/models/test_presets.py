@@ -1,0 +1,36 @@
+"""The presets are the paper's table 3, copied by hand from the paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from keras_transformer.models.presets import PRESETS
+from keras_transformer.training.settings import Settings
+
+# N, d_model, d_ff, h, P_drop, ε_ls and train steps (table 3), checkpoints averaged (6.1), tokens a batch (5.1).
+TABLE_3 = {
+    "base": (6, 512, 2048, 8, 0.1, 0.1, 100_000, 5, 25_000),
+    "big": (6, 1024, 4096, 16, 0.3, 0.1, 300_000, 20, 25_000),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_the_papers_models_and_how_they_were_trained(name):
+    settings = Settings(**PRESETS[name])
+    assert TABLE_3[name] == (
+        settings.num_layers,
+        settings.hidden_dim,
+        settings.intermediate_dim,
+        settings.num_heads,
+        settings.dropout,
+        settings.label_smoothing,
+        settings.steps,
+        settings.average_last,
+        settings.token_budget,
+    )
+    assert settings.vocabulary_size == 37_000 and settings.warmup_steps == 4_000
+    assert (settings.residual, settings.positions, settings.tied_output) == ("post_norm", "sinusoidal", True)
+
+
+def test_tiny_is_smaller():
+    assert Settings(**PRESETS["tiny"]).hidden_dim < 512 and PRESETS["tiny"].keys() == PRESETS["big"].keys()

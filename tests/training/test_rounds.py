@@ -1,0 +1,132 @@
+"""What happens at the end of a round of training: BLEU and early stopping, records, checkpoints."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.text.batches import Place
+from keras_transformer.training.callbacks import Bleu, Follow, Progress, Save
+from keras_transformer.training.records import Records, read_metrics
+
+RIGHT = "the cat sat on the mat today"
+
+
+def rounds_of(callback: keras.callbacks.Callback, *logs: dict[str, float], step: Any = None) -> Any:
+    """Runs the ends of so many rounds of a model that has an optimizer and nothing else."""
+    model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.25), stop_training=False)
+    callback._model = model
+    callback.on_train_begin()
+    for number, log in enumerate(logs, start=1):
+        if step is not None:
+            step(number)
+        callback.on_epoch_end(number, log)
+    return model
+
+
+def translations(progress: Progress, answers: list[str], patience: int, show: Any = None) -> tuple[Bleu, Any]:
+    """A callback that is given these translations of one sentence, round after round."""
+    coming = iter(answers)
+    return Bleu(progress, lambda lines: [next(coming)], ["source"], [RIGHT], patience, show), progress
+
+
+@pytest.mark.parametrize(
+    ("answers", "patience", "stops"),
+    [
+        (["", "the cat", RIGHT], 1, False),
+        ([RIGHT, RIGHT], 1, True),
+        ([RIGHT, RIGHT], 2, False),
+        ([RIGHT, "the cat", RIGHT], 2, True),
+        (["the cat sat on", "the cat", RIGHT], 2, False),
+        ([RIGHT, RIGHT, RIGHT], 0, False),
+    ],
+)
+def test_training_stops_after_so_many_rounds_that_are_no_better(answers, patience, stops):
+    callback, progress = translations(Progress(), answers, patience)
+
+    def step(number: int) -> None:
+        progress.step = 10 * number
+
+    logs: list[dict[str, float]] = [{} for _ in answers]
+    assert rounds_of(callback, *logs, step=step).stop_training is stops
+    best = max(log["val_bleu"] for log in logs)
+    assert progress.best_bleu == best
+    assert progress.best_step == 10 * (1 + [log["val_bleu"] for log in logs].index(best)), "the first of equal ones"
+    if RIGHT in answers:
+        assert best == pytest.approx(100)
+
+
+def test_translations_are_compared_with_the_references_and_not_the_other_way_round():
+    from keras_transformer.bleu import bleu
+
+    callback, _ = translations(Progress(), ["the cat sat on"], 0)
+    log: dict[str, float] = {}
+    rounds_of(callback, log)
+    assert log["val_bleu"] == bleu(["the cat sat on"], [RIGHT]) != bleu([RIGHT], ["the cat sat on"])
+
+
+def test_five_samples_are_shown_with_their_references():
+    shown: list[tuple[int, str]] = []
+    lines = [f"line {number}" for number in range(7)]
+    callback = Bleu(Progress(step=3), lambda sources: [line.upper() for line in sources], lines, lines, 0,
+                    lambda step, text: shown.append((step, text)))  # fmt: skip
+    rounds_of(callback, {})
+    ((step, text),) = shown
+    assert step == 3 and text.count("translation LINE") == text.count("reference   line") == 5
+    assert "source      line 0\nreference   line 0\ntranslation LINE 0\n" in text and "line 5" not in text
+
+
+class Plan:
+    """Two batches an epoch, of 7 and 9 tokens."""
+
+    def num_tokens(self, place: Place) -> int:
+        return (7, 9)[place.batch]
+
+    def place_after(self, place: Place) -> Place:
+        return Place(place.epoch, 1) if place.batch == 0 else Place(place.epoch + 1, 0)
+
+
+def test_progress_follows_the_steps_through_the_data():
+    progress = Progress()
+    follow = Follow(progress, Plan())  # type: ignore[arg-type]
+    follow.on_train_begin()
+    for step, (epoch, batch, tokens) in enumerate([(0, 1, 7), (1, 0, 16), (1, 1, 23)], start=1):
+        follow.on_train_batch_end(0)
+        assert (progress.step, progress.epoch, progress.batch, progress.tokens) == (step, epoch, batch, tokens)
+        assert progress.place == Place(epoch, batch)
+    assert progress.seconds > 0
+
+
+def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
+    run, progress = RunFolder(tmp_path), Progress()
+    records = Records(run, progress)
+
+    def step(number: int) -> None:
+        progress.step, progress.tokens = 5 * number, 100 * number
+        records.show(progress.step, f"sample of round {number}")
+
+    rounds_of(records, {"loss": 3.0}, {"loss": 2.0, "val_bleu": 4.5}, {"loss": 1.0}, step=step)
+    rows = read_metrics(run)
+    assert [(row["step"], row["loss"], row["tokens"]) for row in rows] == [(5, 3, 100), (10, 2, 200), (15, 1, 300)]
+    assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
+    again = Records(run, Progress(step=10))
+    again.on_train_begin()
+    assert [row["step"] for row in read_metrics(run)] == [5, 10]
+    assert run.samples.read_text().count("sample of round") == 2
+    assert run.curves.stat().st_size > 1000 and any(run.tensorboard.iterdir())
+
+
+def test_a_checkpoint_is_saved_with_the_progress_and_the_best_step():
+    saved: list[tuple] = []
+    checkpoints = SimpleNamespace(save=lambda *given: saved.append(given))
+    progress = Progress(step=4)
+    save = Save(checkpoints, progress)  # type: ignore[arg-type]
+    model = rounds_of(save, {})
+    progress.best_step = 3
+    save.save()
+    assert [(step, best) for step, _, _, best in saved] == [(4, None), (4, 3)]
+    assert saved[1][1] is model and saved[1][2] == progress.as_dict()

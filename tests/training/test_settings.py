@@ -1,0 +1,105 @@
+"""Which setting wins, which are refused, and what a run hands on: no file is read, nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.models.presets import PRESETS
+from keras_transformer.training.fine_tuning import inherited_from
+from keras_transformer.training.flags import parser
+from keras_transformer.training.settings import Settings, check, resolve, resumed
+
+RECIPE = {"dropout": 0.05, "steps": 2400}
+
+
+def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
+    settings = resolve({"preset": "big", "steps": 7, "seed": None}, RECIPE)
+    assert (settings.steps, settings.dropout, settings.hidden_dim, settings.seed) == (7, 0.05, 1024, 1)
+    assert resolve({}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
+
+
+def test_what_is_inherited_stands_over_a_preset_that_was_not_asked_for():
+    inherited = {"dropout": 0.45, "label_smoothing": 0.2}
+    assert resolve({}, {}, inherited).dropout == 0.45
+    assert resolve({"preset": "base"}, {}, inherited).dropout == 0.1
+    assert resolve({}, RECIPE, inherited).dropout == 0.05
+    assert resolve({"dropout": 0.4}, RECIPE, inherited).dropout == 0.4
+
+
+def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
+    settings = Settings(dropout=0.4, ema=0.9, source="a", target="b", devices="cpu:2", threads=3, tokenizer="c")
+    handed_on = inherited_from(settings.as_dict())
+    assert (handed_on["dropout"], handed_on["ema"]) == (0.4, 0.9)
+    assert not {"source", "target", "dataset", "devices", "threads", "tokenizer", "init_from"} & handed_on.keys()
+
+
+def test_own_text_takes_the_place_of_the_named_corpus():
+    settings = resolve({"source": "a", "target": "b"}, {})
+    assert settings.dataset is None and settings.name == "files"
+    assert resolve({}, {}).name == "numbers:en-de"
+    assert str(resolve({}, {}).folder) == "runs/numbers-en-de-tiny"
+    assert str(resolve({"source": "a", "target": "b", "preset": "base"}, {}).folder) == "runs/files-base"
+
+
+def test_the_learning_rate_of_the_paper():
+    settings = Settings(hidden_dim=100, warmup_steps=4, learning_rate_factor=2.0)
+    rates = [settings.learning_rate(step) for step in (1, 2, 4, 16)]
+    assert rates == pytest.approx([2 * 0.1 / 8, 2 * 0.1 * 2 / 8, 2 * 0.1 / 2, 2 * 0.1 / 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "below"),
+    [
+        ("steps", 1, 0), ("token_budget", 1, 0), ("accumulate", 1, 0), ("warmup_steps", 1, 0), ("average_last", 1, 0),
+        ("checkpoint_every", 1, 0), ("max_length", 1, 0), ("vocabulary_size", 5, 0),
+        ("patience", 0, -1), ("bleu_sentences", 0, -1), ("threads", 0, -1), ("static_shapes", 0, -1),
+        ("seed", 0, -1), ("seed", 2**32 - 1, 2**32),
+        ("sampling", 0.0, -0.1), ("sampling", 0.99, 1.0),
+        ("label_smoothing", 0.0, -0.1), ("label_smoothing", 0.99, 1.0),
+        ("ema", 0.0, 1.0), ("dropout", 0.0, 1.0), ("clip_norm", 1e-9, 0.0), ("learning_rate_factor", 1e-9, 0.0),
+        ("clip_norm", 1e9, float("inf")),
+    ],
+)  # fmt: skip
+def test_bounds(name, least, below):
+    check(replace(Settings(), **{name: least}))
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(RequestError, match=f"^{flag} must be .*; received: {below}$"):
+        check(replace(Settings(), **{name: below}))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset": None, "source": "a"}, "--source and --target go together; received only one of them"),
+        ({"dataset": None, "target": "a"}, "--source and --target go together; received only one of them"),
+        ({"valid_source": "a", "valid_target": "b"}, "--valid-source and --valid-target need --source and --target"),
+        ({"tokenizer": "a", "separate_vocabularies": True}, "--tokenizer goes neither with --separate-vocabularies"),
+        ({"tokenizer": "a", "init_from": "b"}, "--tokenizer goes neither with --separate-vocabularies"),
+        ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
+    ],
+)
+def test_settings_that_exclude_each_other(given, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        check(replace(Settings(), **given))
+
+
+def test_a_run_that_goes_on_may_have_more_steps_and_its_text_elsewhere_and_nothing_else():
+    stored = Settings(steps=10).as_dict()
+    assert resumed(stored, {"steps": 11}).steps == 11
+    assert resumed(stored, {"steps": 10, "data_dir": "elsewhere"}).data_dir == "elsewhere"
+    for given in ({"steps": 9}, {"seed": 2}, {"dropout": 0.25}, {"xla": True}, {"devices": "cpu"}):
+        with pytest.raises(RequestError, match=r"^--resume: --\w+ was .* when the run began; received: "):
+            resumed(stored, given)
+
+
+def test_flags_are_spelled_out_and_version_0_1_s_are_known(capsys):
+    given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
+    assert (given["residual"], given["positions"]) == ("pre_norm", "learned")
+    given = vars(parser().parse_args(["--no-normalize-first", "--no-learned-positions", "--no-xla"]))
+    assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
+    assert given["steps"] is None, "what was not given is None"
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--warmup", "2"])
