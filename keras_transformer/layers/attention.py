@@ -91,7 +91,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     >>> layer = MultiHeadAttention(num_heads=8, key_dim=64)
     >>> x = keras.random.normal((2, 5, 512))
-    >>> layer(x, x).shape
+    >>> tuple(layer(x, x).shape)
     (2, 5, 512)
     """
 

@@ -66,7 +66,7 @@ class Transformer(ReplicatedFit):
 
     >>> model = Transformer(vocabulary_size=37_000)
     >>> inputs = {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7]])}
-    >>> model(inputs).shape
+    >>> tuple(model(inputs).shape)
     (1, 2, 37000)
     """
 
