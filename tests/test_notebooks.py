@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -51,6 +52,19 @@ def test_it_runs_from_top_to_bottom(committed, tmp_path, monkeypatch):
     assert [cell.execution_count for cell in code_cells(run)] == list(range(1, len(code_cells(run)) + 1))
     assert "arning" not in printed(run)
     assert list(work.iterdir()) == []
+    assert_what_holds_of_any_run("\n".join(cell.source for cell in code_cells(run)), printed(run))
+
+
+def assert_what_holds_of_any_run(source: str, told: str) -> None:
+    """What does not depend on how long a model has been trained; `test_notebook_claims` knows what does."""
+    assert not re.search(r"^False$", told, re.MULTILINE)
+    if "again.translate(" in source:
+        assert re.search(r"^True$", told, re.MULTILINE), "a run that was saved and loaded translates as before"
+    if "tf.saved_model.load" in source:
+        lines = re.findall(r"^(SavedModel|ONNX|TFLite|Keras) +(\[.*\])$", told, re.MULTILINE)
+        assert [name for name, _ in lines] == ["SavedModel", "ONNX", "TFLite", "Keras"]
+        assert all(translations.endswith("'']") for _, translations in lines), "a blank line stays blank"
+        assert re.search(r"^exit status [01]$", told, re.MULTILINE), "done, or not every artefact holds"
 
 
 def test_it_defines_nothing(committed):

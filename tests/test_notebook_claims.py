@@ -1,0 +1,79 @@
+"""What the committed notebooks claim: what they printed when they ran as their readers run them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+NUMBER = "nine hundred and eighty-seven thousand, six hundred and five"
+IN_GERMAN = "neunhundertsiebenundachtzigtausendsechshundertfünf"
+
+
+def told(name: str) -> str:
+    """What the cells of a notebook printed, their results, and the tables that they show."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    kinds = ("text/plain", "text/markdown")
+    texts = ([output.get("text", ""), *(output.get("data", {}).get(kind, "") for kind in kinds)] for output in outputs)
+    return "\n".join(text for some in texts for text in some)
+
+
+@pytest.fixture(scope="module")
+def training() -> str:
+    return told("train_with_model_fit")
+
+
+@pytest.fixture(scope="module")
+def exporting() -> str:
+    return told("export_and_serve")
+
+
+def test_numbers_that_were_never_seen_are_translated(training):
+    share, count = re.findall(r"([\d.]+)% of (\d+) [\w ,-]*exactly", training)[0]
+    assert float(share) >= 95 and int(count) >= 500
+    assert IN_GERMAN in training and "einundzwanzig" in training
+
+
+def test_training_lowers_every_loss(training):
+    for name, most in (("loss", 1.0), ("val_loss", 1.0), ("val_perplexity", 1.15)):
+        values = [float(value) for value in re.findall(rf"\b(?<!val_){name}: ([\d.]+)", training)]
+        assert len(values) >= 5 and values[-1] < 0.5 * values[0] and values[-1] < most, name
+    assert float(re.findall(r"val_accuracy: ([\d.]+)", training)[-1]) > 0.99
+
+
+def test_the_saved_run_translates_alike(training):
+    assert re.search(r"^True$", training, re.MULTILINE) and not re.search(r"^False$", training, re.MULTILINE)
+
+
+def test_the_parameters_are_those_of_the_model(training):
+    from keras_transformer.models import count_parameters
+
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 512}
+    (told_number,) = re.findall(r"([\d,]+) parameters", training)
+    assert told_number == f"{count_parameters({'vocabulary_size': 200, **sizes}):,}"
+
+
+def test_every_runtime_translates_as_keras_does(exporting):
+    lines = re.findall(r"^(SavedModel|ONNX|TFLite|Keras) +(\[.*\])$", exporting, re.MULTILINE)
+    assert [name for name, _ in lines] == ["SavedModel", "ONNX", "TFLite", "Keras"]
+    assert len({translations for _, translations in lines}) == 1
+    assert "'zweiundvierzig'" in lines[0][1] and IN_GERMAN in lines[0][1]
+
+
+def test_the_certificate_holds(exporting):
+    assert re.search(r"^exit status 0$", exporting, re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \| (\S+) \| (\d+) \| ([\d.]+)% ", exporting, re.MULTILINE)
+    assert len(rows) >= 5
+    for name, holds, sentences, identical in rows:
+        assert holds == "yes" and int(sentences) >= 200 and float(identical) >= 99, name
+
+
+def test_the_best_translation_stands_first(exporting):
+    found = re.findall(r"^ +(-\d+\.\d{4})  (\w+)$", exporting, re.MULTILINE)
+    scores = [float(score) for score, _ in found]
+    assert len(found) >= 4 and scores == sorted(scores, reverse=True)
+    assert found[0][1] == "zweiundvierzig" and scores[0] > scores[1] + 1
