@@ -14,11 +14,12 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 ENVIRONMENT := .venv/installed
 PARITY_ENVIRONMENT := .venv/installed-parity
 
-.PHONY: help demo test lint bench lock
+.PHONY: help demo test mutants lint bench lock
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub and Marian too'
+	@echo 'make mutants        change the code line by line (a list of places), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
@@ -31,6 +32,11 @@ demo: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(PARITY),-m '') $(TESTS)
+
+# JOBS mutants at once; ONLY=text for those alone whose line holds the text.
+JOBS ?= 2
+mutants: $(ENVIRONMENT)
+	.venv/bin/python -m tests.mutation --jobs $(JOBS) $(if $(ONLY),--only '$(ONLY)')
 
 lint: $(ENVIRONMENT)
 	.venv/bin/python -m ruff check .

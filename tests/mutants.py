@@ -1,0 +1,596 @@
+"""The list of `make mutants`: lines of the code, what they become, and the tests that must fail then.
+
+A mutant's place is a file, or a folder where code may move from file to file; its text stands there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.mutation import Mutant
+
+
+def by(tests: str, place: str, *changes: tuple[str, str]) -> Iterator[Mutant]:
+    """Mutants of one place that the same tests kill.
+
+    Args:
+        tests: files or tests, a line each, from the folder of the tests.
+        place: a file or a folder of the packages.
+        changes: old text, new text.
+    """
+    names = tuple(f"tests/{line.strip()}" for line in tests.strip().splitlines())
+    yield from (Mutant(place, old, new, names) for old, new in changes)
+
+
+PACKAGE = "keras_transformer"
+ONE_MACHINE = "training/test_replicas.py::test_on_one_machine"
+LAYERS = [
+    *by(
+        "layers/test_attention.py\nlayers/test_precision.py\nlayers/test_initial.py",
+        f"{PACKAGE}/layers/attention.py",
+        ("HIDDEN = -1e9", "HIDDEN = -1.0"),
+        ("+ (1.0 - seen) * HIDDEN) * seen", "+ (1.0 - seen) * HIDDEN)"),
+        ("weights = self.scores_dropout(scores, training=training)", "weights = scores"),
+        ("else ops.logical_and(attention_mask, visible)", "else attention_mask"),
+        ("visible = keys_mask(memory_mask)", "visible = keys_mask(ops.ones_like(memory_mask))"),
+        (
+            'self._projection("value", memory_dim, heads_dim, self.gain)',
+            'self._projection("value", memory_dim, heads_dim)',
+        ),
+        ("return x if bias is None else x + ops.cast(bias, self.compute_dtype)", "return x"),
+        (
+            "scores = ops.cast(masked_softmax(logits, mask), self.compute_dtype)",
+            "scores = masked_softmax(logits, mask)",
+        ),
+        ("if attention_mask is not None and len(attention_mask) != 3:", "if False:"),
+    ),
+    *by(
+        "models/test_transformer.py::test_steps_equal_the_full_pass",
+        f"{PACKAGE}/layers/attention.py",
+        ("ops.less_equal(self.positions_of_keys(cache), index)", "ops.less(self.positions_of_keys(cache), index)"),
+        ("ops.equal(positions, index), -1), new, cache)", "ops.equal(positions, 0), -1), new, cache)"),
+    ),
+    *by(
+        "layers/test_attention.py",
+        f"{PACKAGE}/layers/attention.py",
+        ("logits = ops.add(logits, shared.bias)", "pass"),
+        ("keys = keys if rotation is None else rotate(keys", "keys = keys if True else rotate(keys"),
+    ),
+    *by(
+        "layers/test_attention.py",
+        f"{PACKAGE}/layers/score.py",
+        ("math.sqrt(query.shape[-1])", "query.shape[-1]"),
+        ('ops.cast(logits, "float32") / math', "logits / math"),
+    ),
+    *by(
+        "layers/test_masks.py",
+        f"{PACKAGE}/layers/masks.py",
+        ("positions[None, :] <= positions[:, None]", "positions[None, :] < positions[:, None]"),
+        ("positions[None, :] <= positions[:, None]", "positions[None, :] >= positions[:, None]"),
+        ("ops.not_equal(ids, pad_token_id)", "ops.not_equal(ids, 0)"),
+    ),
+    *by(
+        "layers/test_positions.py\nlayers/test_initial.py",
+        f"{PACKAGE}/layers/positions.py",
+        ("-2.0 * math.log(10000.0) / hidden_dim", "-2.0 * math.log(1000.0) / hidden_dim"),
+        ("[ops.sin(angles), ops.cos(angles)]", "[ops.cos(angles), ops.sin(angles)]"),
+        ("self.max_length + self.offset - 1)", "self.max_length + self.offset - 2)"),
+        (
+            'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1',
+            'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1)',
+        ),
+        ("initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5)", 'initializer="zeros"'),
+    ),
+    *by(
+        "layers/test_residual.py\nlayers/test_initial.py",
+        f"{PACKAGE}/layers/residual.py",
+        ("self.norm(x + self.dropout(sublayer(x), training=training))", "self.norm(x + sublayer(x))"),
+        (
+            "self.norm(x + self.dropout(sublayer(x), training=training))",
+            "self.norm(self.dropout(sublayer(x), training=training))",
+        ),
+        ("return x + self.dropout(sublayer(self.norm(x)), training=training)", "return x + sublayer(self.norm(x))"),
+        ("self.dropout(sublayer(self.norm(x)), training", "self.dropout(sublayer(x), training"),
+        ("(PreNorm if config", "(PostNorm if config"),
+    ),
+    *by(
+        "layers/test_feed_forward.py\nlayers/test_parts.py",
+        f"{PACKAGE}/layers/feed_forward.py",
+        ("x, self.kernel_in) + self.bias_in", "x, self.kernel_in)"),
+        ("x, self.kernel_out) + self.bias_out", "x, self.kernel_out)"),
+        ("x = x if self.inner_norm is None else self.inner_norm(x)", "pass"),
+    ),
+    *by("layers/test_feed_forward.py", f"{PACKAGE}/layers/activations.py", ("ops.relu(x)", "ops.gelu(x)")),
+    *by(
+        "layers/test_blocks.py\nlayers/test_parts.py\nlayers/test_initial.py",
+        f"{PACKAGE}/layers/blocks.py",
+        ('"dropout": self.attention_dropout,', '"dropout": 0.0,'),
+        ("self._attention_sizes(), use_bias=self.attention_bias", "self._attention_sizes(), use_bias=False"),
+        (
+            "self.cross_attention(x, memory, memory_mask, training=training)",
+            "self.cross_attention(x, memory, memory_mask)",
+        ),
+        (
+            "self.cross_attention_residual(x, sublayer=attend_memory",
+            "self.cross_attention_residual(x, sublayer=attend_self",
+        ),
+        ("return keys_mask(memory_mask) if is_padding_mask else memory_mask", "return None"),
+    ),
+    *by(
+        "layers/test_stack.py\nlayers/test_initial.py",
+        f"{PACKAGE}/layers/stack.py",
+        ("return x if self.norm is None else self.norm(x)", "return x"),
+        ("x = block(x, *inputs, shared=shared, training=training)", "x = block(x, *inputs, shared=shared)"),
+    ),
+    *by(
+        "layers/test_initial.py",
+        f"{PACKAGE}/layers/stack.py",
+        ("else (num_layers, other_layers)", "else (other_layers, num_layers)"),
+    ),
+    *by(
+        "layers/test_embedding.py",
+        f"{PACKAGE}/layers/embedding.py",
+        ("math.sqrt(hidden_dim) if scale", "1.0 if scale"),
+        ("stddev=self.hidden_dim**-0.5", "stddev=1.0"),
+        ("return logits if self.bias is None else", "return logits if True else"),
+    ),
+    *by("layers/test_initial.py", f"{PACKAGE}/layers/norms.py", ("EPSILON = 1e-6", "EPSILON = 1e-3")),
+    *by(
+        "layers/test_initial.py",
+        f"{PACKAGE}/layers/initial.py",
+        ("VarianceScaling(gain**2", "VarianceScaling(gain"),
+        ('"fan_avg"', '"fan_in"'),
+    ),
+    *by("layers/test_attention.py", f"{PACKAGE}/layers/shared.py", ("[-second, first]", "[second, -first]")),
+]
+
+MODELS = [
+    *by(
+        "models/test_transformer.py::test_the_future_changes_nothing",
+        f"{PACKAGE}/models",
+        ("causal_mask(ops.shape(target_ids)[1]), keys", "ops.ones_like(causal_mask(ops.shape(target_ids)[1])), keys"),
+    ),
+    *by(
+        "models/test_transformer.py::test_padding_changes_nothing",
+        f"{PACKAGE}/models",
+        ("return x, keys_mask(padding_mask(source_ids)), self", "return x, keys_mask(source_ids >= 0), self"),
+    ),
+    *by(
+        "models/test_transformer.py::test_steps_equal_the_full_pass",
+        f"{PACKAGE}/models",
+        ('"mask": padding_mask(source_ids)}', '"mask": source_ids >= 0}'),
+    ),
+    *by(
+        "models/test_sides.py",
+        f"{PACKAGE}/models",
+        ("x = self.embedding_dropout(x, training=training)\n        attention_mask", "attention_mask"),
+        ("x = self.embedding_dropout(x, training=training)\n        return", "return"),
+        ('keras.layers.Dropout(config["dropout"], dtype=dtype)', "keras.layers.Dropout(0.0, dtype=dtype)"),
+        ('config["decoder_attention"] or config["attention"]', 'config["attention"]'),
+    ),
+    *by(
+        "models/test_transformer.py::test_learned_positions_reach_as_far_as_a_translation_may",
+        f"{PACKAGE}/models",
+        ('"max_length": longest(config["max_source_length"])', '"max_length": config["max_source_length"]'),
+    ),
+    *by(
+        "models/test_transformer.py::test_the_input_of_the_stacks_is_the_papers_sum",
+        f"{PACKAGE}/models",
+        ("x = self.positions.embed(embedding(ids), positions)", "x = embedding(ids)"),
+        ("return x if norm is None else norm(x)", "return x"),
+    ),
+    *by(
+        "models/test_transformer.py::test_three_way_tying",
+        f"{PACKAGE}/models",
+        ('    if not config["tied_output"]:', "    if False:"),
+    ),
+    *by(
+        "models/test_transformer.py::test_the_papers_sizes",
+        f"{PACKAGE}/models/presets.py",
+        ('"num_heads": 16,', '"num_heads": 8,'),
+    ),
+    *by(
+        "models/test_presets.py",
+        f"{PACKAGE}/models/presets.py",
+        ('"steps": 300_000', '"steps": 30_000'),
+        ('"average_last": 20', '"average_last": 5'),
+    ),
+    *by(
+        "decoding/test_save.py",
+        f"{PACKAGE}/models/inspection.py",
+        ("if expected_options[name] != received_options[name]:", "if False:"),
+        ("if type(received) is not type(expected):", "if False:"),
+    ),
+]
+
+SEARCH = f"{PACKAGE}/decoding"
+DECODING = [
+    *by(
+        "decoding/test_search.py",
+        SEARCH,
+        ("2 * num_beams if num_beams > 1 else 1", "num_beams"),
+        ("scores = candidates.log_probs / penalty(state.index + 1, length_penalty)", "scores = candidates.log_probs"),
+        ("best_length = limits if length_penalty >= 0 else state.index + 1", "best_length = state.index + 1"),
+        ("(vocabulary >= num_control_ids) | (vocabulary == END)", "vocabulary >= END"),
+        ("ops.where(done, old.finished_scores, new.finished_scores)", "new.finished_scores"),
+        ('cache = {**cache, "beams": followed}', "pass"),
+        ("kept = (sums - probs < top_p) & (probs > 0)", "kept = probs > 0"),
+        ("min(top_k, vocabulary_size) if top_k else vocabulary_size", "vocabulary_size"),
+        ("draw(permitted / temperature, ", "draw(permitted, "),
+        ("(attainable <= state.finished_scores[:, n_best - 1])", "(attainable <= state.finished_scores[:, 0])"),
+        ("permitted = ops.where(forced == 0, permitted", "permitted = ops.where(forced >= 0, permitted"),
+        ("/ penalty(limits, length_penalty)[:, None]", ""),
+    ),
+    *by(
+        "decoding/test_translator.py",
+        SEARCH,
+        ("layer = max(model.decoder_layers - 2, 0)", "layer = model.decoder_layers - 1"),
+        ("log_prob = one.score * penalty(len(one.ids), options.length_penalty)", "log_prob = one.score"),
+        (
+            "target_ids = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)",
+            "target_ids = np.pad(labels[:, :-1], [(0, 0), (1, 0)])",
+        ),
+        ("np.random.default_rng([options.seed, ", "np.random.default_rng([0, "),
+        ("ops.where(labels == PAD, 0.0, log_probs)", "log_probs"),
+        ("key=lambda place: -lengths[place]", "key=lambda place: place"),
+        ("min(-self.log_prob / self.num_tokens, 700.0)", "min(-self.log_prob, 700.0)"),
+        ("PAD if id == UNKNOWN else id", "id"),
+        ('unicodedata.category(char) in ("Cc", "Cf")', "False"),
+    ),
+    *by(
+        "test_bleu.py",
+        f"{PACKAGE}/bleu.py",
+        ("BLEU(effective_order=True)", "BLEU()"),
+        ("corpus_score(list(texts), [list(references)])", "corpus_score(list(references), [list(texts)])"),
+    ),
+    *by(
+        "test_bleu.py",
+        f"{PACKAGE}/lengths.py",
+        ("EXTRA_LENGTH = 50", "EXTRA_LENGTH = 60"),
+        ("((5.0 + length) / 6.0)", "((6.0 + length) / 6.0)"),
+    ),
+]
+
+TEXT = [
+    *by(
+        "text/test_batches.py",
+        f"{PACKAGE}/text/batches.py",
+        ("weights = real / np.float32(real.sum())", "weights = real / np.float32(real.size)"),
+        ("np.roll(np.where(labels == END, PAD, labels), 1, axis=1)", "np.where(labels == END, PAD, labels)"),
+        ("target_ids[: len(rows), 0] = START", "target_ids[:, 0] = START"),
+        ("random = np.random.default_rng((self.seed, epoch))", "random = np.random.default_rng(self.seed)"),
+        ("random = np.random.default_rng((self.seed, epoch))", "random = np.random.default_rng(epoch)"),
+        ("self.token_budget // width // self.divisor * self.divisor", "self.token_budget // width"),
+        ("return Place(place.epoch + 1, 0)", "return Place(place.epoch, 0)"),
+        ("(weights > 0).astype(np.float32)", "weights"),
+        ("ids[index::count] for name", "ids[0::count] for name"),
+        ("batches = batches[random.permutation(len(batches))]", "pass"),
+    ),
+    *by(
+        "text/test_batches.py\ntext/test_corpora.py",
+        f"{PACKAGE}/text/tokenized.py",
+        ("longer > max_length", "longer > max_length + 1"),
+        ("np.maximum(shorter, MIN_RATIO_LENGTH)", "shorter"),
+        ("rows = [[*row, END] for row in rows]", "rows = [[*row] for row in rows]"),
+        ("tokenizer.vocabulary_size <= 2**16", "tokenizer.vocabulary_size <= 2**17"),
+    ),
+    *by(
+        "text/test_tokenizer.py",
+        f"{PACKAGE}/text/tokenizer.py",
+        ('normalization_rule_name="nmt_nfkc"', 'normalization_rule_name="identity"'),
+        ("PAD, UNKNOWN, START, END = 0, 1, 2, 3", "PAD, UNKNOWN, START, END = 0, 1, 3, 2"),
+        ("if id not in (PAD, START):", "if id != START:"),
+        ("generator.randrange(index + 1)) < limit", "generator.randrange(limit)) < limit"),
+    ),
+    *by(
+        "text/test_sampling.py",
+        f"{PACKAGE}/text/sampling.py",
+        ("self._random.random() >= self._alpha", "True"),
+        ("log_sums[start] + self._alpha * score", "log_sums[start] + score"),
+    ),
+    *by(
+        "text/test_batches.py",
+        f"{PACKAGE}/text/sampled_epochs.py",
+        ('f"{self._seed}-{epoch}-{side}"', 'f"{self._seed}-{side}"'),
+        ('f"{self._seed}-{epoch}-{side}"', 'f"{epoch}-{side}"'),
+    ),
+    *by(
+        "text/test_corpora.py",
+        f"{PACKAGE}/text",
+        ("return (pair for pair in pairs if pair not in apart)", "return pairs"),
+        ("[pair for pair in train if apart.isdisjoint(pair)]", "list(train)"),
+        ('encoding = "utf-8-sig" if number == 1 else "utf-8"', 'encoding = "utf-8"'),
+        ("train.count // HELD_OUT_SHARE", "train.count // 2"),
+        ("if self.count != target_survey.count:", "if False:"),
+    ),
+]
+
+TRAINING = [
+    *by(
+        "training/test_losses.py",
+        f"{PACKAGE}/training",
+        (" - label_smoothing * mean_logits", ""),
+        ("each_other = label_smoothing / logits.shape[-1]", "each_other = 0.0"),
+        ("real = ops.cast(ops.not_equal(y_true, 0)", "real = ops.cast(ops.not_equal(y_true, -1)"),
+    ),
+    *by(
+        "training/test_metrics.py",
+        f"{PACKAGE}/training",
+        ("return ops.exp(super().result())", "return super().result()"),
+    ),
+    *by(
+        "training/test_schedules.py",
+        f"{PACKAGE}/training",
+        ('ops.cast(step, "float32") + 1.0', 'ops.cast(step, "float32")'),
+        ("step * self.warmup_steps**-1.5)\n\n    def get", "step * self.warmup_steps**-1.0)\n\n    def get"),
+    ),
+    *by(
+        "test_fit.py",
+        f"{PACKAGE}/training",
+        ("beta_2: float = 0.98", "beta_2: float = 0.999"),
+        ("epsilon: float = 1e-9", "epsilon: float = 1e-7"),
+        ("beta2_power=beta_2**step", "beta2_power=beta_2"),
+    ),
+    *by(
+        "test_fit.py",
+        f"{PACKAGE}/fit.py",
+        ("logits = self(inputs, training=False)", "logits = self(inputs, training=True)"),
+        ("logits = self(inputs, training=True)", "logits = self(inputs, training=False)"),
+        ("if jit_compile is True:", "if False:"),
+        ("self._compiled_gradients = None\n        if", "if"),
+    ),
+    *by(
+        f"{ONE_MACHINE}[two replicas learn what one learns]\n"
+        f"{ONE_MACHINE}[batches without weights learn the mean over their real tokens]",
+        f"{PACKAGE}/fit.py",
+        ("total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)", "pass"),
+        ("loss, share), sample_weight=share)", "loss, share))"),
+    ),
+    *by(
+        f"{ONE_MACHINE}[k micro-batches are one batch]",
+        f"{PACKAGE}/fit.py",
+        ("compute = self._accumulated_gradients if self.micro_batches > 1 else", "compute ="),
+        ("part < self.micro_batches", "part < self.micro_batches - 1"),
+    ),
+    *by(
+        f"{ONE_MACHINE}[in float16 a step that overflows on any replica is taken by none]",
+        f"{PACKAGE}/fit.py",
+        ("gradients = _overflowing_together(gradients)", "pass"),
+    ),
+    *by(
+        f"{ONE_MACHINE}[metrics look at the whole of the first step after a reset]",
+        f"{PACKAGE}/fit.py",
+        ("is_first | (steps % self.metrics_every == 0)", "steps % self.metrics_every == 0"),
+    ),
+    *by(
+        f"{ONE_MACHINE}[the whole batch's gradient is clipped]",
+        f"{PACKAGE}/training",
+        (
+            "[gradient / context.num_replicas_in_sync for gradient in super()._clip_gradients(whole)]",
+            "super()._clip_gradients(grads)",
+        ),
+    ),
+    *by(
+        "training/test_workers.py",
+        f"{PACKAGE}/training",
+        ("range(worker_index() * each, (worker_index() + 1) * each)", "range(each)"),
+    ),
+    *by(
+        "training/test_learning.py",
+        f"{PACKAGE}/training",
+        ("schedule = InverseSquareRootDecay(", "schedule = 0.0 * InverseSquareRootDecay("),
+        ("if settings.ema:", "if False:"),
+        (
+            "variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables",
+            "variables = model.trainable_variables",
+        ),
+        ("run.settings.average_last, run.settings.checkpoint_every)", "5, run.settings.checkpoint_every)"),
+        ("if run.settings.overwrite and run.folder.is_run():", "if False:"),
+        ("intra_op_parallelism_threads(threads)", "intra_op_parallelism_threads(3)"),
+    ),
+    *by(
+        "training/test_learning.py",
+        f"{PACKAGE}/training/run.py",
+        ("replicas.seed(run.settings.seed)", "replicas.seed(1)"),
+    ),
+    *by(
+        "training/test_flags.py",
+        f"{PACKAGE}/training",
+        ("SmoothedCrossEntropy(settings.label_smoothing)", "SmoothedCrossEntropy(0.0)"),
+        ("global_clipnorm=settings.clip_norm", "global_clipnorm=None"),
+        ("model.micro_batches = settings.accumulate", "model.micro_batches = 1"),
+        ("jit_compile=settings.xla", "jit_compile=False"),
+        ("own.assign(inherited)", "pass"),
+        ("settings.warmup_steps, settings.learning_rate_factor)", "settings.warmup_steps)"),
+        ('"ema_momentum": settings.ema}', '"ema_momentum": 0.99}'),
+        ('dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"', 'dtype = "float32"'),
+        ("sampling=settings.sampling,", ""),
+        ("max_length=settings.max_length,", ""),
+        ("settings.vocabulary_type, settings.seed)", '"unigram", settings.seed)'),
+    ),
+    *by(
+        "training/test_checkpoints.py",
+        f"{PACKAGE}/training/checkpoints.py",
+        ("(sum_ / len(steps)).astype(np.float32)", "sum_.astype(np.float32)"),
+        ("set(self.whole_steps()[-2:])", "set(self.whole_steps()[-1:])"),
+        ("return [step for step in steps if end is None or step <= end][-count:]", "return steps[-count:]"),
+        ('groups["metrics"] = model.metrics_variables', "pass"),
+        ("if path.is_symlink():", "if False:"),
+        ("like.nbytes + 1024", "2**40"),
+    ),
+    *by(
+        "training/test_callbacks.py\ntraining/test_rounds.py",
+        f"{PACKAGE}/training",
+        ('if not math.isfinite(float((logs or {}).get("loss", 0.0))):', "if False:"),
+        ("if bleu > progress.best_bleu:", "if bleu >= progress.best_bleu:"),
+        ("progress.validations_without_better >= self.patience", "progress.validations_without_better > self.patience"),
+        ('if row["step"] <= progress.step]', "]"),
+        ("self.check(logs)\n            self.save()", "self.save()"),
+        ("progress.tokens += self.plan.num_tokens(progress.place)", "pass"),
+        ("progress.epoch, progress.batch = self.plan.place_after(progress.place)", "pass"),
+    ),
+    *by(
+        "training/test_settings.py",
+        f"{PACKAGE}/training/settings.py",
+        ("min(step**-0.5, step * self.warmup_steps**-1.5)", "step**-0.5"),
+        (
+            "Settings(**{**below, **own_text, **recipe, **given})",
+            "Settings(**{**below, **own_text, **given, **recipe})",
+        ),
+        ('{**inherited, **preset} if "preset" in given else {**preset, **inherited}', "{**inherited, **preset}"),
+        ("given[name] > stored[name])", "given[name] != stored[name])"),
+        ("lambda x: 0 <= x < 1,", "lambda x: 0 <= x <= 1,"),
+        ("    _check_together(settings)", "    pass"),
+    ),
+]
+
+FILES = [
+    *by(
+        "test_run_folder.py",
+        PACKAGE,
+        ("if not isinstance(group.get(name, getlink=True), h5py.HardLink):", "if False:"),
+        ("and not item.external", ""),
+        ("and not item.is_virtual", ""),
+        ("if num_entries > max_entries:", "if False:"),
+        ("if total > num_bytes + SLACK_BYTES:", "if False:"),
+        ("entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size", "False"),
+        ("if path.stat().st_size > MAX_CONFIG_BYTES:", "if False:"),
+        ('if config["format"] > FORMAT:', "if False:"),
+        ("return numbers(version) > numbers(__version__)", "return version > __version__"),
+        ('and item.dtype.kind in "fiu"', ""),
+    ),
+    *by(
+        "test_family.py",
+        PACKAGE,
+        (
+            '"normalize_first": ("residual", {True: "pre_norm", False: "post_norm"})',
+            '"normalize_first": ("residual", {False: "pre_norm", True: "post_norm"})',
+        ),
+        ("self.least <= value <= self.most and value < self.below", "self.least <= value <= self.most"),
+        ("if key in given:", "if False:"),
+        ('if config["num_control_ids"] >= config["vocabulary_size"]:', "if False:"),
+        ("if config[key] != option.default]", "]"),
+        (
+            'return config["encoder_layers"] or config["num_layers"], config["decoder_layers"]',
+            'return config["num_layers"], config["decoder_layers"]',
+        ),
+    ),
+    *by(
+        "test_main.py",
+        f"{PACKAGE}/errors.py",
+        ("return 128 + stop.signal_number", "return 1"),
+        (
+            '    except RequestError as error:\n        say(f"error: {error}")\n        return 2',
+            '    except RequestError as error:\n        say(f"error: {error}")\n        return 1',
+        ),
+        ("signal.signal(signal.SIGTERM, before)", "pass"),
+    ),
+    *by(
+        "test_run_folder.py",
+        f"{PACKAGE}/files.py",
+        ("aside.replace(path)", "aside.replace(path.with_suffix('.other'))"),
+        ("    finally:\n        aside.unlink(missing_ok=True)", "    finally:\n        pass"),
+        ("if old.exists() and not path.exists():", "if False:"),
+        ("os.W_OK | os.X_OK", "os.R_OK"),
+    ),
+    *by(
+        "test_main.py",
+        f"{PACKAGE}/commands",
+        ("self.num_invalid += 1", "pass"),
+        ('n_best=given.get("n_best") or 1', "n_best=1"),
+        ("if sampled and not arguments.sample:", "if False:"),
+        ('removesuffix(b"\\r")', 'strip(b"\\r")'),
+        ("sum(one.num_tokens for one in scores)", "len(scores)"),
+    ),
+    *by(
+        "plots/test_curves.py\nplots/test_certificate_picture.py",
+        f"{PACKAGE}/plots",
+        ('((name, "training"), (f"val_{name}", "validation"))', '((name, "training"), (name, "validation"))'),
+        ('measured["identical"] / measured["sentences"]', 'measured["identical"]'),
+        ('bar.set_hatch("" if entry["holds"] else "//")', "pass"),
+    ),
+    *by(
+        "test_package.py",
+        f"{PACKAGE}/__init__.py",
+        ('known.setdefault(f"{__name__}>{name}"', "known.setdefault(name"),
+    ),
+]
+
+EXPORT = [
+    *by(
+        "export/test_judgement.py",
+        "export",
+        ("self.artefact_score >= self.model_score - SCORE_LOSS", "True"),
+        ("max(1, (1 - IDENTICAL_SHARE) * measured.sentences)", "measured.sentences"),
+        ("if not measured.score_difference <= SCORE_LOSS:", "if measured.score_difference > SCORE_LOSS:"),
+        ("max(BLEU_LOSS, measured.bleu_interval)", "BLEU_LOSS"),
+        ("measured.model_bleu - measured.bleu", "measured.bleu - measured.model_bleu"),
+        ("num_kept *= 2", "pass"),
+        ("float(high - low) / 2", "float(high - low)"),
+        ("and (has_end or 0 < limit <= len(ids))", "and has_end"),
+    ),
+    *by(
+        "export/test_certificate.py\nexport/test_execution.py",
+        "export",
+        ("return all(entry.holds for entry in self.entries)", "return any(entry.holds for entry in self.entries)"),
+        ('if not name.startswith("PYTHON")}', "}"),
+        ("if done.returncode:", "if False:"),
+    ),
+    *by(
+        "export/test_onnx.py",
+        "export",
+        ("keepdims=True), 1e-12) / 127", "keepdims=True), 1e-12) / 63"),
+        (
+            "scales = np.maximum(np.abs(weights).max(axis=axis, keepdims=True)",
+            "scales = np.maximum(np.abs(weights).max(keepdims=True)",
+        ),
+        ("DONE_SHARE = 8", "DONE_SHARE = 1"),
+        ("is_positive=True),", "is_positive=False),"),
+        ('g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])', 'g("Unsqueeze", g("Mul", pad, 0.0), [1, 2])'),
+        (
+            'scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)',
+            'scores = g("Softmax", logits, axis=-1)',
+        ),
+        ("epsilon=norm.epsilon", "epsilon=1e-5"),
+    ),
+    *by(
+        "export/test_signatures.py",
+        "export/signatures.py",
+        ("ops.where(known, source_ids, UNKNOWN)", "ops.where(known, source_ids, PAD)"),
+        ("ops.where(last & (source_ids != PAD), END, source_ids)", "source_ids"),
+        ('(source_ids != PAD) & (source_ids != END), "int32")', 'source_ids != PAD, "int32")'),
+        ("return replace(self, n_best=1)", "return self"),
+    ),
+    *by(
+        "export/test_saved_model.py",
+        "export/saved_model.py",
+        ('tf.where(tf.strings.regex_full_match(text, BLANK), "", text)', "text"),
+        (
+            'return {"translation": translations[:, 0], "score": scores[:, 0]}',
+            'return {"translation": translations[:, 0], "score": scores[:, -1]}',
+        ),
+        ('unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")', "identity(text)"),
+    ),
+    *by(
+        "export/test_tflite.py",
+        "export/tflite.py",
+        ("np.abs(rows).max(axis=1)", "np.abs(rows).max(axis=1) * 4"),
+        ("converter.target_spec.supported_types = [tf.float16]", "pass"),
+        ('if precision != "float32":', "if False:"),
+    ),
+    *by(
+        "export/test_onnx_text.py",
+        "export/onnx_text.py",
+        ('g("Min", g("Sub", last, first), max_length)', 'g("Sub", last, first)'),
+        ("surface[0] >= 0x80", "surface[0] > 0x80"),
+        ("np.int32(END), ids)", "np.int32(PAD), ids)"),
+    ),
+    *by(
+        "export/test_export_command.py",
+        "export/__main__.py",
+        ("if not certificate.holds:", "if False:"),
+        ("if names and not overwrite:", "if False:"),
+    ),
+]
+
+MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT]
