@@ -514,7 +514,6 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_other_backends_pass_these_tests(backend):
-    pytest.importorskip(backend)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     # JAX compiles each search anew: one test of each property, with one length penalty.
     some = "(brute_force and 0.6) or alone or blank or control or prefix_holds or follow_their or distribution"

@@ -358,7 +358,8 @@ def test_the_generator_yields_shards_in_replica_order(corpus) -> None:
 
 
 def test_the_dataset_is_the_generator(corpus) -> None:
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     plan = BatchPlan(corpus, 2000, num_replicas=2)
     data = dataset(plan, Place(1, 3), replica_indices=(1, 0), num_shards=2)
     assert data.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
@@ -369,7 +370,6 @@ def test_the_dataset_is_the_generator(corpus) -> None:
 
 
 def test_one_epoch_is_for_validation(corpus) -> None:
-    pytest.importorskip("tensorflow")
     plan = BatchPlan(corpus, 2000, num_replicas=2, shuffle=False)
     fed = [Batch(*values) for values in one_epoch(plan, (0, 1), 2).as_numpy_iterator()]
     assert rows_of(fed) == rows_of(epoch_of(plan))

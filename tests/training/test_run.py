@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -196,10 +197,14 @@ def test_killed_and_resumed_ends_with_the_same_bits(runs, tmp_path):
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
     process.kill()
-    assert checkpoint.exists(), process.communicate()[1]
-    process.communicate()
-    again = subprocess.run([*command, "--resume", "--out", tmp_path / "killed"], env=environment, capture_output=True)
+    said = process.communicate()[1]
+    assert checkpoint.exists(), said
+    assert process.returncode == -signal.SIGKILL and "wrote " not in said, "it had ended before it was killed"
+    assert not (tmp_path / "killed" / "model.keras").exists()
+    resume = [*command, "--resume", "--out", str(tmp_path / "killed")]
+    again = subprocess.run(resume, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
+    assert re.search(r"^resuming at step 1[05]$", again.stderr, re.MULTILINE), again.stderr
     assert_equal_ends(runs / "whole", tmp_path / "killed", 17)
 
 
