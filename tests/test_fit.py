@@ -13,7 +13,7 @@ from keras_transformer.models import Transformer
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
-from tests.graphs import is_compiled_by_xla
+from tests.graphs import has_a_loop, is_compiled_by_xla
 from tests.models.variants import make_batch
 
 INPUTS, LABELS, WEIGHTS = make_batch()
@@ -54,6 +54,14 @@ def test_training_is_with_dropout(micro_batches):
     assert losses[0] == [pytest.approx(cross_entropy(compiled()), rel=1e-5)] * 2
     assert len({*losses[0], *losses[1]}) > 2, "a different draw at every step"
     assert abs(losses[1][0] - losses[1][1]) > 1e-4
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_micro_batches_are_taken_one_after_the_other(micro_batches):
+    """To save memory: what is learned is the same."""
+    model = compiled()
+    model.micro_batches = micro_batches
+    assert has_a_loop(model) == (micro_batches > 1)
 
 
 @pytest.mark.parametrize(("jit_compile", "expected"), [(True, True), (False, False), ("auto", False)])
