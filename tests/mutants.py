@@ -336,6 +336,7 @@ TRAINING = [
         f"{PACKAGE}/fit.py",
         ("logits = self(inputs, training=False)", "logits = self(inputs, training=True)"),
         ("logits = self(inputs, training=True)", "logits = self(inputs, training=False)"),
+        ("compute = self._accumulated_gradients if self.micro_batches > 1 else", "compute ="),
         ("if jit_compile is True:", "if False:"),
         ("self._compiled_gradients = None\n        if", "if"),
     ),
@@ -349,7 +350,6 @@ TRAINING = [
     *by(
         f"{ONE_MACHINE}[k micro-batches are one batch]",
         f"{PACKAGE}/fit.py",
-        ("compute = self._accumulated_gradients if self.micro_batches > 1 else", "compute ="),
         ("part < self.micro_batches", "part < self.micro_batches - 1"),
     ),
     *by(
