@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import tensorflow as tf
 from keras import ops
@@ -21,7 +20,6 @@ from export.onnx import (
     step_model,
     translate_model,
 )
-from export.onnx_arithmetic import Int8Arithmetic, quantize
 from export.onnx_beams import Vocabulary
 from export.onnx_graph import Graph, Model, Value, ValueInfo, all_nodes, check, write_model
 from export.onnx_model import OnnxTransformer
@@ -31,6 +29,7 @@ from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+from tests.export.sessions import of, session
 from tests.models.variants import VARIANTS, beams_of, cached_logits, make_inputs, make_model
 from tests.text_operators import translate_texts
 from tests.tiny_text import lines
@@ -40,17 +39,6 @@ pytest_plugins = ["tests.tiny_run"]
 PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]
 STATES = 997
-
-
-def session(path):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def of(model, folder):
-    return session(write_model(folder / "model.onnx", model, {})[0])
 
 
 def run_of(model):
@@ -244,78 +232,6 @@ def test_the_encoder_equals_the_one_that_tf2onnx_converts(tmp_path, tiny_model, 
     model = Model(g, [SOURCE], [ValueInfo("memory", np.float32, ["rows", tiny_model.hidden_dim])])
     (memory,) = of(model, tmp_path).run(None, {"source_ids": source_ids})
     np.testing.assert_allclose(memory.reshape(expected.shape), expected, atol=1e-5)
-
-
-# The int8 weights
-
-
-def far_apart(rows: int, columns: int) -> np.ndarray:
-    """(rows, columns) Weights whose rows are of very different size, from about 0.001 to about 1000."""
-    return (np.random.default_rng(2).normal(size=(rows, columns)) * np.logspace(-3, 3, rows)[:, None]).astype("float32")
-
-
-def int8_outputs(folder, write, shape, **inputs):
-    """The float32 output of what `write(graph, name)` appends, for one input."""
-    g = Graph()
-    ((name, array),) = inputs.items()
-    g.named(write(g, name), "output")
-    model = Model(g, [ValueInfo(name, array.dtype, array.shape)], [ValueInfo("output", np.float32, shape)])
-    return of(model, folder).run(None, {name: array})[0]
-
-
-def test_every_row_and_column_has_a_scale_of_its_own():
-    weights = far_apart(13, 64)
-    for axis, shape in ((1, (13, 1)), (0, (1, 13))):
-        integers, scales = quantize(weights if axis == 1 else weights.T, axis)
-        assert integers.dtype == np.int8 and scales.shape == shape
-        np.testing.assert_array_equal(np.abs(integers).max(axis=axis), 127)
-        np.testing.assert_allclose(scales.ravel(), np.abs(weights).max(axis=1) / 127, rtol=1e-6)
-
-
-def test_small_rows_of_an_int8_embedding_are_kept(tmp_path):
-    table, ids = far_apart(13, 64), np.arange(13, dtype="int32")
-    found = int8_outputs(tmp_path, lambda g, x: Int8Arithmetic().embedding(g, table, 2.0, x), [13, 64], ids=ids)
-    error = np.abs(found - 2 * table).max(axis=1) / np.abs(2 * table).max(axis=1)
-    assert error.max() < 0.5 / 127 * 1.01
-
-
-@pytest.mark.parametrize("is_table", [False, True], ids=["kernel", "output embedding"])
-def test_small_columns_of_int8_products_are_kept(tmp_path, is_table):
-    table, states = far_apart(13, 64), np.random.default_rng(3).normal(size=(5, 64)).astype("float32")
-    arithmetic = Int8Arithmetic()
-    found = int8_outputs(
-        tmp_path,
-        lambda g, x: arithmetic.logits(g, x, table, None) if is_table else arithmetic.product(g, x, table.T),
-        [5, 13],
-        states=states,
-    )
-    expected = states @ table.T
-    error = np.abs(found - expected).max(axis=0) / np.abs(expected).max(axis=0)
-    assert error.max() < 0.05
-
-
-def test_the_int8_files_have_a_scale_for_each_output(tmp_path, run):
-    paths = export_onnx(run, tmp_path, Decoding(), "int8")
-    graphs = [onnx.load(path).graph for path in paths]
-    for graph in graphs:
-        constants = constants_of(graph)
-        products = [node for node in all_nodes(graph.node) if node.op_type == "MatMulIntegerToFloat"]
-        assert len(products) >= 4
-        for node in products:
-            weights, scales = constants[node.input[1]], constants[node.input[3]]
-            assert weights.dtype == np.int8
-            assert scales.shape == (weights.shape[1],)
-            assert len(np.unique(scales)) > 1
-            np.testing.assert_array_equal(np.abs(weights).max(axis=0), 127)
-
-
-def constants_of(graph):
-    """The constants of a graph and of its loops, by name."""
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute:
-            constants |= constants_of(attribute.g) if attribute.HasField("g") else {}
-    return constants
 
 
 # What is written

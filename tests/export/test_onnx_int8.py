@@ -1,0 +1,84 @@
+"""The int8 weights of the ONNX files: every row or column has a scale of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from export.onnx import export_onnx
+from export.onnx_arithmetic import Int8Arithmetic, quantize
+from export.onnx_graph import Graph, Model, ValueInfo, all_nodes
+from export.signatures import Decoding, TrainedRun
+from tests.export.sessions import of
+
+pytest_plugins = ["tests.tiny_run"]
+
+
+def far_apart(rows: int, columns: int) -> np.ndarray:
+    """(rows, columns) Weights whose rows are of very different size, from about 0.001 to about 1000."""
+    return (np.random.default_rng(2).normal(size=(rows, columns)) * np.logspace(-3, 3, rows)[:, None]).astype("float32")
+
+
+def int8_outputs(folder, write, shape, **inputs):
+    """The float32 output of what `write(graph, name)` appends, for one input."""
+    g = Graph()
+    ((name, array),) = inputs.items()
+    g.named(write(g, name), "output")
+    model = Model(g, [ValueInfo(name, array.dtype, array.shape)], [ValueInfo("output", np.float32, shape)])
+    return of(model, folder).run(None, {name: array})[0]
+
+
+def test_every_row_and_column_has_a_scale_of_its_own():
+    weights = far_apart(13, 64)
+    for axis, shape in ((1, (13, 1)), (0, (1, 13))):
+        integers, scales = quantize(weights if axis == 1 else weights.T, axis)
+        assert integers.dtype == np.int8 and scales.shape == shape
+        np.testing.assert_array_equal(np.abs(integers).max(axis=axis), 127)
+        np.testing.assert_allclose(scales.ravel(), np.abs(weights).max(axis=1) / 127, rtol=1e-6)
+
+
+def test_small_rows_of_an_int8_embedding_are_kept(tmp_path):
+    table, ids = far_apart(13, 64), np.arange(13, dtype="int32")
+    found = int8_outputs(tmp_path, lambda g, x: Int8Arithmetic().embedding(g, table, 2.0, x), [13, 64], ids=ids)
+    error = np.abs(found - 2 * table).max(axis=1) / np.abs(2 * table).max(axis=1)
+    assert error.max() < 0.5 / 127 * 1.01
+
+
+@pytest.mark.parametrize("is_table", [False, True], ids=["kernel", "output embedding"])
+def test_small_columns_of_int8_products_are_kept(tmp_path, is_table):
+    table, states = far_apart(13, 64), np.random.default_rng(3).normal(size=(5, 64)).astype("float32")
+    arithmetic = Int8Arithmetic()
+    found = int8_outputs(
+        tmp_path,
+        lambda g, x: arithmetic.logits(g, x, table, None) if is_table else arithmetic.product(g, x, table.T),
+        [5, 13],
+        states=states,
+    )
+    expected = states @ table.T
+    error = np.abs(found - expected).max(axis=0) / np.abs(expected).max(axis=0)
+    assert error.max() < 0.05
+
+
+def test_the_int8_files_have_a_scale_for_each_output(tmp_path, translator):
+    paths = export_onnx(TrainedRun(translator), tmp_path, Decoding(), "int8")
+    graphs = [onnx.load(path).graph for path in paths]
+    for graph in graphs:
+        constants = constants_of(graph)
+        products = [node for node in all_nodes(graph.node) if node.op_type == "MatMulIntegerToFloat"]
+        assert len(products) >= 4
+        for node in products:
+            weights, scales = constants[node.input[1]], constants[node.input[3]]
+            assert weights.dtype == np.int8
+            assert scales.shape == (weights.shape[1],)
+            assert len(np.unique(scales)) > 1
+            np.testing.assert_array_equal(np.abs(weights).max(axis=0), 127)
+
+
+def constants_of(graph):
+    """The constants of a graph and of its loops, by name."""
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        for attribute in node.attribute:
+            constants |= constants_of(attribute.g) if attribute.HasField("g") else {}
+    return constants
