@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(tempfile.mkdtemp(prefix="keras-transformer-tests-"))
@@ -84,24 +86,8 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture
 def run_in_backend(tmp_path: Path) -> Callable[..., str]:
-    """`run_in_backend(code, backend)` runs Python code in a process of its own and returns what it printed.
-
-    The code may be indented as a whole; its exit status must be 0.
-    """
-
-    def run(code: str, backend: str, timeout: float = 300) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == 0, f"under {backend}: exit status {done.returncode}\n{done.stderr[-4000:]}"
-        return done.stdout
-
-    return run
+    """`run_in_backend(code, backend)` is `run_python` in a temporary folder."""
+    return partial(run_python, tmp_path)
 
 
 def litter() -> set[str]:
@@ -151,7 +137,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
     whole_suite = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     whole_suite &= not hasattr(session.config, "workerinput")  # other workers may still run
-    left = sorted(litter() - session.config.stash[_BEFORE]) if whole_suite else []
+    before: set[str] = session.config.stash[_BEFORE]
+    left = sorted(litter() - before) if whole_suite else []
     session.config.stash[_LEFT] = left
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -506,6 +506,7 @@ def test_weights_of_version_0_1_are_put_in_their_places(format_1):
         stored = [file[name] for name in sorted(file.files)]
     assert average(format_1 / "run", last=1) == [6]
     model = runs.load_model(format_1 / "run")
+    assert model.encoder_norm is not None and model.decoder_norm is not None
     norms = [*model.encoder_norm.trainable_variables, *model.decoder_norm.trainable_variables]
     others = [variable for variable in model.trainable_variables if not any(variable is norm for norm in norms)]
     for variable, values in zip([*others, *norms], stored, strict=True):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from keras_transformer.training import devices, workers
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.processes import run_python
 
 # TensorFlow takes seconds to start, and to trace a model: the cases share a process, and what was trained alike.
 PRELUDE = """
@@ -231,12 +229,10 @@ print(json.dumps({{case: outcome_of(code) for case, code in {cases!r}.items()}})
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory) -> dict[str, str]:
     """What went wrong in each case that is tested; nothing, where it holds."""
-    from tests import conftest
-
-    run = conftest.run_in_backend.__wrapped__(tmp_path_factory.mktemp("cases"))
+    folder = tmp_path_factory.mktemp("cases")
     tested = {item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_on_one")}
     cases = {case: textwrap.dedent(code) for case, code in CASES.items() if case in tested}
-    return json.loads(run(PRELUDE + EPILOGUE.format(cases=cases), "tensorflow", timeout=600))
+    return json.loads(run_python(folder, PRELUDE + EPILOGUE.format(cases=cases), "tensorflow", timeout=600))
 
 
 @pytest.mark.parametrize("case", CASES)
