@@ -185,7 +185,7 @@ MODELS = [
         ('    if not config["tied_output"]:', "    if False:"),
     ),
     *by(
-        "models/test_transformer.py::test_the_papers_sizes",
+        "models/test_presets.py",
         f"{PACKAGE}/models/presets.py",
         ('"num_heads": 16,', '"num_heads": 8,'),
     ),
