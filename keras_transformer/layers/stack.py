@@ -85,7 +85,7 @@ class Stack(keras.layers.Layer):
     ) -> Tensor:
         inputs = self._block_inputs(attention_mask, memory, memory_mask)
         for block in self.blocks_in_order():
-            x = block(x, *inputs, shared=shared, training=training)
+            x = block(x, **inputs, shared=shared, training=training)
         return self._closed(x)
 
     def with_scores(
@@ -105,7 +105,7 @@ class Stack(keras.layers.Layer):
         kinds = ("self", "cross") if self.is_decoder else ("self",)
         scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
         for block in self.blocks_in_order():
-            x, *scores_of_block = block.with_scores(x, *inputs, shared=shared)
+            x, *scores_of_block = block.with_scores(x, **inputs, shared=shared)
             for of_kind, new in zip(scores.values(), scores_of_block, strict=True):
                 of_kind.append(new)
         return self._closed(x), {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
@@ -151,9 +151,11 @@ class Stack(keras.layers.Layer):
             beams.append(block_cache)
         return self._closed(x), {**cache, "beams": beams}
 
-    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> list[Any]:
-        """The inputs of a block after its states, in the order of the block's arguments."""
-        return [memory, attention_mask, memory_mask] if self.is_decoder else [attention_mask]
+    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> dict[str, Any]:
+        """The arguments of a block beside its states."""
+        if not self.is_decoder:
+            return {"attention_mask": attention_mask}
+        return {"memory": memory, "attention_mask": attention_mask, "memory_mask": memory_mask}
 
     def _closed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)

@@ -52,6 +52,12 @@ def test_blocks_follow_one_another_and_pre_norm_ends_with_a_norm(residual):
     assert layer.num_parameters(HIDDEN_DIM) == layer.count_params()
 
 
+def test_a_decoder_without_masks_sees_all_of_the_memory():
+    layer = stack(is_decoder=True)
+    seen = layer(X, memory=MEMORY, memory_mask=np.ones((BATCH, 1, SOURCE), bool))
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(X, memory=MEMORY)), ops.convert_to_numpy(seen), atol=1e-6)
+
+
 @RESIDUALS
 def test_steps_equal_the_whole(residual):
     layer, num_beams = stack(residual, is_decoder=True), 3
