@@ -122,7 +122,7 @@ def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[s
     from .certificate import validation_text
 
     if arguments.references and not arguments.sentences:
-        raise RequestError("--references needs --sentences, of which they are the translations: give both")
+        raise RequestError("--references needs --sentences, whose translations they are: give both")
     if not arguments.sentences:
         return validation_text(arguments.run)
     references = list(read_lines(Path(arguments.references))) if arguments.references else None

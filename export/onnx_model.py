@@ -59,7 +59,7 @@ class EncoderStates(NamedTuple):
     """What the encoder computes of source ids (B, S)."""
 
     rows: Value  # (B · S, D)
-    bias: Value  # that of `Memory`
+    bias: Value  # see `Memory`
     shape: Value  # (2,) B and S
 
 

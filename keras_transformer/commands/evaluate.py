@@ -28,7 +28,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Prints log P and perplexity, a line for a line; those of all lines together go to standard error."""
+    """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
     load_tensorflow()
     from keras_transformer.decoding.translator import Score, load
 

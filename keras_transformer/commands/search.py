@@ -16,7 +16,7 @@ OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of beam search."""
     penalty = "ALPHA of score = log P / ((5 + length) / 6)^ALPHA; a larger one favours long translations"
-    longest = "the most pieces of a translation (default, and at most: those of its source + 50)"
+    longest = "the most pieces of a translation (default and maximum: the source's + 50)"
     add = parser.add_argument
     add("--beams", type=int, default=4, metavar="K", help="hypotheses that the search follows; 1: greedy (default: 4)")
     add("--length-penalty", type=float, default=0.6, metavar="ALPHA", help=f"{penalty} (default: 0.6)")

@@ -195,7 +195,7 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
     """(B,) True where the limit is met, or no live hypothesis can still beat the worst of the best finished ones.
 
     A log-probability only falls. So the best score that a hypothesis can reach is its present log-probability over the
-    largest divisor: the limit's, or, where α < 0 favours short translations, that of an end at the next token.
+    largest divisor: at the limit, or, where α < 0 favours short translations, at the next token.
     """
     best_length = limits if length_penalty >= 0 else state.index + 1
     attainable = state.live_log_probs[:, 0] / penalty(best_length, length_penalty)

@@ -223,7 +223,7 @@ class Translator:
         validation: Validation | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Writes a run folder like those of train.py: every command and the export read it.
+        """Writes a run folder, as train.py does. Every command and the export read it.
 
         Args:
             folder: where to write; a new or empty folder.

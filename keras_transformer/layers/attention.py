@@ -221,7 +221,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
 
     def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
-        """(B, S, D) → keys and values, each (B, N, S, H). Decoding computes those of the memory once per sentence."""
+        """(B, S, D) → keys and values, each (B, N, S, H). Decoding projects the memory once per sentence."""
         keys = self._split_heads(self._project(memory, self.key_kernel, self.key_bias))
         rotation = None if shared is None else shared.rotation
         keys = keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)

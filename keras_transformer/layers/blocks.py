@@ -283,7 +283,7 @@ class DecoderBlock(_Block):
         memory_mask: Tensor | None = None,
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output of `call`, the scores of self-attention (B, N, T, T), and those of the other (B, N, T, S)."""
+        """The output of `call`, the scores of self-attention (B, N, T, T), and of encoder-decoder attention (B, N, T, S)."""
         scores: dict[str, Tensor] = {}
         memory_mask = _as_attention_mask(memory_mask)
 
@@ -301,7 +301,7 @@ class DecoderBlock(_Block):
     def attention_scores(
         self, x: Tensor, memory: Tensor, attention_mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The scores of self-attention (B, N, T, T), and those of encoder-decoder attention (B, N, T, S)."""
+        """The scores of self-attention (B, N, T, T), and of encoder-decoder attention (B, N, T, S)."""
         _, self_scores, cross_scores = self.with_scores(x, memory, attention_mask, memory_mask)
         return self_scores, cross_scores
 

@@ -217,7 +217,7 @@ class _Epoch:
 
 
 def _sorted_rows(widths: np.ndarray, difference: np.ndarray) -> np.ndarray:
-    """Rows from wide to narrow, and among rows of one width those of similar difference together.
+    """Rows from wide to narrow; rows of one width are sorted by the difference of their lengths.
 
     The difference rises in one width and falls in the next, so that rows are similar across two widths too.
     """

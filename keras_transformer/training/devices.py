@@ -1,4 +1,4 @@
-"""The devices to train on: `--devices` read, TensorFlow configured for it, and told to people."""
+"""The devices to train on: reads `--devices`, configures TensorFlow, and describes the devices to people."""
 
 from __future__ import annotations
 
