@@ -283,7 +283,7 @@ class DecoderBlock(_Block):
         memory_mask: Tensor | None = None,
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output of `call`, the scores of self-attention (B, N, T, T), and of encoder-decoder attention (B, N, T, S)."""
+        """The output of `call`, and the scores of self-attention (B, N, T, T) and cross-attention (B, N, T, S)."""
         scores: dict[str, Tensor] = {}
         memory_mask = _as_attention_mask(memory_mask)
 
