@@ -12,6 +12,8 @@ TORCH_INDEX ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 ENVIRONMENT := .venv/installed
+CONSTRAINTS := .venv/constraints.txt
+SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
 
 .PHONY: help demo test mutants lint bench lock
@@ -50,7 +52,8 @@ bench: $(PARITY_ENVIRONMENT)
 	.venv/bin/python -m benchmarks.loss --threads 1 --rounds 3
 	.venv/bin/python -m benchmarks.growth --rounds 3 --out growth.png
 
-# The virtual environment is made again at every set-up (it takes seconds): one that broke half-way is mended.
+# The virtual environment is made again at every set-up (it takes seconds), so one that broke half-way is mended. The
+# lock is made on Linux. macOS needs more packages, such as appnope, so there it gives the versions, without hashes.
 $(ENVIRONMENT): requirements.lock pyproject.toml
 	@for python in $(PYTHON); do \
 	  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
@@ -64,16 +67,20 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 	else \
 	  echo "error: expected a Python 3.11, 3.12 or 3.13, found none among: $(PYTHON); install one, or name it with PYTHON=..."; \
 	fi >&2; exit 1
+	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > $(CONSTRAINTS)
+ifeq ($(SYSTEM),Darwin)
+	$(PIP) install -c $(CONSTRAINTS) -e '.[dev]'
+else
 	$(PIP) install --require-hashes -r requirements.lock
 	$(PIP) install --no-deps --no-build-isolation -e .
+endif
 	@touch $@
 
 # Constrained by the lock, and checked: what is tested stays what is pinned.
 $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
-	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > .venv/constraints.txt
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(PIP) install -c .venv/constraints.txt '$(TORCH)' '$(JAX)' $(PEERS)
-	$(PIP) install --quiet --dry-run --no-index --no-deps -r .venv/constraints.txt
+	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS)
+	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
 # In an environment of its own, with the oldest Python: the newer ones can install what it can. The project pins
