@@ -121,7 +121,7 @@ def test_other_shapes_than_the_tokens_have_are_refused(name, shape):
     arrays = {"y_true": LABELS, "sample_weight": REAL.astype("float32")}
     arrays[name] = arrays[name].reshape(shape)
     with pytest.raises(
-        ValueError, match=rf"^`{name}` must have an entry for each token that has logits: the shape \(2, 5\)"
+        ValueError, match=rf"^`{name}` must have one entry for each token of the logits: the shape \(2, 5\)"
     ):
         SmoothedCrossEntropy()(y_pred=LOGITS, **arrays)
 
