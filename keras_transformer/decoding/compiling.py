@@ -59,7 +59,8 @@ def traced(compute: Compiled, arrays: Sequence[np.ndarray]) -> Compiled:
     import tensorflow as tf
 
     signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
-    return tf.function(compute, input_signature=signature, autograph=False)
+    # Concrete: TensorFlow takes the graphs of other computations for retracings of this one, and would warn of them.
+    return tf.function(compute, input_signature=signature, autograph=False).get_concrete_function()
 
 
 def jitted(compute: Compiled, model: Transformer) -> Compiled:

@@ -1,0 +1,38 @@
+"""Computations are compiled once each, and quietly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.decoding.compiling import CompiledComputations
+
+TRACED: list[float] = []
+
+
+@dataclass(frozen=True)
+class Times:
+    """An array times a number."""
+
+    factor: float
+
+    def run(self, model: Any, array: Any) -> tuple[Any]:
+        TRACED.append(self.factor)
+        return (array * self.factor,)
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the graphs are TensorFlow's")
+def test_many_computations_are_compiled_once_each_without_a_warning(caplog):
+    TRACED.clear()
+    computations = CompiledComputations(None)  # type: ignore[arg-type]
+    for _ in range(2):
+        for factor in range(8):
+            for size in (1, 3):
+                (found,) = computations.run(Times(float(factor)), np.ones((2, size), "float32"))
+                np.testing.assert_array_equal(found, np.full((2, size), factor))
+    assert [float(factor) for factor in range(8)] == TRACED
+    assert not caplog.records
