@@ -49,8 +49,18 @@ def require_rates(**rates: float) -> None:
             raise ValueError(f"`{name}` must be at least 0 and less than 1. Received: {name}={rate!r}")
 
 
+# Set while a `Stopped` is on its way, so that it is raised again if a library swallowed it.
+_pending: Stopped | None = None
+
+
 def say(message: str) -> None:
-    """Writes a line to standard error. Standard output is for results."""
+    """Writes a line to standard error. Standard output is for results.
+
+    Raises:
+        Stopped: SIGTERM came before, and a library swallowed the exception.
+    """
+    if _pending is not None:
+        raise _pending
     print(message, file=sys.stderr, flush=True)
 
 
@@ -86,17 +96,21 @@ def load_tensorflow() -> None:
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Makes SIGTERM raise `Stopped`, so that `finally` blocks remove unfinished files."""
+    global _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number, "stopped by SIGTERM")
+        global _pending
+        _pending = Stopped(number, "stopped by SIGTERM")
+        raise _pending
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
+        _pending = None
         signal.signal(signal.SIGTERM, before)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 
 from keras_transformer.__main__ import COMMANDS, main, make_parser
 from keras_transformer.commands.translate import TextLines
-from keras_transformer.errors import exit_status
+from keras_transformer.errors import exit_status, say
 from keras_transformer.training.flags import parser
 
 pytest_plugins = ["tests.tiny_run"]
@@ -191,6 +192,17 @@ def test_train_py_and_the_command_have_the_same_flags():
     command = argparse.ArgumentParser()
     COMMANDS["train"].add_options(command)
     assert [action.option_strings for action in command._actions] == [a.option_strings for a in parser()._actions]
+
+
+def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
+    def swallowing():
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        say("went on")
+
+    assert exit_status(swallowing) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+    assert exit_status(lambda: say("the next command")) == 0
 
 
 def test_on_windows_a_command_says_one_line(monkeypatch, capsys):
