@@ -638,6 +638,22 @@ def test_arrays_that_the_model_does_not_predict_are_refused(run_folder, change):
     assert_refused(run_folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (soft_link, "it holds a link"),
+        (external_link, "it holds a link"),
+        (external_group, "it holds a link"),
+        (external_storage, "it holds something other than a plain array"),
+        (virtual_dataset, "it holds something other than a plain array"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_data_of_other_places_is_refused_before_it_is_read(run_folder, change, message):
+    rewrite_weights(run_folder / "model.keras", change)
+    assert_refused(run_folder, message)
+
+
 def test_arrays_of_every_kind_must_be_there(run_folder):
     path = run_folder / "model.keras"
     whole, names = path.read_bytes(), []

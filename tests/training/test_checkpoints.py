@@ -374,6 +374,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model
     assert not Trap.sprung
 
 
+@pytest.mark.parametrize("part", ["weights", "state"])
+def test_an_array_that_is_too_large_is_refused_before_it_is_read(folder, model, two, capsys, part):
+    bomb(folder / f"00000007.{part}.npz")
+    assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
+    assert "is larger than it can be; looking for an older checkpoint" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "progress",
     [
