@@ -279,7 +279,6 @@ TEXT = [
         f"{PACKAGE}/text/tokenizer.py",
         ('normalization_rule_name="nmt_nfkc"', 'normalization_rule_name="identity"'),
         ("PAD, UNKNOWN, START, END = 0, 1, 2, 3", "PAD, UNKNOWN, START, END = 0, 1, 3, 2"),
-        ("if id not in (PAD, START):", "if id != START:"),
         ("generator.randrange(index + 1)) < limit", "generator.randrange(limit)) < limit"),
     ),
     *by(
