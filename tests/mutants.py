@@ -517,7 +517,7 @@ FILES = [
 
 EXPORT = [
     *by(
-        "export/test_judgement.py",
+        "export/test_judgement.py\nexport/test_certificate_files.py",
         "export",
         ("self.artefact_score >= self.model_score - SCORE_LOSS", "True"),
         ("max(1, (1 - IDENTICAL_SHARE) * measured.sentences)", "measured.sentences"),
@@ -529,7 +529,7 @@ EXPORT = [
         ("and (has_end or 0 < limit <= len(ids))", "and has_end"),
     ),
     *by(
-        "export/test_certificate.py\nexport/test_execution.py",
+        "export/test_certificate.py\nexport/test_certificate_files.py\nexport/test_execution.py",
         "export",
         ("return all(entry.holds for entry in self.entries)", "return any(entry.holds for entry in self.entries)"),
         ('if not name.startswith("PYTHON")}', "}"),

@@ -11,12 +11,13 @@ import itertools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding.search import beam_search, draw, gather_beams, sample
+from keras_transformer.decoding.search import BeamState, beam_search, draw, gather_beams, is_done, sample
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 STATES = 997
@@ -520,3 +521,16 @@ def test_the_other_backends_pass_these_tests(backend):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", some, __file__]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stdout[-3000:]
+
+
+@pytest.mark.parametrize(("length_penalty", "done"), [(1.0, False), (-1.0, True)])
+def test_the_best_score_that_can_be_reached_is_at_the_limit_unless_short_is_favoured(length_penalty, done):
+    nothing: Any = None
+    # -6 / (7 / 6) = -5.1 at the next token and -6 / (15 / 6) = -2.4 at the limit; with α = -1: -7 and -15.
+    state = BeamState(
+        index=ops.convert_to_tensor(1), token_ids=nothing, live_ids=nothing,
+        live_log_probs=ops.convert_to_tensor([[-6.0]]), finished_ids=nothing,
+        finished_scores=ops.convert_to_tensor([[-3.0]]), done=ops.convert_to_tensor([False]), cache=nothing,
+    )  # fmt: skip
+    found = is_done(state, ops.convert_to_tensor([10]), length_penalty, n_best=1)
+    assert ops.convert_to_numpy(found).tolist() == [done]

@@ -11,7 +11,7 @@ from export.certificate_records import Certificate, Entry, Machine
 from export.contents import Contents
 from export.judgement import Judgement
 from export.measured import Measured
-from export.rules import Difference
+from export.rules import Difference, low_precision_fault
 
 MEASURED = Measured(
     sentences=100,
@@ -70,6 +70,12 @@ def test_the_certificate_is_written_for_programs_and_people(tmp_path):
     assert "and 1 more" in text
     assert "it \\| crashed" in text
     assert {line.count("|") for line in text.split("\n") if line.startswith("|")} == {9}
+
+
+def test_a_low_precision_may_lose_half_a_bleu_or_what_chance_explains():
+    for loss, interval, holds in ((0.4, 0.1, True), (0.6, 0.1, False), (0.9, 1.0, True), (1.1, 1.0, False)):
+        measured = replace(MEASURED, model_bleu=40.0, bleu=40.0 - loss, bleu_interval=interval)
+        assert (low_precision_fault(measured) == "") == holds
 
 
 def test_the_first_sentence_says_how_many_hold_by_their_graph_alone(tmp_path):
