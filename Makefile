@@ -76,15 +76,16 @@ else
 endif
 	@touch $@
 
-# Constrained by the lock, and checked: what is tested stays what is pinned.
+# The peers must not change the pinned versions; the last command checks this.
 $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
-# In an environment of its own, with the oldest Python: the newer ones can install what it can. The project pins
-# itself, because one extra names another: left out, with the warning that pip-compile ends with.
+# Made with the oldest Python, in an environment of its own; newer Pythons can install the same versions. The extra
+# `dev` names other extras of this project, so pip-compile would pin the project itself: the last command cuts off that
+# warning, at the end of the file.
 lock:
 	@test -x .venv-lock/bin/pip-compile || { python3.11 -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools; }
 	CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/pip-compile --quiet --extra dev --generate-hashes --strip-extras \

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NO_WINDOWS = "keras_transformer runs on Linux and macOS; on Windows run it in WSL"
+NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL, which is Linux"
 
 
 class RequestError(ValueError):

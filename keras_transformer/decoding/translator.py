@@ -44,7 +44,7 @@ class Translator:
 
     Example:
 
-    >>> translator = keras_transformer.load("runs/numbers-en-de")
+    >>> translator = keras_transformer.load("runs/numbers-en-de-tiny")
     >>> translator.translate("twenty-one")
     'einundzwanzig'
     >>> translator.translate(["twenty-one", "two"])
@@ -223,7 +223,7 @@ class Translator:
         validation: Validation | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Writes a run folder, as train.py does. Every command and the export read it.
+        """Writes a run folder, as train.py does. Every command reads it but `average`; train.py takes it with --init-from.
 
         Args:
             folder: where to write; a new or empty folder.

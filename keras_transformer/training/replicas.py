@@ -36,6 +36,7 @@ def strategy(devices: str = "auto") -> tf.distribute.Strategy:
     """The strategy for `--devices` (see `devices.parse_devices`).
 
     Several workers if `TF_CONFIG` names them, mirrored replicas on several devices, else TensorFlow's default strategy.
+    It uses all GPUs that TensorFlow sees: `configure` must have hidden the others.
     """
     import tensorflow as tf
 
