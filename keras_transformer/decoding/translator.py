@@ -223,7 +223,7 @@ class Translator:
         validation: Validation | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Writes a run folder, as train.py does. Every command reads it but `average`; train.py takes it with --init-from.
+        """Writes a run folder. Every command but `average` reads it, and train.py takes it with --init-from.
 
         Args:
             folder: where to write; a new or empty folder.
