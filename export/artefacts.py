@@ -30,7 +30,16 @@ KINDS = (
 
 
 class BrokenArtefact(Exception):
-    """An artefact cannot be read, does not run, or gives what no translator gives. The message is the reason."""
+    """An artefact cannot be read, does not run, or gives what no translator gives. The message is the reason.
+
+    Args:
+        reason: the message.
+        had_no_gpu: whether ONNX Runtime had no GPU when it reported the error.
+    """
+
+    def __init__(self, reason: str, had_no_gpu: bool = False):
+        super().__init__(reason)
+        self.had_no_gpu = had_no_gpu
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,12 @@ def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> E
         entry = replace(entry, contents=contents_of(artefact))
         sentences = judge.sentences if artefact.takes == "text" else judge.source_ids
         count = QUICK_SENTENCES if artefact.precision == "float32" else len(sentences)
-        execution = run_artefact(artefact, task_of(artefact, sentences[:count], judge.decoding, threads))
+        num_control_ids = judge.translator.model.num_control_ids
+        task = task_of(artefact, sentences[:count], judge.decoding, threads, num_control_ids)
+        execution = run_artefact(artefact, task)
         judgement = judge.judge(artefact.precision, execution.result)
     except BrokenArtefact as broken:
-        return broken_entry(entry, str(broken))
+        return broken_entry(entry, broken)
     return replace(
         entry,
         holds=judgement.holds,
@@ -121,10 +123,11 @@ def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> E
     )
 
 
-def broken_entry(entry: Entry, reason: str) -> Entry:
+def broken_entry(entry: Entry, broken: BrokenArtefact) -> Entry:
     """The entry of an artefact that did not run. A float16 ONNX graph holds if it is valid and only lacks a GPU."""
-    entry = replace(entry, reason=reason)
-    if entry.format == "onnx" and entry.precision == "float16" and "NOT_IMPLEMENTED" in reason:
+    entry = replace(entry, reason=str(broken))
+    lacks_operators = broken.had_no_gpu and "NOT_IMPLEMENTED" in entry.reason
+    if entry.format == "onnx" and entry.precision == "float16" and lacks_operators:
         rule = "the graph alone, which is valid: the runtime here has no GPU, and on the CPU it lacks operators in half"
         return replace(entry, holds=True, held_against=rule, verified="graph")
     return entry

@@ -33,7 +33,11 @@ class Execution(NamedTuple):
 
 
 def task_of(
-    artefact: Artefact, sentences: Sequence[str] | Sequence[Sequence[int]], decoding: Decoding, threads: int
+    artefact: Artefact,
+    sentences: Sequence[str] | Sequence[Sequence[int]],
+    decoding: Decoding,
+    threads: int,
+    num_control_ids: int = 4,
 ) -> Task:
     """The runner's task.
 
@@ -42,6 +46,7 @@ def task_of(
         sentences: texts if the artefact takes text, else rows of ids.
         decoding: the search of the model; around two halves the runner searches the same way.
         threads: for the runtime.
+        num_control_ids: of the model. The search around two halves emits none of these ids but the end.
     """
     return {
         "paths": [str(path.resolve()) for path in artefact.paths],
@@ -56,6 +61,7 @@ def task_of(
         "pad_columns": PAD_COLUMNS,
         "max_length": decoding.max_length,
         "length_penalty": decoding.length_penalty,
+        "num_control_ids": num_control_ids,
     }
 
 
@@ -79,7 +85,8 @@ def run_artefact(artefact: Artefact, task: Task) -> Execution:
             f"{INSTALL_EXTRA}"
         )
     if "error" in result:
-        raise BrokenArtefact("; ".join(filter(None, [result["error"], why_no_gpu(log)])))
+        reason = "; ".join(filter(None, [result["error"], why_no_gpu(log)]))
+        raise BrokenArtefact(reason, had_no_gpu=not result["cuda"])
     return Execution(result, log)
 
 

@@ -118,6 +118,9 @@ def step_model(run: TrainedRun, precision: str) -> Model:
 
     Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, `present_key_i` and
     `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.
+
+    The search of the other files emits no id below the model's `num_control_ids` but the end, 3; the caller must do the
+    same. The number is in the file's metadata, under "model".
     """
     g, model = Graph(), run.model
     transformer = OnnxTransformer(model, precision)

@@ -1,7 +1,7 @@
 """Runs one artefact as its users do: a script for a process of its own, which imports nothing of this project.
 
 `python runner.py TASK RESULT` reads a `Task` and writes a `Result`, both as JSON. In place of the result it writes
-{"error": one line} if the artefact fails, {"missing": module} if a module is not installed.
+{"missing": module} if a module is not installed, and {"error": one line, "cuda": `has_cuda()`} if the artefact fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     import onnxruntime
 
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
+PAD, START, END = 0, 2, 3
 WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
 ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions")
 PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "numpy")
@@ -31,6 +31,7 @@ Batch = Any  # strings (B,), or ids (B, S) int32
 MakeBatch = Callable[[Sentences], Batch]
 Translate = Callable[[Batch], tuple[np.ndarray, np.ndarray]]  # strings (B,) or ids (B, L), and scores (B,)
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
+Load = Callable[[], "Loaded"]
 
 
 class Task(TypedDict):
@@ -46,8 +47,9 @@ class Task(TypedDict):
     num_probes: int  # so many sentences also run alone and padded
     probe_seconds: float  # after this time no further probe starts
     pad_columns: int  # how many columns of padding a probe of ids gets
-    max_length: int | None  # of the search around two halves, as is
+    max_length: int | None  # of the search around two halves, as are
     length_penalty: float
+    num_control_ids: int  # the first ids, of which the end alone is emitted
 
 
 class Answers(TypedDict):
@@ -78,9 +80,6 @@ class Loaded(NamedTuple):
     device: str
 
 
-Load = Callable[[], Loaded]
-
-
 def main(task_path: str, result_path: str) -> None:
     """Runs the task and writes the result, or the error."""
     task = json.loads(Path(task_path).read_text(encoding="utf-8"))
@@ -90,8 +89,8 @@ def main(task_path: str, result_path: str) -> None:
     except ModuleNotFoundError as error:
         result = {"missing": error.name}
     except Exception as error:  # a runtime may raise anything: the certificate reports it
-        lines = str(error).split("\n")
-        result = {"error": " ".join(f"{type(error).__name__}: {lines[0]}".split())[:500]}
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        result = {"error": " ".join(line.split())[:500], "cuda": task["format"] == "onnx" and has_cuda()}
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -198,7 +197,7 @@ def greedy_search(
             inputs = {"token_ids": on_device(token_ids[:, None]), "index": on_device(np.array(index, "int32"))}
             inputs |= zip(past_names, past, strict=True)
             logits, *past = run_bound(step, binding, inputs, stepped).values()
-            token_ids, gained = likeliest(logits.numpy()[:, 0])
+            token_ids, gained = likeliest(logits.numpy()[:, 0], task["num_control_ids"])
             ids[:, index] = np.where(done, ids[:, index], token_ids)
             log_prob += np.where(done, 0.0, gained)
             done |= (token_ids == END) | (index + 1 >= limits)
@@ -215,6 +214,13 @@ def on_device(array: np.ndarray, device: str = "cpu") -> onnxruntime.OrtValue:
     import onnxruntime
 
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, device)
+
+
+def has_cuda() -> bool:
+    """Whether ONNX Runtime can put a value on a GPU."""
+    with contextlib.suppress(Exception):  # its build is for the CPU alone, or it finds no driver, library or GPU
+        return on_device(np.zeros(1, "float32"), "cuda") is not None
+    return False
 
 
 def run_bound(
@@ -239,11 +245,11 @@ def nothing_yet(argument: onnxruntime.NodeArg, rows: int) -> np.ndarray:
     return np.zeros((rows, heads, 0, size), "float16" if "float16" in argument.type else "float32")
 
 
-def likeliest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def likeliest(logits: np.ndarray, num_control_ids: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits (B, V) → the likeliest ids that may be emitted (B,), and their log-probabilities (B,)."""
     logits = logits - logits.max(axis=1, keepdims=True)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    log_probs[:, [PAD, UNKNOWN, START]] = -np.inf
+    log_probs[:, np.delete(np.arange(num_control_ids), END)] = -np.inf
     return log_probs.argmax(axis=1).astype("int32"), log_probs.max(axis=1)
 
 
@@ -312,14 +318,9 @@ def padding(task: Task) -> MakeBatch:
 
 def plain(row: str | bytes | np.ndarray) -> str | list[int]:
     """A text as a string, or ids without the padding behind them."""
-    if isinstance(row, bytes):
-        return row.decode("utf-8", "replace")
-    if isinstance(row, str):
-        return row
-    ids = [int(id) for id in row]
-    while ids and ids[-1] == PAD:
-        ids.pop()
-    return ids
+    if isinstance(row, np.ndarray):
+        return np.trim_zeros(row, "b").tolist()
+    return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
 
 
 def peak_bytes() -> int:

@@ -11,14 +11,17 @@ import pytest
 from export import certificate as module
 from export import execution
 from export.certificate import Artefact, artefacts_in, certify, validation_text, write_certificate
-from export.signatures import Decoding
+from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
+from keras_transformer.models import make_model, model_config
 from tests.export.test_device import NO_LIBRARY
 from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 10)
+NO_OPERATOR = "'NOT_IMPLEMENTED: Gelu'"  # an expression of Python
 
 
 def test_artefacts_of_a_run_hold(exported):
@@ -53,6 +56,11 @@ def test_ids_are_run_without_tensorflow(exported):
     assert entries[-1]["contents"]["custom_operators"] == []
 
 
+def failing(error: str, cuda: bool = False) -> str:
+    """Lines of Python that report an error, given as an expression, in place of a result."""
+    return f"pathlib.Path(sys.argv[2]).write_text(json.dumps({{'error': {error}, 'cuda': {cuda}}}))"
+
+
 def stub(folder: Path, code: str, monkeypatch) -> Artefact:
     """An artefact; these lines of Python replace the runner."""
     runner = folder / "runner.py"
@@ -70,7 +78,7 @@ def stub(folder: Path, code: str, monkeypatch) -> Artefact:
         ("os.kill(os.getpid(), 11)", "exit status -11"),
         ("sys.exit('no more memory')", "exit status 1: no more memory"),
         ("", "exit status 0"),
-        ("pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'Fail: bad node'}))", "Fail: bad node"),
+        (failing("'Fail: bad node'"), "Fail: bad node"),
     ],
 )
 def test_an_artefact_that_crashes_does_not_hold_and_the_reason_is_given(trained, tmp_path, monkeypatch, code, reason):
@@ -95,7 +103,8 @@ def test_the_runner_knows_nothing_of_this_project(trained, tmp_path, monkeypatch
 names = [name for name in os.environ if name.startswith("PYTHON")]
 names += [place for place in sys.path if pathlib.Path(place, "keras_transformer").is_dir()]
 seen = f"{names} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
-pathlib.Path(sys.argv[2]).write_text(json.dumps({"error": seen}))"""
+"""
+    code += failing("seen")
     monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parent.parent))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     artefact = replace(stub(tmp_path, code, monkeypatch), precision=precision)
@@ -104,8 +113,7 @@ pathlib.Path(sys.argv[2]).write_text(json.dumps({"error": seen}))"""
 
 
 def test_float16_that_could_not_run_holds_by_its_graph_only(trained, tmp_path, monkeypatch):
-    code = f"sys.stderr.write({NO_LIBRARY!r})\n"
-    code += "pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'NOT_IMPLEMENTED: Gelu'}))"
+    code = f"sys.stderr.write({NO_LIBRARY!r})\n{failing(NO_OPERATOR)}"
     artefact = replace(stub(tmp_path, code, monkeypatch), precision="float16")
     certificate = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3])
     (entry,) = certificate.entries
@@ -126,10 +134,25 @@ def test_float16_that_could_not_run_holds_by_its_graph_only(trained, tmp_path, m
     assert "Every artefact holds, 1 of them by the graph alone." in text
 
 
+@pytest.mark.parametrize("code", [failing(NO_OPERATOR, cuda=True), f"sys.exit({NO_OPERATOR})"])
+def test_float16_that_fails_on_a_gpu_or_ends_without_a_word_does_not_hold(trained, tmp_path, monkeypatch, code):
+    artefact = replace(stub(tmp_path, code, monkeypatch), precision="float16")
+    (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
+    assert "NOT_IMPLEMENTED" in entry.reason
+    assert (entry.holds, entry.verified) == (False, "nothing")
+
+
+def test_the_runner_is_told_the_models_control_ids(trained, tmp_path, monkeypatch):
+    model = make_model({**model_config(trained.model), "num_control_ids": 7})
+    run = TrainedRun(Translator(model, trained.translator.target_tokenizer))
+    artefact = stub(tmp_path, failing("str(task['num_control_ids'])"), monkeypatch)
+    (entry,) = certify(run, tmp_path, [artefact], Decoding(1, max_length=3), SENTENCES[:1]).entries
+    assert entry.reason == "7"
+
+
 @pytest.mark.parametrize(("format", "precision"), [("onnx", "float32"), ("onnx", "int8"), ("tflite", "float16")])
 def test_only_float16_onnx_may_hold_by_its_graph(trained, tmp_path, monkeypatch, format, precision):
-    code = "pathlib.Path(sys.argv[2]).write_text(json.dumps({'error': 'NOT_IMPLEMENTED: Gelu'}))"
-    artefact = replace(stub(tmp_path, code, monkeypatch), format=format, precision=precision)
+    artefact = replace(stub(tmp_path, failing(NO_OPERATOR), monkeypatch), format=format, precision=precision)
     (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
     assert (entry.holds, entry.verified) == (False, "nothing")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from export.artefacts import BrokenArtefact
@@ -30,6 +32,7 @@ def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
 
 
 def test_an_answer_of_the_wrong_shape_is_an_error(tmp_path):
-    artefact = echo(tmp_path / "translate.onnx", [0, 1])
-    with pytest.raises(BrokenArtefact, match="a row and a score for each of 1 sentences"):
+    artefact = replace(echo(tmp_path / "translate.onnx", [0, 1]), precision="int8")  # so it gets no GPU
+    with pytest.raises(BrokenArtefact, match="a row and a score for each of 1 sentences") as caught:
         run_artefact(artefact, task_of(artefact, [[5, END]], Decoding(), 1))
+    assert caught.value.had_no_gpu

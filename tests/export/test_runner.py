@@ -13,10 +13,14 @@ import pytest
 from export import runner
 from export.artefacts import Artefact
 from export.execution import task_of
-from export.onnx import encoder_model, step_model
+from export.onnx import encoder_model, step_model, translate_model
 from export.onnx_graph import write_model
 from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.models import make_model, model_config
 from keras_transformer.text.tokenizer import END
+from tests.export.sessions import of
+from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -89,3 +93,40 @@ def test_only_limits_and_logits_leave_the_device(translator, tmp_path, monkeypat
     assert ids.shape == (2, 9)
     assert left == {"limit", "logits"}
     assert kept == {"memory_key_", "memory_value_", "memory_bias", "present_key_", "present_value_"}
+
+
+def greedy_answers(tiny_model, tokenizer, folder, num_control_ids):
+    """ids and scores of the search around the two halves, and of the graph that holds the search."""
+    model = make_model({**model_config(tiny_model), "num_control_ids": num_control_ids})
+    model.set_weights(tiny_model.get_weights())
+    run, decoding = TrainedRun(Translator(model, tokenizer)), Decoding(1, max_length=9)
+    encoder, step = (of(make(run, "float32"), folder) for make in (encoder_model, step_model))
+    artefact = Artefact(folder / "encoder.onnx", "onnx", "halves", "float32")
+    task = task_of(artefact, [[5, END]], decoding, 1, num_control_ids)
+    source_ids = runner.batch_of([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
+    found = runner.greedy_search(task, encoder, step, device="cpu")(source_ids)
+    return found, of(translate_model(run, decoding, "float32"), folder).run(None, {"source_ids": source_ids})
+
+
+def test_the_search_around_two_halves_emits_what_the_graphs_search_emits(tiny_model, tokenizer, tmp_path):
+    emitted = []
+    for num_control_ids in (4, 30):
+        found, expected = greedy_answers(tiny_model, tokenizer, tmp_path, num_control_ids)
+        (ids, scores), (expected_ids, expected_scores) = found, expected
+        np.testing.assert_array_equal(ids[:, : expected_ids.shape[1]], expected_ids)
+        np.testing.assert_allclose(scores, expected_scores, atol=1e-4)
+        emitted.append(set(np.unique(ids)))
+    assert emitted[0] & set(range(4, 30)) and not emitted[1] & set(range(4, 30))
+
+
+def test_a_gpu_is_there_if_a_value_can_be_put_on_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runner, "on_device", lambda array, device: asked.append(device) or array)
+    assert runner.has_cuda()
+    assert asked == ["cuda"]
+
+    def fail(array, device):
+        raise RuntimeError("this build has no CUDA")
+
+    monkeypatch.setattr(runner, "on_device", fail)
+    assert not runner.has_cuda()
