@@ -1,4 +1,4 @@
-"""Judges what an artefact gave: the model's own translations, and the model's scores of the artefact's."""
+"""Judges an artefact's answers by the model's own translations, and by the model's scores of those answers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Judge:
             sources = [self._source(place)[:-1] for place in here]
             log_probs = self.translator.log_probs(sources, [list(ids) or [END] for ids in some])
             for place, ids, log_prob in zip(here, some, log_probs, strict=True):
-                whole = is_whole(ids, self._limit(place))
+                whole = is_whole(ids, self._limit(place), self.translator.model.num_control_ids)
                 scores.append(float(log_prob) / penalty(len(ids), self.decoding.length_penalty) if whole else -math.inf)
         return scores
 
@@ -155,7 +155,8 @@ class Judge:
         return [with_margin(one) for one in differences]
 
 
-def is_whole(ids: Ids, limit: int) -> bool:
-    """Whether a translation ends with its only end id, or was cut at its limit."""
+def is_whole(ids: Ids, limit: int, num_control_ids: int = 4) -> bool:
+    """Whether a translation ends with its only end id, or was cut at its limit, and has no other control id."""
     has_end = ids[-1:] == (END,)
-    return all(id > END for id in ids[: len(ids) - has_end]) and (has_end or 0 < limit <= len(ids))
+    is_text = all(id >= num_control_ids for id in ids[: len(ids) - has_end])
+    return is_text and (has_end or 0 < limit <= len(ids))
