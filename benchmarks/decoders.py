@@ -2,7 +2,8 @@
 
 `prepare.prepare` writes a model in every format. Each `start_*` function here loads one format in a process of its own,
 and imports nothing but what a user of that decoder would. It returns a function that translates all sentences and
-returns the ids of the best translations, without end and pad. All decoders get the same batches.
+returns the best translations: their ids without end and pad, or text from the SavedModel. All decoders get the same
+batches.
 """
 
 from __future__ import annotations
@@ -89,9 +90,14 @@ def start_saved_model(folder: Path, cell: Cell) -> Callable[[], list[str]]:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.set_visible_devices([], "GPU")
     loaded = tf.saved_model.load(str(artefact_folder(folder, cell) / "saved_model"))
-    translate = loaded.signatures["serving_default"]
     batches = [tf.constant(batch) for batch in sentences_of(folder, cell, "texts")]
-    return lambda: [text.decode() for batch in batches for text in translate(text=batch)["translation"].numpy()]
+
+    def translate() -> list[str]:
+        # Looked up for each batch: a signature alone does not keep its variables alive.
+        answers = (loaded.signatures["serving_default"](text=batch) for batch in batches)
+        return [text.decode() for answer in answers for text in answer["translation"].numpy()]
+
+    return translate
 
 
 def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
