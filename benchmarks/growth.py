@@ -5,8 +5,9 @@
 Each quantity is varied alone, from 16 sentences of 16 pieces, 20 steps, 4 beams and 8,000 pieces. The command prints a
 Markdown table with a row for each point. The last row of a quantity has the slope of log(seconds) over log(quantity)
 between the last two points, beside the slope that theory predicts (1: proportional; 0: free). Every point runs in a
-process of its own. The times are medians of turns. The memory is the process's, without GPU memory. The cost of a step
-is the difference between runs with different numbers of steps. Keras, on TensorFlow or JAX, only makes the model.
+process of its own. The times are medians of turns. The memory is the process's, without GPU memory. "ms a step" is the
+time divided by the steps, so the encoder's share is in it; where steps vary, it counts only the time and the steps that
+were added since the row above. Keras, on TensorFlow or JAX, only makes the model.
 """
 
 from __future__ import annotations

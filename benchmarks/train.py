@@ -6,10 +6,11 @@
 
 All must compute the same loss of the batch first, or the exit status is 1. Then all train in turns. The command prints
 a Markdown table with a row for each combination of settings: target tokens a second of our `model.fit`, the TFLOP/s of
-its matrix products, and how many times longer the others took (the median of the rounds, with quartiles). "products"
-are the matrix products of a step alone. Ours, KerasHub's and the products run on Keras's backend, TensorFlow or JAX.
-JAX has no setting for threads, and works without TensorFlow. A turn on a GPU has at least 50 steps. The command needs
-the extra `bench`, or the part of it that `--against` names.
+its matrix products, the peak memory of our process in MiB (without GPU memory, also with `--device cuda`), and how many
+times longer the others took (the median of the rounds, with quartiles). "products" are the matrix products of a step
+alone. Ours, KerasHub's and the products run on Keras's backend, TensorFlow or JAX. JAX has no setting for threads, and
+works without TensorFlow. A turn on a GPU has at least 50 steps. The command needs the extra `bench`, or the part of it
+that `--against` names.
 """
 
 from __future__ import annotations

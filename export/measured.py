@@ -56,7 +56,7 @@ class Measured:
         peak_bytes: memory of the whole process, the runtime included.
         device: "CPU" or "GPU".
         versions: of Python and the runtimes that ran it.
-        modules: which modules of TensorFlow, Keras and this project were imported to run it.
+        modules: which modules of TensorFlow, Keras, onnxruntime-extensions and this project were imported to run it.
     """
 
     sentences: int

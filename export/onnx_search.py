@@ -156,7 +156,7 @@ def next_round(
     left = g("Squeeze", g("NonZero", g("And", g("Less", length, progress.limits), is_alive)), [0])
     kept = (g("Gather", value, left) for value in (progress.active, progress.limits, *state, *chain(*cache)))
     active, limits, *state_and_cache = kept
-    # A cast in place of a comparison with 0: sizes are on the host, so each step would copy that 0 to a GPU.
+    # A cast in place of a comparison with 0: sizes are on the host, so each round would copy that 0 to a GPU.
     any_left = g.cast(g("Size", left), bool)
     none_unencoded = g("Slice", progress.unencoded, [0], [0])
     return [any_left, length, *Progress(none_unencoded, ids, scores, active, limits), *state_and_cache]
