@@ -204,7 +204,9 @@ def infos(values: Iterable[ValueInfo]) -> list[onnx.ValueInfoProto]:
 
 
 def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: int = MAX_MODEL_BYTES) -> list[Path]:
-    """Checks a model and writes it, whole or not at all; the same model gives the same bytes.
+    """Checks a model and writes it; the same model gives the same bytes. An error leaves no new file behind.
+
+    Only a model without a file for its constants replaces an older one whole or not at all.
 
     Args:
         path: the file to write.
@@ -215,13 +217,23 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     Returns:
         The paths of the files, the model's first.
     """
-    constants = model.graph.all_constants()
-    paths = [path]
-    if sum(array.nbytes for array in constants.values()) > max_bytes:
-        paths.append(path.with_name(f"{path.name}.data"))
-        tensors = _write_external(paths[1], constants)
-    else:
+    constants, data = model.graph.all_constants(), path.with_name(f"{path.name}.data")
+    if sum(array.nbytes for array in constants.values()) <= max_bytes:
         tensors = {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
+        _write_checked(path, model, tensors, metadata)
+        data.unlink(missing_ok=True)  # of an older model
+        return [path]
+    tensors = _write_external(data, constants)
+    try:
+        _write_checked(path, model, tensors, metadata)
+    except BaseException:
+        data.unlink()
+        raise
+    return [path, data]
+
+
+def _write_checked(path: Path, model: Model, tensors: dict[Value, TensorProto], metadata: dict[str, str]) -> None:
+    """Writes the model's own file, whole or not at all; `tensors` holds all constants, by name."""
     graph = model.graph.proto(path.stem, tensors)
     graph.input.extend(infos(model.inputs))
     graph.output.extend(infos(model.outputs))
@@ -236,7 +248,6 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     with write_whole(path) as aside:
         aside.write_bytes(proto.SerializeToString(deterministic=True))
         check(aside)
-    return paths
 
 
 def check(path: Path) -> None:

@@ -326,6 +326,8 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     expected, found = (session(path).run(None, {"source_ids": source_ids}) for path in (whole, paths[0]))
     np.testing.assert_array_equal(expected[0], found[0])
     np.testing.assert_array_equal(expected[1], found[1])
+    assert write_model(paths[0], model, {}) == paths[:1]
+    assert not paths[1].exists(), "no model reads it any more"
 
 
 def test_a_refused_export_writes_nothing(tmp_path, run):
@@ -333,6 +335,8 @@ def test_a_refused_export_writes_nothing(tmp_path, run):
         export_onnx(run, tmp_path / "new", precision="int4")
     g = Graph()
     g("NoSuchOperator", "source_ids")
-    with pytest.raises(onnx.checker.ValidationError):
-        write_model(tmp_path / "wrong.onnx", Model(g, [SOURCE], []), {})
-    assert list(tmp_path.iterdir()) == []
+    g.value(np.arange(1000))
+    for max_bytes in (10_000, 1000):  # the constants in the model, and in a file beside it
+        with pytest.raises(onnx.checker.ValidationError):
+            write_model(tmp_path / "wrong.onnx", Model(g, [SOURCE], []), {}, max_bytes)
+        assert list(tmp_path.iterdir()) == []
