@@ -29,8 +29,12 @@ PACKAGES = {
 # (format, precision) that builds the model again from its configuration.
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies that each translates as the model does."
-# How the names in an export folder begin.
-NAMES = ("saved_model", "onnx", "tflite", "tokenizer", "certificate.json", "CERTIFICATE.md")
+# What an export folder may hold.
+NAMES = {
+    "saved_model", "saved_model-float16", "onnx", "tflite",
+    "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
+    "certificate.json", "CERTIFICATE.md",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +74,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
     check_writable(folder)
     check_writable(folder.resolve().parent)  # where the new export is written before it replaces the old one
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if strangers := sorted(name for name in names if not name.startswith(NAMES)):
+    if strangers := sorted(names - NAMES):
         raise RequestError(f"{folder} holds {strangers[0]}, which is not part of an export: choose another --out")
     if names and not overwrite:
         raise RequestError(f"{folder} holds an export already: replace it with --overwrite, or choose another --out")

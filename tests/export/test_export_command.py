@@ -17,8 +17,12 @@ import pytest
 import export.__main__ as command
 from export import certificate
 from export.__main__ import main, planned
-from export.signatures import open_run
+from export.artefacts import KINDS
+from export.certificate import write_certificate
+from export.signatures import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run, stem
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
+from keras_transformer.models import Transformer
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -78,7 +82,8 @@ def quick(monkeypatch):
     """Exports write one small file in place of each artefact, and certify nothing."""
 
     def export_tflite(run, folder, decoding, precision):
-        path = folder / f"tflite-{precision}"
+        path = folder / "tflite" / f"{precision}.tflite"
+        path.parent.mkdir()
         path.write_text("translator")
         return [path]
 
@@ -93,9 +98,9 @@ def test_an_export_is_replaced_only_when_asked(quick, run_with_validation, tmp_p
     assert quick(run_with_validation, "--out", out) == 0
     assert quick(run_with_validation, "--out", out) == 2
     assert "--overwrite" in capsys.readouterr().err
-    (out / "tflite-float32").write_text("old")
+    (out / "tflite" / "float32.tflite").write_text("old")
     assert quick(run_with_validation, "--out", out, "--overwrite") == 0
-    assert (out / "tflite-float32").read_text() == "translator"
+    assert (out / "tflite" / "float32.tflite").read_text() == "translator"
 
 
 def test_a_failed_export_leaves_what_was_there(quick, run_with_validation, tmp_path, capsys, monkeypatch):
@@ -118,10 +123,16 @@ def test_sigterm_leaves_nothing_half_written_and_what_was_there(exported, run_wi
     before = files_in(out)
     command = [sys.executable, "-m", "export", run_with_validation, "--out", out, "--overwrite", "--format", "onnx"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(path.name.endswith("-new-out") for path in tmp_path.iterdir()):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not any(path.name.endswith("-new-out") for path in tmp_path.iterdir()):
+            assert time.monotonic() < deadline, "it has not begun to write"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 128 + signal.SIGTERM
     assert error.splitlines()[-1] == "stopped by SIGTERM"
     assert [path.name for path in tmp_path.iterdir()] == ["out"] and files_in(out) == before
@@ -148,10 +159,26 @@ def test_the_users_files_in_an_export_folder_are_not_touched(quick, run_with_val
     assert quick(run_with_validation, "--out", ".") == 2
     assert "a folder of its own" in capsys.readouterr().err
     assert quick(run_with_validation, "--out", "out") == 0
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert quick(run_with_validation, "--out", "out", "--overwrite") == 2
-    assert "notes.txt" in capsys.readouterr().err
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    for name in ("notes.txt", "tokenizer_notes.txt", "onnx-experiments", "saved_model.bak"):
+        (tmp_path / "out" / name).write_text("mine")
+        assert quick(run_with_validation, "--out", "out", "--overwrite") == 2
+        assert f"holds {name}, which is not part of an export" in capsys.readouterr().err
+        assert (tmp_path / "out" / name).read_text() == "mine"
+        (tmp_path / "out" / name).unlink()
+
+
+def test_everything_that_an_export_writes_may_be_replaced(trained, other_tokenizer, tmp_path):
+    target = trained.translator.target_tokenizer
+    separate = Transformer(target.vocabulary_size, 1, 2, 8, 16, source_vocabulary_size=other_tokenizer.vocabulary_size)
+    for run in (trained, TrainedRun(Translator(separate, other_tokenizer, target))):
+        run.save_tokenizers(tmp_path)
+    write_certificate(certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, ""), tmp_path)
+    for kind in KINDS:
+        for precision in PRECISIONS:
+            if (kind.format, precision) not in NO_SUCH_PRECISION:
+                (tmp_path / f"{stem(kind.name, precision)}{kind.suffix}").mkdir(parents=True)
+    command.check_place(tmp_path, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == command.NAMES
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, run_folder, capsys):
@@ -217,6 +244,10 @@ def test_the_options_fit_another_parser():
     command.add_options(sub)
     flags = ["demo", "--format", "onnx", "--precision", "int8", "--beams", "2"]
     assert parser.parse_args(["export", *flags]) == command.make_parser().parse_args(flags)
+
+
+def test_the_commands_precisions_are_those_that_can_be_written():
+    assert command.PRECISIONS == PRECISIONS
 
 
 def test_a_run_knows_its_kind_of_vocabulary_and_every_format_its_packages(run_with_validation):
