@@ -76,8 +76,12 @@ class Contender:
         self._process = context.Process(target=_serve, args=(theirs, start, arguments, environment or {}))
         self._process.start()
         theirs.close()
-        self.load_seconds = self._receive()
-        self.first_seconds, self.answer = self._ask("answer")
+        try:
+            self.load_seconds = self._receive()
+            self.first_seconds, self.answer = self._ask("answer")
+        except BaseException:
+            self.close()
+            raise
 
     def work(self) -> float:
         """Works one turn, and returns its seconds."""

@@ -21,6 +21,18 @@ def start_broken():
     raise ValueError("expected a model; received none")
 
 
+class Unreadable:
+    """A process can send it, and none can receive it."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def start_unreadable():
+    """Answers with what cannot be received."""
+    return Unreadable
+
+
 def start_liar(folder, cell):
     """A decoder with wrong answers."""
     return lambda: [[5]] * cell.num_sentences
