@@ -21,7 +21,7 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub and Marian too'
-	@echo 'make mutants        change the code line by line (a list of places), and see that tests fail: half an hour'
+	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'

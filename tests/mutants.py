@@ -1,4 +1,4 @@
-"""The list of `make mutants`: lines of the code, what they become, and the tests that must fail then.
+"""The list of `make mutants`: places of the code, what they become, and the tests that must fail then.
 
 A mutant's place is a file, or a folder where code may move from file to file; its text stands there once.
 """

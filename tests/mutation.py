@@ -1,6 +1,6 @@
-"""`python -m tests.mutation`: changes one line of the code at a time, and sees that tests fail.
+"""`python -m tests.mutation`: changes one place of the code at a time, and sees that tests fail.
 
-A mutant that survives is a line that no test watches. The list in `tests/mutants.py` says for each which tests should
+A mutant that survives is a place that no test watches. The list in `tests/mutants.py` says for each which tests should
 fail, so that an hour's worth of the suite is not run for each. Libraries such as mutmut and cosmic-ray make mutants by
 the thousand, of operators and numbers alone, and run all tests on each: with tests that take seconds to import
 TensorFlow that would take days.
@@ -50,20 +50,22 @@ for line in sys.stdin:
         status = pytest.main(arguments)
         sys.stdout.flush()
         os._exit(status)
-    _, status = os.waitpid(child, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:  # the tests may have started processes; and Ctrl-C ends this process alone
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One line changed.
+    """One place changed.
 
     Args:
         place: the file, or a folder in whose Python files the text stands once.
-        old: a part of one line.
+        old: a part of a line, or of some lines.
         new: what takes its place.
         tests: arguments of pytest: the files or tests that should fail, from the root.
     """
@@ -233,8 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     from tests.mutants import MUTANTS
 
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Changes a line, sees tests fail.")
-    parser.add_argument("--check", action="store_true", help="only name the mutants whose line is there no more")
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Changes a place, sees tests fail.")
+    parser.add_argument("--check", action="store_true", help="only name the mutants whose text is there no more")
     parser.add_argument("--jobs", type=int, default=2, help="how many mutants at once")
     parser.add_argument("--only", default="", help="the mutants alone whose file, old or new text holds this")
     arguments = parser.parse_args(argv)
