@@ -56,16 +56,23 @@ def weights(tmp_path_factory) -> dict[str, list[np.ndarray]]:
             task = {"type": "worker", "index": int(name[-1])}
             environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         command = [sys.executable, "-c", WORKER, str(folder / f"{name}.npz"), *flags]
-        processes[name] = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    found = {}
-    for name, process in processes.items():
-        _, error = process.communicate(timeout=300)
-        assert process.returncode == 0, error
-        with np.load(folder / f"{name}.npz") as file:
-            found[name] = [file[each] for each in file.files]
+        with (folder / f"{name}.log").open("wb") as log:
+            processes[name] = subprocess.Popen(command, env=environment, stderr=log)
+    try:
+        for name, process in processes.items():
+            assert process.wait(timeout=300) == 0, (folder / f"{name}.log").read_text()
+    finally:
+        for process in processes.values():  # where one fails, the other workers wait for it
+            process.kill()
+            process.wait()
     for out in ("together", "alone"):
         assert (folder / out / "model.keras").exists()
-    return found
+    return {name: arrays_in(folder / f"{name}.npz") for name in processes}
+
+
+def arrays_in(path: Path) -> list[np.ndarray]:
+    with np.load(path) as file:
+        return [file[each] for each in file.files]
 
 
 def test_two_workers_end_with_equal_weights(weights):
