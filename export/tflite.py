@@ -1,4 +1,8 @@
-"""TFLite: a translator of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators."""
+"""TFLite: a translator of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
+
+LiteRT cannot clean text as the other formats do: it drops a NUL, and it translates a blank line if SentencePiece keeps
+its characters, such as U+00AD.
+"""
 
 from __future__ import annotations
 

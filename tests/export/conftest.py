@@ -27,6 +27,8 @@ ODD = [
     "two\0dogs",
     "two\ndogs\rrun",
     "\x01\x02\u200b\u00a0",
+    "\u00ad",
+    "\u2060",
     "<s> dog </s> <pad> <unk>",
     "日本 ünï",
     "the quick brown dog " * 30,  # more pieces than the model takes
