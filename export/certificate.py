@@ -20,7 +20,6 @@ from .artefacts import artefacts_in as artefacts_in
 from .certificate_files import write_certificate as write_certificate
 from .certificate_records import Certificate as Certificate
 from .certificate_records import Entry as Entry
-from .contents import Contents as Contents
 from .contents import contents_of as contents_of
 from .device import device_notes
 from .execution import run_artefact, task_of

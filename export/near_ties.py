@@ -49,8 +49,8 @@ def narrowest_choice(
         if not own.size:
             break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
         narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        n_best = decoding.n_best or num_beams
-        state = search.next_beams(state, log_probs, cache, limits, num_beams, decoding.length_penalty, n_best)
+        length_penalty, n_best = decoding.length_penalty, decoding.num_listed
+        state = search.next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best)
     return narrowest
 
 

@@ -72,7 +72,7 @@ class BeamSearch:
 
     def __init__(self, graph: Graph, limits: Value, vocabulary: Vocabulary, decoding: Decoding):
         self.vocabulary = vocabulary
-        self.num_beams, self.n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
+        self.num_beams, self.n_best = decoding.num_beams, decoding.num_listed
         self.length_penalty = float(decoding.length_penalty)
         self.num_candidates = 2 * self.num_beams if self.num_beams > 1 else 1
         # The best of one beam may all be candidates, and forbidden ids may be better than these.

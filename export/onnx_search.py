@@ -101,7 +101,7 @@ def search(
         vocabulary: V, and the ids that are never emitted.
         decoding: K, α and n.
     """
-    num_beams, n_best = decoding.num_beams, decoding.n_best or decoding.num_beams
+    num_beams, n_best = decoding.num_beams, decoding.num_listed
     # At the first step all beams would be the same: one is enough, unless it has too few continuations.
     num_first_beams = 1 if vocabulary.size >= 2 * num_beams else num_beams
     ids, scores = blank_results(g, limits, n_best)

@@ -25,7 +25,7 @@ def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> V
     pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
     first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` each sentence begins
     last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
-    lengths = g("Min", g("Sub", last, first), max_length)
+    lengths = g("Min", g("Sub", last, first), max_length)  # so a long line does not widen the whole batch
     longest = g("ReduceMax", g.joined(lengths, [[0]]), keepdims=0)
     places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
     pieces = g.joined(pieces, np.array([PAD], "int32"))  # index -1 stands for pad

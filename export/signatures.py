@@ -22,7 +22,8 @@ from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
-# `plain` and `is_blank` of `keras_transformer` as regular expressions (RE2), for graphs that take text.
+# `plain` and `is_blank` of `keras_transformer` as regular expressions (RE2), for the graphs of SavedModel and ONNX that
+# take text. LiteRT has no operator for them.
 LINE_BREAKS = r"[\x00\n\r]"
 BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 
@@ -56,9 +57,13 @@ class Decoding:
     n_best: int | None = None
 
     def __post_init__(self) -> None:
-        n_best = self.num_beams if self.n_best is None else self.n_best
-        SearchOptions(self.num_beams, self.length_penalty, self.max_length, n_best)  # raises RequestError
-        object.__setattr__(self, "n_best", n_best)
+        SearchOptions(self.num_beams, self.length_penalty, self.max_length, self.num_listed)  # raises RequestError
+        object.__setattr__(self, "n_best", self.num_listed)
+
+    @property
+    def num_listed(self) -> int:
+        """How many hypotheses of each sentence a list holds."""
+        return self.num_beams if self.n_best is None else self.n_best
 
     def one_best(self) -> Decoding:
         """The same search for the best hypothesis alone, which can stop earlier."""
