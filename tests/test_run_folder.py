@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import zipfile
@@ -62,6 +63,15 @@ def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_ag
     with pytest.raises(Stopped), files.write_folder_whole(folder) as aside:
         (aside / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
+
+
+def test_a_folder_must_allow_to_write_and_to_enter(tmp_path, monkeypatch):
+    """Root may do both anywhere, so the system is not asked."""
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))
+    with pytest.raises(RequestError, match=f"no permission to write in {tmp_path}; choose another"):
+        files.check_writable(tmp_path / "new" / "run")
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
 def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):

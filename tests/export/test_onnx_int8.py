@@ -9,7 +9,9 @@ import pytest
 from export.onnx import export_onnx
 from export.onnx_arithmetic import Int8Arithmetic, quantize
 from export.onnx_graph import Graph, Model, ValueInfo, all_nodes
+from export.onnx_parts import write_feed_forward
 from export.signatures import Decoding, TrainedRun
+from keras_transformer.layers.feed_forward import FeedForward
 from tests.export.sessions import of
 
 pytest_plugins = ["tests.tiny_run"]
@@ -58,6 +60,23 @@ def test_small_columns_of_int8_products_are_kept(tmp_path, is_table):
     expected = states @ table.T
     error = np.abs(found - expected).max(axis=0) / np.abs(expected).max(axis=0)
     assert error.max() < 0.05
+
+
+def test_a_product_of_states_that_are_not_negative_uses_all_8_bits(tmp_path):
+    """The second product alone errs: 8 bits hold the states of the first and all weights exactly."""
+    generator, layer = np.random.default_rng(4), FeedForward(32)
+    layer.build((None, 32))
+    inner, outer = np.diag(generator.uniform(0.3, 1, 32)), generator.integers(-30, 31, (32, 32))
+    inner[0, 0], inner[1, 1], outer[0] = 0.1, 1, 127
+    layer.set_weights([inner, np.zeros(32), outer, np.zeros(32)])
+    states = (generator.integers(0, 128, (50, 32)) / 127).astype("float32")
+    states[:, 1] = 1
+    hidden = states @ inner.astype("float32")
+    arithmetic, kernel = Int8Arithmetic(), outer.astype("float32")
+    found = int8_outputs(tmp_path, lambda g, x: write_feed_forward(g, arithmetic, layer, x, None), [50, 32], x=states)
+    coarse = int8_outputs(tmp_path, lambda g, x: arithmetic.product(g, x, kernel), [50, 32], x=hidden)
+    error, coarse_error = (np.square(one - hidden @ kernel).mean() ** 0.5 for one in (found, coarse))
+    assert 0.4 < error / coarse_error < 0.6
 
 
 def test_the_int8_files_have_a_scale_for_each_output(tmp_path, translator):

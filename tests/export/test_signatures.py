@@ -11,7 +11,7 @@ from keras import ops
 
 from export.onnx import export_onnx
 from export.saved_model import export_saved_model
-from export.signatures import TrainedRun, model_of_precision, require_own_parts
+from export.signatures import Decoding, TrainedRun, model_of_precision, require_own_parts
 from export.tflite import export_tflite
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
@@ -126,3 +126,9 @@ def test_exports_that_trace_the_model_take_any_part(tiny_model):
     gelu(model)
     assert model_of_precision(model, "float32") is model
     assert np.abs(model(inputs) - tiny_model(inputs)).max() > 1e-3
+
+
+def test_the_best_alone_takes_the_same_search():
+    assert Decoding(4).n_best == 4
+    assert Decoding(4, 0.8, 12).one_best() == Decoding(4, 0.8, 12, n_best=1)
+    assert Decoding(4).one_best() != Decoding(4)
