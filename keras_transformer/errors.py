@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL, which is Linux"
+NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
 class RequestError(ValueError):

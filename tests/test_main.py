@@ -208,7 +208,7 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
 def test_on_windows_a_command_says_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", "win32")
     assert main(["info", "run"]) == 2
-    assert capsys.readouterr().err == "error: keras_transformer does not run on Windows: run it in WSL, which is Linux\n"
+    assert capsys.readouterr().err == "error: keras_transformer does not run on Windows: run it in WSL (Linux)\n"
 
 
 def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):

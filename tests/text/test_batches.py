@@ -187,7 +187,7 @@ def test_windows_is_refused_in_one_line(run_in_backend) -> None:
         assert exit_status(command) == 2
     """
     printed = run_in_backend(code, "tensorflow")
-    assert printed == "error: keras_transformer does not run on Windows: run it in WSL, which is Linux\n"
+    assert printed == "error: keras_transformer does not run on Windows: run it in WSL (Linux)\n"
 
 
 # The plan
