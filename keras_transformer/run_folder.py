@@ -42,6 +42,12 @@ class RunFolder:
         self.samples = self.path / "samples.txt"
         self.tensorboard = self.path / "tensorboard"
 
+    def parts(self) -> list[Path]:
+        """Every path that a run may have in its folder; whatever else lies there is not the run's."""
+        records = [self.valid_source, self.valid_target, self.metrics, self.curves, self.samples, self.tensorboard]
+        tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
+        return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
+
     def tokenizers(self, separate: bool) -> tuple[Path, Path]:
         """The paths of the source's and the target's tokenizer. They are equal unless the vocabularies are separate."""
         if separate:

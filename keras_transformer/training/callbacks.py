@@ -195,12 +195,19 @@ class Bleu(keras.callbacks.Callback):
 
 
 class Save(keras.callbacks.Callback):
-    """Saves a checkpoint at the end of a round. It comes after `Records`, so that each checkpoint has its row."""
+    """Saves a checkpoint at the end of a round. It comes after `Records`, so that each checkpoint has its row.
 
-    def __init__(self, checkpoints: Checkpoints, progress: Progress):
+    Args:
+        checkpoints: where to save.
+        progress: saved beside the arrays.
+        then: called after each checkpoint.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, progress: Progress, then: Callable[[], None] = lambda: None):
         super().__init__()
         self.checkpoints = checkpoints
         self.progress = progress
+        self.then = then
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self.save()
@@ -209,6 +216,7 @@ class Save(keras.callbacks.Callback):
         """Saves now."""
         best_step = self.progress.best_step or None
         self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
+        self.then()
 
 
 class ProgressLine(keras.callbacks.Callback):

@@ -14,6 +14,7 @@ from keras_transformer.text.batches import BatchPlan
 from keras_transformer.training import flags
 from keras_transformer.training.preparation import Text
 from keras_transformer.training.request import Run
+from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -187,7 +188,7 @@ def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, che
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, text.plan), stop_on_nan]
-    records, save = Records(run.folder, progress), c.Save(checkpoints, progress)
+    records, save = Records(run.folder, progress), c.Save(checkpoints, progress, lambda: drop_replaced(run.folder))
     bleu = []
     if settings.bleu_sentences and (run.is_chief or settings.patience):
         sources, references = text.bleu_sentences(settings.bleu_sentences)

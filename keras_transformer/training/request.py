@@ -1,5 +1,5 @@
 """From flags to a run that may begin: its settings, its folder, its corpus. A wrong request is refused here, before
-anything is written."""
+the run folder is changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpu
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
 from keras_transformer.training.settings import Settings, as_given, flag_of, resolve, resumed
-from keras_transformer.training.workspace import check_free
+from keras_transformer.training.workspace import check_apart, check_free, restore_replaced
 
 
 @dataclass
@@ -42,7 +42,8 @@ class Run:
 
 
 def open_run(given: dict[str, Any]) -> Run | None:
-    """Settles the settings, and checks the folder and the corpus. Nothing is written.
+    """Settles the settings, and checks the folder and the corpus. Nothing is written, but a run that a killed
+    process had set aside comes back.
 
     Args:
         given: flags by the names of their settings; None for a flag that was not given.
@@ -64,8 +65,11 @@ def _new_run(given: dict[str, Any]) -> Run:
     corpus = _corpus(resolve(given, {}))
     settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
     is_chief = _check_devices(settings)
+    check_apart(settings)
     folder = RunFolder(settings.folder)
     if is_chief:
+        if settings.overwrite or not folder.is_run():
+            restore_replaced(folder)
         check_free(folder, settings.overwrite)
         if parent is not None:
             say(describe_inheritance(given, corpus.recipe, settings))
@@ -83,6 +87,8 @@ def _new_run(given: dict[str, Any]) -> Run:
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
+    if not folder.is_run():
+        restore_replaced(folder)
     if not folder.is_run():
         raise RequestError(
             f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"

@@ -1,20 +1,36 @@
-"""The folder of a run that begins: whether it is free, made, and removed again."""
+"""The folder of a new run: whether it is free, how it is made, and what becomes of a run that it replaces."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, say
 from keras_transformer.files import check_writable
 from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.training.settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from keras_transformer.training.request import Run
+
+# What a run reads, and --overwrite must not remove.
+READ = ("init_from", "tokenizer", "source", "target", "valid_source", "valid_target")
+
+
+def check_apart(settings: Settings) -> None:
+    """Raises RequestError if something that the run reads lies in the folder that it writes."""
+    folder = settings.folder.resolve()
+    for name in READ:
+        path = getattr(settings, name)
+        if path and Path(path).resolve().is_relative_to(folder):
+            raise RequestError(
+                f"{flag_of(name)} must not lie in the folder of the new run, {settings.folder}; received: {path}; "
+                "choose another folder with --out"
+            )
 
 
 def check_free(folder: RunFolder, overwrite: bool) -> None:
@@ -31,35 +47,98 @@ def check_free(folder: RunFolder, overwrite: bool) -> None:
     check_writable(path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def begun(run: Run) -> Iterator[Path]:
     """Makes the run folder and yields the folder for this worker's tokenised text.
 
-    A new run that is refused within (a RequestError) leaves nothing behind.
+    A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
+    the old one comes back. A new run that is refused within (a RequestError) before its first checkpoint leaves nothing
+    behind.
     """
     if not run.is_chief:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
+    if run.is_resumed:
+        write_config(run.folder, run.config)
+        yield run.folder.cache
+        return
     existed = run.folder.path.exists()
     try:
         if run.settings.overwrite and run.folder.is_run():
-            _remove_run(run.folder)
+            _set_aside(run.folder)
         run.folder.path.mkdir(parents=True, exist_ok=True)
         write_config(run.folder, run.config)
         yield run.folder.cache
-    except RequestError:
-        if not run.is_resumed:
-            _remove_run(run.folder)
-            if not existed:
-                shutil.rmtree(run.folder.path, ignore_errors=True)
+    except BaseException as error:
+        _undo(run.folder, existed, is_refused=isinstance(error, RequestError))
         raise
 
 
+def restore_replaced(folder: RunFolder) -> None:
+    """Brings back the run that `begun` set aside in a process that was killed before its first checkpoint."""
+    if _replaced(folder).is_dir():
+        if _has_checkpoint(folder):
+            drop_replaced(folder)
+            return
+        _remove_run(folder)
+        _replaced(folder).rename(_moving(folder))
+    if _moving(folder).is_dir():
+        _move(RunFolder(_moving(folder)), folder)
+        _moving(folder).rmdir()
+        say(f"the run that was in {folder.path} is there again")
+
+
+def drop_replaced(folder: RunFolder) -> None:
+    """Removes the run that --overwrite replaced; the first checkpoint of the new run takes its place."""
+    shutil.rmtree(_replaced(folder), ignore_errors=True)
+
+
+def _replaced(folder: RunFolder) -> Path:
+    """Where the whole of a run lies that is being replaced."""
+    return folder.path / ".replaced"
+
+
+def _moving(folder: RunFolder) -> Path:
+    """Where a part of it lies on its way there or back; its other parts lie in the folder itself.
+
+    So a process may be killed at any time: as long as this folder is there, no part of another run is.
+    """
+    return folder.path / ".replaced-moving"
+
+
+def _set_aside(folder: RunFolder) -> None:
+    _moving(folder).mkdir(exist_ok=True)
+    _move(folder, RunFolder(_moving(folder)))
+    _moving(folder).rename(_replaced(folder))
+    say(f"the run that is replaced lies in {_replaced(folder)} until the first checkpoint")
+
+
+def _move(run: RunFolder, to: RunFolder) -> None:
+    for here, there in zip(run.parts(), to.parts(), strict=True):
+        if here.exists() or here.is_symlink():
+            here.rename(there)
+
+
+def _undo(folder: RunFolder, existed: bool, is_refused: bool) -> None:
+    if _replaced(folder).exists() or _moving(folder).exists():
+        restore_replaced(folder)
+    elif is_refused and not _has_checkpoint(folder):
+        _remove_run(folder)
+        if not existed:
+            with contextlib.suppress(OSError):  # somebody else has put a file into the folder
+                folder.path.rmdir()
+
+
+def _has_checkpoint(folder: RunFolder) -> bool:
+    from keras_transformer.training.checkpoints import Checkpoints
+
+    return bool(Checkpoints(folder.checkpoints).whole_steps())
+
+
 def _remove_run(folder: RunFolder) -> None:
-    for path in (folder.checkpoints, folder.cache, folder.tensorboard):
-        shutil.rmtree(path, ignore_errors=True)
-    tokenizers = {*folder.tokenizers(False), *folder.tokenizers(True)}
-    records = {folder.curves, folder.samples, folder.metrics, folder.valid_source, folder.valid_target}
-    for path in {folder.model, *tokenizers, *records, folder.config}:
-        path.unlink(missing_ok=True)
+    for path in folder.parts():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
