@@ -66,6 +66,8 @@ def _new_run(given: dict[str, Any]) -> Run:
     settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
     is_chief = _check_devices(settings)
     check_apart(settings)
+    if parent is not None:
+        check_model(RunFolder(given["init_from"]))
     folder = RunFolder(settings.folder)
     if is_chief:
         if settings.overwrite or not folder.is_run():
@@ -96,7 +98,7 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
     if _is_finished(config, settings) and _has_model(folder):
-        say(f"{folder.path} is finished ({settings.steps} steps); a larger --steps extends it")
+        say(f"{folder.path} is finished{_described_end(config, settings)}")
         return None
     is_chief = _check_devices(settings)
     corpus = _corpus(settings)
@@ -121,6 +123,13 @@ def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
     weights = config.get("weights", {})
     at_step = weights.get("at_step")
     return settings.steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= settings.steps)
+
+
+def _described_end(config: dict[str, Any], settings: Settings) -> str:
+    at_step = config["weights"].get("at_step")
+    if isinstance(at_step, int) and at_step < settings.steps:
+        return f": it found no better BLEU and stopped early, at step {at_step}"
+    return f" ({settings.steps} steps); a larger --steps extends it"
 
 
 def _has_model(folder: RunFolder) -> bool:

@@ -91,6 +91,7 @@ ended = config.rename("early.config.json")
 config.write_text(json.dumps({{k: v for k, v in json.loads(ended.read_text()).items() if k != "weights"}}))
 Path("early/model.keras").rename("early.keras")
 run("early again", "--resume", "--out", "early")
+run("early finished", "--resume", "--out", "early")
 
 def to_nan(follow, logs):
     variable = follow.model.trainable_variables[0]
@@ -510,6 +511,7 @@ def test_options_of_the_model_go_together(runs, outcomes):
         ("blank", "blank, blank: no text to train a vocabulary from"),
         ("blank validation", "error: blank, blank: no pair is left after cleaning: 0 pairs kept, 30 left out"),
         ("greedy", "corpus.target: a vocabulary of 4000 is larger than the training text supports"),
+        ("unreplaced", "the token budget must hold the longest sentence"),
         ("narrow", "the token budget must hold the longest sentence"),
         ("stranger", "stranger holds files that are not a run's"),
         ("other", "other/config.json is damaged or not a run's"),
