@@ -61,6 +61,8 @@ def say(message: str) -> None:
     """
     if _pending is not None:
         raise _pending
+    if sys.stderr is None:  # closed when the process started; `print` would take standard output instead
+        return
     print(message, file=sys.stderr, flush=True)
 
 
@@ -79,7 +81,7 @@ def load_tensorflow() -> None:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if sys.stderr is None:  # closed when the process started: nothing can be written there
+    if sys.stderr is None:
         importlib.import_module("keras")
         return
     sys.stderr.flush()

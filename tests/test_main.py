@@ -267,6 +267,14 @@ def test_a_full_memory_is_told_in_one_line(capsys):
     )
 
 
+def test_without_standard_error_nothing_is_said_on_standard_output(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["info", "nowhere"]) == 2
+    assert main(["train", "--steps", "0"]) == 2
+    say("a word")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("stream", ["stdin", "stdout"])
 def test_a_stream_closed_from_the_start_is_no_traceback(monkeypatch, capsys, stream):
     monkeypatch.setattr(sys, stream, None)

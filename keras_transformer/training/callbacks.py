@@ -229,7 +229,7 @@ class ProgressLine(keras.callbacks.Callback):
         super().__init__()
         self.progress = progress
         self.steps = steps
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = 0.0
         # Where the measurement of speed begins: after the first step, which traces the graph.
         self._since: Progress | None = None
