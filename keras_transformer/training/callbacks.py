@@ -18,6 +18,7 @@ from keras_transformer.bleu import bleu as count_bleu
 from keras_transformer.errors import JobError, Stopped, say
 from keras_transformer.text.batches import BatchPlan, Place
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.workers import num_workers
 
 LINE_SECONDS = 15.0  # between two lines of progress, if standard error is no terminal
 NUM_SAMPLES = 5
@@ -85,12 +86,22 @@ class StopOnNaN(keras.callbacks.Callback):
         self.check(logs)
 
     def check(self, logs: dict | None) -> None:
-        """Raises JobError if the loss is NaN or infinite."""
-        if not math.isfinite(float((logs or {}).get("loss", 0.0))):
-            raise JobError(
-                f"the loss became NaN or infinite by step {self.progress.step}; the last checkpoint is intact: "
-                "start again with a lower --learning-rate-factor, a longer --warmup-steps or --clip-norm 1"
-            )
+        """Raises JobError if the loss is NaN or infinite, or at the end of a round that of the validation."""
+        losses = (float((logs or {}).get(name, 0.0)) for name in ("loss", "val_loss"))
+        if not all(math.isfinite(loss) for loss in losses):
+            self._end()
+
+    def check_weights(self, logs: dict | None) -> None:
+        """`check`, and the weights too: the loss of a step tells nothing of the update that follows it."""
+        self.check(logs)
+        if not all(np.isfinite(np.asarray(variable)).all() for variable in self.model.trainable_variables):
+            self._end()
+
+    def _end(self) -> None:
+        raise JobError(
+            f"the loss became NaN or infinite by step {self.progress.step}; no checkpoint holds such weights: start "
+            "again with --overwrite and a lower --learning-rate-factor, a longer --warmup-steps or --clip-norm 1"
+        )
 
 
 class RestoreMetrics(keras.callbacks.Callback):
@@ -108,6 +119,9 @@ class RestoreMetrics(keras.callbacks.Callback):
 
 class Interrupt(keras.callbacks.Callback):
     """On SIGTERM or Ctrl-C finishes the step, saves a checkpoint and raises `Stopped`. A second signal ends at once.
+
+    The last step of a round is followed by the end of the round, which validates and saves. So this callback comes
+    after `Save`.
 
     Args:
         check: called with the logs before the checkpoint is saved; it may raise.
@@ -129,17 +143,25 @@ class Interrupt(keras.callbacks.Callback):
                 self._before[number] = signal.signal(number, self._receive)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self.received is not None:
+        is_last = batch + 1 == self.params["steps"]
+        if self.received is not None and not is_last:
             self.check(logs)
             self.save()
-            self.restore_handlers()
-            raise Stopped(self.received, f"stopped and saved; go on with: {self.resume_command}")
+            self._stop(self.received)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if self.received is not None:
+            self._stop(self.received)
 
     def restore_handlers(self) -> None:
         """Restores the signal handlers that were set before training."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+    def _stop(self, number: int) -> None:
+        self.restore_handlers()
+        raise Stopped(number, f"stopped and saved; go on with: {self.resume_command}")
 
     def _receive(self, number: int, frame: Any) -> None:
         if self.received is not None:
@@ -210,6 +232,8 @@ class Save(keras.callbacks.Callback):
         self.then = then
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if num_workers() == 1:  # several workers reset their metrics together, and no checkpoint holds them
+            self.model.reset_metrics()  # of the validation's counts, from which an extended run would go on
         self.save()
 
     def save(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
+# How the message of a feeding thread's error begins, where the error is one that a user can mend.
+MENDABLE = "|".join(
+    [
+        r"keras_transformer\.errors\.\w+",
+        "MemoryError",
+        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)),
+    ]
+)
 
 
 def compiled_model(run: Run) -> Transformer:
@@ -109,19 +119,33 @@ def _fit_rounds(
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
     every = run.settings.checkpoint_every
     callbacks = _callbacks(run, text, model, progress, checkpoints)
-    for rounds in rounds_until(run.settings.steps, progress.step, every):
-        first = progress.step // every
-        with _feeding_errors():
-            model.fit(
-                _batches(text.plan, strategy, progress),
-                validation_data=_valid_batches(text.valid_plan, strategy),
-                validation_steps=text.valid_plan.num_batches(0),
-                initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
-                callbacks=callbacks, verbose=0, shuffle=False,
-            )  # fmt: skip
-        if model.stop_training:
-            return True
+    with _restored_handlers(callbacks):
+        for rounds in rounds_until(run.settings.steps, progress.step, every):
+            first = progress.step // every
+            with _feeding_errors():
+                model.fit(
+                    _batches(text.plan, strategy, progress),
+                    validation_data=_valid_batches(text.valid_plan, strategy),
+                    validation_steps=text.valid_plan.num_batches(0),
+                    initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
+                    callbacks=callbacks, verbose=0, shuffle=False,
+                )  # fmt: skip
+            if model.stop_training:
+                return True
     return False
+
+
+@contextmanager
+def _restored_handlers(callbacks: list[Any]) -> Iterator[None]:
+    """Restores the signal handlers that `Interrupt` replaced, however training ends."""
+    from keras_transformer.training.callbacks import Interrupt
+
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            if isinstance(callback, Interrupt):
+                callback.restore_handlers()
 
 
 class Rounds(NamedTuple):
@@ -154,14 +178,12 @@ def _feeding_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if cause := re.search(
-            r"^(?:keras_transformer\.errors\.\w+|\w*OSError|MemoryError): (.*)$", error.message, re.MULTILINE
-        ):
+        if cause := re.search(rf"^(?:{MENDABLE}): (.*)$", error.message, re.MULTILINE):
             raise JobError(f"the batches stopped coming: {cause[1]}; the checkpoints are intact") from error
         raise
     except OSError as error:
-        file = error.filename or "the run's files"
-        raise JobError(f"cannot write {file} ({error.strerror or error}); the checkpoints are intact") from error
+        failed = f"cannot write {error.filename}" if error.filename else "a file failed"
+        raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
 def _batches(plan: BatchPlan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
@@ -181,11 +203,12 @@ def _valid_batches(plan: BatchPlan, strategy: tf.distribute.Strategy) -> tf.dist
 
 
 def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
-    """In the order in which they act: follow, check, measure, record, save, show."""
+    """In the order in which they act: follow, check, measure, record, save, show, stop."""
     from keras_transformer.training import callbacks as c
     from keras_transformer.training.records import Records
 
     settings = run.settings
+    resume_command = f"{flags.command()} --resume --out {shlex.quote(str(run.folder.path))}"
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, text.plan), stop_on_nan]
     records, save = Records(run.folder, progress), c.Save(checkpoints, progress, lambda: drop_replaced(run.folder))
@@ -202,8 +225,8 @@ def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, che
         *bleu,
         records,
         save,
-        c.Interrupt(stop_on_nan.check, save.save, f"{flags.command()} --resume --out {run.folder.path}"),
         c.ProgressLine(progress, settings.steps),
+        c.Interrupt(stop_on_nan.check_weights, save.save, resume_command),
     ]
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import sys
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from keras_transformer.errors import JobError
+from keras_transformer.errors import JobError, Stopped
 from keras_transformer.training import callbacks
 from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, StopOnNaN
 
@@ -48,15 +53,66 @@ def test_the_loss_is_looked_at_every_tenth_step_and_at_the_end_of_a_round():
     assert Loss.looks == 3
     progress.step = 31
     stop.on_train_batch_end(0, {"loss": float("nan")})
-    for seen in (lambda: stop.on_epoch_end(0, {"loss": float("nan")}), lambda: stop.check({"loss": float("inf")})):
-        with pytest.raises(JobError, match="the loss became NaN or infinite by step 31; the last checkpoint is intact"):
+    for seen in (
+        lambda: stop.on_epoch_end(0, {"loss": float("nan")}),
+        lambda: stop.on_epoch_end(0, {"loss": 1.0, "val_loss": float("nan")}),
+        lambda: stop.check({"loss": float("inf")}),
+    ):
+        with pytest.raises(JobError, match="the loss became NaN or infinite by step 31; no checkpoint holds such"):
             seen()
 
 
 def test_a_stop_looks_at_the_loss_before_it_saves():
     saved = []
     stop = Interrupt(StopOnNaN(Progress(step=3)).check, lambda: saved.append(True), "again")
+    stop.set_params({"steps": 5})
     stop.received = 15
     with pytest.raises(JobError, match="became NaN or infinite by step 3"):
         stop.on_train_batch_end(0, {"loss": float("nan")})
     assert not saved
+
+
+def test_weights_that_the_last_update_made_nan_are_not_saved():
+    stop = StopOnNaN(Progress(step=3))
+    model: Any = SimpleNamespace(trainable_variables=[np.ones(2), np.array([1.0, np.nan])])
+    stop.set_model(model)
+    stop.check({"loss": 1.0})
+    with pytest.raises(JobError, match="became NaN or infinite by step 3"):
+        stop.check_weights({"loss": 1.0})
+    model.trainable_variables.pop()
+    stop.check_weights({"loss": 1.0})
+
+
+def test_a_stop_in_the_last_step_of_a_round_waits_for_its_end():
+    saved = []
+    stop = Interrupt(lambda logs: None, lambda: saved.append(True), "again")
+    stop.set_params({"steps": 5})
+    stop.on_train_batch_end(3, {})
+    stop.on_epoch_end(0, {})
+    stop.received = 15
+    stop.on_train_batch_end(4, {})
+    assert not saved
+    with pytest.raises(Stopped, match="stopped and saved; go on with: again"):
+        stop.on_epoch_end(0, {})
+    assert not saved, "`Save` did it"
+    with pytest.raises(Stopped):
+        stop.on_train_batch_end(3, {})
+    assert saved
+
+
+def test_signals_are_received_until_the_handlers_are_restored():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    stop = Interrupt(lambda logs: None, lambda: None, "again")
+    stop.on_train_begin()
+    stop.on_train_begin()
+    assert signal.getsignal(signal.SIGINT) == stop._receive
+    stop.restore_handlers()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_without_standard_error_no_progress_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    line = ProgressLine(Progress(step=1), 2)
+    line.on_train_batch_end(0, {"loss": 2.0})
+    line.on_epoch_end(0, {"loss": 2.0})
+    assert capsys.readouterr().out == ""

@@ -18,7 +18,9 @@ RIGHT = "the cat sat on the mat today"
 
 def rounds_of(callback: keras.callbacks.Callback, *logs: dict[str, float], step: Any = None) -> Any:
     """Runs the ends of so many rounds of a model that has an optimizer and nothing else."""
-    model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.25), stop_training=False)
+    optimizer = SimpleNamespace(learning_rate=0.25)
+    model = SimpleNamespace(optimizer=optimizer, stop_training=False, metrics_variables=[1.0])
+    model.reset_metrics = lambda: setattr(model, "metrics_variables", [0.0])
     callback._model = model
     callback.on_train_begin()
     for number, log in enumerate(logs, start=1):
@@ -124,9 +126,21 @@ def test_a_checkpoint_is_saved_with_the_progress_and_the_best_step():
     saved: list[tuple] = []
     checkpoints = SimpleNamespace(save=lambda *given: saved.append(given))
     progress = Progress(step=4)
-    save = Save(checkpoints, progress)  # type: ignore[arg-type]
+    save = Save(checkpoints, progress, lambda: saved.append(("then",)))  # type: ignore[arg-type]
     model = rounds_of(save, {})
     progress.best_step = 3
     save.save()
-    assert [(step, best) for step, _, _, best in saved] == [(4, None), (4, 3)]
-    assert saved[1][1] is model and saved[1][2] == progress.as_dict()
+    assert saved[1] == saved[3] == ("then",)
+    assert [(step, best) for step, _, _, best in saved[::2]] == [(4, None), (4, 3)]
+    assert saved[2][1] is model and saved[2][2] == progress.as_dict()
+
+
+def test_a_round_ends_with_metrics_that_count_nothing():
+    """They hold the counts of the validation, and a run that is extended would go on counting from them."""
+    seen: list[list[float]] = []
+    checkpoints = SimpleNamespace(save=lambda step, model, *_: seen.append(model.metrics_variables))
+    save = Save(checkpoints, Progress(step=4))  # type: ignore[arg-type]
+    model = rounds_of(save, {})
+    model.metrics_variables = [2.0]
+    save.save()
+    assert seen == [[0.0], [2.0]], "in the midst of a round they count its steps"

@@ -42,6 +42,7 @@ from keras_transformer.plots import curves
 from keras_transformer.training import callbacks, checkpoints
 
 outcomes = {{}}
+handler = signal.getsignal(signal.SIGINT)
 def run(name, *flags):
     error = io.StringIO()
     with contextlib.redirect_stderr(error):
@@ -68,6 +69,10 @@ undo = at_step(11, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
 run("halted", *tiny, "--steps", "12", "--out", "halted")
 undo()
 run("unhalted", "--resume", "--out", "halted")
+undo = at_step(10, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
+run("paused", *tiny, *{options!r}, "--out", "the pause")
+undo()
+run("unpaused", "--resume", "--out", "the pause")
 run("contradicted", "--resume", "--out", "stopped", "--seed", "2")
 run("continued", "--resume", "--out", "stopped")
 run("finished", "--resume", "--out", "stopped")
@@ -79,6 +84,7 @@ run("mended", "--resume", "--out", "stopped")
 outcomes["mended model"] = [len(model.read_bytes()) - len(intact), ""]
 run("held", *tiny, "--out", "whole")
 run("straight", *tiny, "--steps", "11", "--out", "straight")
+run("unreplaced", *tiny, "--token-budget", "3", "--out", "straight", "--overwrite")
 run("short", *tiny, "--steps", "7", "--out", "extended")
 state = Path("extended/checkpoints/00000007.state.npz")
 state.write_bytes(state.read_bytes()[:1000])
@@ -99,6 +105,10 @@ def to_nan(follow, logs):
 undo = at_step(7, to_nan)
 run("nan", *tiny, "--steps", "17", "--out", "nan")
 undo()
+undo = at_step(10, to_nan)
+run("nan at the end", *tiny, "--steps", "17", "--bleu-sentences", "4", "--out", "nan-at-the-end")
+undo()
+outcomes["handlers"] = [0, str(signal.getsignal(signal.SIGINT) == handler)]
 
 savez = np.savez
 def full(path, **arrays):
@@ -186,6 +196,18 @@ def test_stopped_by_a_signal_and_resumed_ends_with_the_same_bits(runs, outcomes)
     assert outcomes["continued"][0] == 0
     assert "resuming at step 8" in outcomes["continued"][1]
     assert_equal_ends(runs / "whole", runs / "stopped", 17)
+
+
+def test_stopped_in_the_last_step_of_a_round_and_resumed_ends_with_the_same_bits(runs, outcomes):
+    status, message = outcomes["paused"]
+    assert status == 128 + signal.SIGTERM
+    assert "stopped and saved; go on with: keras-transformer train --resume --out 'the pause'\n" in message
+    assert "resuming at step 10" in outcomes["unpaused"][1]
+    assert_equal_ends(runs / "whole", runs / "the pause", 17)
+
+
+def test_signals_do_after_training_what_they_did_before(outcomes):
+    assert outcomes["handlers"] == [0, "True"]
 
 
 def test_killed_and_resumed_ends_with_the_same_bits(runs, tmp_path):
@@ -277,9 +299,18 @@ def test_model_is_the_mean_of_the_last_checkpoints(runs):
 def test_a_loss_that_is_no_number_stops_the_job(runs, outcomes):
     status, message = outcomes["nan"]
     assert status == 1
-    assert "the loss became NaN or infinite by step 10; the last checkpoint is intact" in message
+    assert "the loss became NaN or infinite by step 10; no checkpoint holds such weights" in message
     assert (runs / "nan" / "checkpoints" / "00000005.state.npz").exists()
     assert not (runs / "nan" / "model.keras").exists()
+
+
+def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_with_nor_saved(runs, outcomes):
+    """The loss of a step is computed before its update, so only the validation tells."""
+    status, message = outcomes["nan at the end"]
+    assert status == 1
+    assert "the loss became NaN or infinite by step 10" in message.splitlines()[-1]
+    kept = {path.name for path in (runs / "nan-at-the-end" / "checkpoints").iterdir()}
+    assert kept == {"00000005.weights.npz", "00000005.state.npz"}
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(runs, outcomes):
@@ -431,6 +462,16 @@ def test_settings_that_no_flag_gives_are_not_inherited(run_that_is_damaged, tmp_
         open_run({"init_from": str(run_that_is_damaged), "out": str(tmp_path / "run")})
 
 
+def test_a_parent_without_a_model_is_refused_before_anything_is_prepared(runs, tmp_path):
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    for name in ("config.json", "tokenizer.model"):
+        shutil.copy(runs / "whole" / name, parent)
+    text = {side: str(runs / f"corpus.{side}") for side in ("source", "target")}
+    with pytest.raises(RequestError, match="expected a trained model; .*parent has no model.keras yet"):
+        open_run({**text, "init_from": str(parent), "out": str(tmp_path / "run")})
+
+
 @pytest.fixture
 def run_that_is_damaged(runs, tmp_path) -> Path:
     config = json.loads((runs / "whole" / "config.json").read_text())
@@ -528,6 +569,8 @@ def test_refused_and_nothing_changed(runs, outcomes, name, message):
 
 def test_a_finished_run_says_so(outcomes):
     assert outcomes["finished"] == [0, "stopped is finished (17 steps); a larger --steps extends it\n"]
+    ended = "early is finished: it found no better BLEU and stopped early, at step 10\n"
+    assert outcomes["early finished"] == [0, ended], "more steps would not extend it"
 
 
 @pytest.mark.parametrize(
