@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import Field, fields
 from pathlib import Path
@@ -25,7 +26,7 @@ OLDER_SPELLINGS = {
 def command() -> str:
     """The command that trains, spelled as the user spelled it; by default `keras-transformer train`."""
     program = Path(sys.argv[0]).name
-    spellings = {"train.py": "python train.py", "__main__.py": "python -m keras_transformer train"}
+    spellings = {"train.py": f"python {shlex.quote(sys.argv[0])}", "__main__.py": "python -m keras_transformer train"}
     return spellings.get(program, "keras-transformer train")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_transformer.errors import JobError
+from keras_transformer.training.learning import _feeding_errors
 from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -91,6 +94,25 @@ def weights_at(run: Path, step: int) -> list[np.ndarray]:
 def assert_equal(found: Sequence[Any], expected: Sequence[Any], tolerance: float = 0.0) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(np.asarray(mine), theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["OSError", "FileNotFoundError", "PermissionError", "MemoryError"])
+def test_an_error_of_the_machine_in_the_feeding_thread_is_told_in_one_line(kind):
+    import tensorflow as tf
+
+    message = f"{kind}: [Errno 2] gone: 'cache/train'\nTraceback (most recent call last):\n"
+    told = re.escape("the batches stopped coming: [Errno 2] gone: 'cache/train'; the checkpoints are intact")
+    with pytest.raises(JobError, match=f"^{told}$"), _feeding_errors():
+        raise tf.errors.UnknownError(None, None, message)
+    with pytest.raises(tf.errors.UnknownError), _feeding_errors():
+        raise tf.errors.UnknownError(None, None, message.replace(kind, "IndexError"))
+
+
+def test_only_a_file_with_a_name_is_said_not_to_be_written():
+    with pytest.raises(JobError, match=r"^cannot write curves.png \(full\); the checkpoints"), _feeding_errors():
+        raise OSError(28, "full", "curves.png")
+    with pytest.raises(JobError, match=r"^a file failed \(broken\); the checkpoints are intact$"), _feeding_errors():
+        raise OSError(5, "broken")
 
 
 def test_a_run_learns_to_translate(outcome, folder):
