@@ -71,8 +71,8 @@ def check_place(folder: Path, overwrite: bool) -> None:
     """Raises RequestError unless the folder is empty or new, or holds an export that may be replaced."""
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise RequestError(f"--out must name a folder of its own, which the export replaces; received: {folder}")
-    check_writable(folder)
-    check_writable(folder.resolve().parent)  # where the new export is written before it replaces the old one
+    for written in (folder, folder.resolve().parent):  # beside the old export, before the new one replaces it
+        check_writable(written, "choose another folder with --out")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if strangers := sorted(names - NAMES):
         raise RequestError(f"{folder} holds {strangers[0]}, which is not part of an export: choose another --out")

@@ -32,14 +32,19 @@ def write_whole(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def check_writable(path: Path) -> None:
-    """Raises RequestError unless files can be written into the folder. The folder need not exist yet."""
+def check_writable(path: Path, mend: str = "choose another folder") -> None:
+    """Raises RequestError unless files can be written into the folder. The folder need not exist yet.
+
+    Args:
+        path: the folder.
+        mend: how the caller's user gives another folder, for the message.
+    """
     above = path
     while not above.exists():
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         problem = "no permission to write in" if above.is_dir() else "not a folder:"
-        raise RequestError(f"{problem} {above}; choose another folder with --out")
+        raise RequestError(f"{problem} {above}; {mend}")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,9 +139,7 @@ def write_run(
         RequestError: see `Translator.save`.
     """
     path = Path(folder)
-    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    if not is_free and not (overwrite and RunFolder(path).is_run()):
-        raise RequestError(f"expected a new or empty folder, or a run and `overwrite=True`; {path} holds something")
+    _check_place(path, overwrite)
     twin = _twin(model)
     _check_vocabularies(model_config(twin), tokenizers)
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
@@ -150,7 +149,6 @@ def write_run(
             f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
             f"{len(validation[1])} translations"
         )
-    check_writable(path)
     with write_folder_whole(path) as aside:
         run = RunFolder(aside)
         corpus = {"name": path.resolve().name}
@@ -158,6 +156,24 @@ def write_run(
             corpus["source_language"], corpus["target_language"] = languages
         _write_files(run, model_config(twin), corpus, tokenizers, validation)
         save_model(run, twin)
+
+
+def _check_place(path: Path, overwrite: bool) -> None:
+    """Raises RequestError unless the folder is new or empty, or holds a run that may be replaced, and nothing else."""
+    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    if not is_free and not (overwrite and RunFolder(path).is_run()):
+        raise RequestError(f"expected a new or empty folder, or a run and `overwrite=True`; {path} holds something")
+    if path.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise RequestError(f"expected a folder that can be replaced; received {path}, in which this process works")
+    parts = {part.name for part in RunFolder(path).parts()}
+    entries = [] if is_free else sorted(entry.name for entry in path.iterdir())
+    # A process that was killed while it wrote a part has left it under a name of its own.
+    if strangers := [name for name in entries if re.sub(r"^\.\d+-", "", name) not in parts]:
+        raise RequestError(
+            f"expected a run and nothing else; {path} holds {strangers[0]}: move it away, or choose another folder"
+        )
+    for written in (path, path.resolve().parent):  # beside the old run, before the new one replaces it
+        check_writable(written)
 
 
 def _twin(model: Transformer) -> Transformer:

@@ -44,7 +44,7 @@ def check_free(folder: RunFolder, overwrite: bool) -> None:
         read_config(folder)  # --overwrite removes runs alone, and other programs write a config.json too.
     elif path.is_dir() and any(path.iterdir()):
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
-    check_writable(path)
+    check_writable(path, "choose another folder with --out")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import zipfile
@@ -202,6 +203,48 @@ def test_a_strangers_folder_is_left_alone(fitted, tmp_path, overwrite):
         with pytest.raises(RequestError, match="^expected a new or empty folder, or a run and `overwrite=True`; "):
             fitted.save(path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
+def test_a_run_with_a_strangers_file_is_not_replaced(translator, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    translator.save(run.path)
+    for part in (run.checkpoints, run.tensorboard):
+        part.mkdir()
+    (run.path / ".123-model.keras").touch()  # of a process that was killed
+    (run.path / "letter").write_text("dear ...")
+    message = f"expected a run and nothing else; {run.path} holds letter: move it away, or choose another folder"
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+        translator.save(run.path, overwrite=True)
+    assert (run.path / "letter").read_text() == "dear ..." and run.checkpoints.is_dir()
+    (run.path / "letter").unlink()
+    translator.save(run.path, overwrite=True)
+    assert {path.name for path in run.path.iterdir()} == {"config.json", "model.keras", "tokenizer.model"}
+
+
+def test_the_folder_in_which_the_process_works_is_not_replaced(translator, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    translator.save(run)
+    (run / "checkpoints").mkdir()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for works_in, folder in ((run, "."), (run / "checkpoints", ".."), (run / "checkpoints", run), (empty, ".")):
+        monkeypatch.chdir(works_in)
+        with pytest.raises(RequestError, match="expected a folder that can be replaced; .* this process works$"):
+            translator.save(folder, overwrite=True)
+    assert (run / "checkpoints").is_dir() and keras_transformer.load(run)
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["the folder", "the one above"])
+def test_a_folder_without_permission_is_refused_in_words_of_python(translator, tmp_path, monkeypatch, is_refused):
+    folder = tmp_path / "above" / "run"
+    folder.mkdir(parents=True)
+    closed = folder.parent if is_refused else folder
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    message = f"no permission to write in {closed}; choose another folder"
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+        translator.save(folder)
+    assert not any(folder.iterdir())
 
 
 def another_block(model):
