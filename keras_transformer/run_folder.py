@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,9 @@ from keras_transformer.models import count_parameters, make_model, model_config
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
-from keras_transformer.run_config import NewerVersion as NewerVersion
 from keras_transformer.run_config import versions as versions
 from keras_transformer.run_config import writer as writer
-from keras_transformer.weights_file import DAMAGED, checked_weights
+from keras_transformer.weights_file import DAMAGED, checked_weights, is_of_the_machine
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
@@ -111,7 +111,12 @@ def check_model(run: RunFolder) -> None:
 
 @contextlib.contextmanager
 def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
-    """The file of weights in `model.keras`, checked. Errors in reading it, here or by the caller, are RequestErrors."""
+    """The file of weights in `model.keras`, checked.
+
+    Raises:
+        RequestError: there is none, or it is damaged; the caller's errors in reading it are such errors too.
+        OSError: the machine failed: a full disk, a file that may not be read.
+    """
     if not run.model.is_file():
         raise RequestError(
             f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
@@ -121,6 +126,9 @@ def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
         with checked_weights(run.model, num_parameters, num_layers) as weights:
             yield weights
     except DAMAGED as error:
+        if is_of_the_machine(error):
+            reason = f"{os.strerror(error.errno)}, while its weights were copied to {tempfile.gettempdir()}"
+            raise OSError(error.errno, reason, str(run.model)) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 WEIGHTS = "model.weights.h5"
 # Space for HDF5's structures and the seeds of dropout layers, beside the weights.
@@ -18,6 +19,14 @@ SLACK_BYTES = 16_000_000
 ENTRIES_PER_LAYER = 100
 # What reading a damaged file may raise.
 DAMAGED = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile)
+
+
+def is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
+    """Whether one of `DAMAGED` tells of the disk or of permissions, and not of the file's contents.
+
+    About contents h5py raises an OSError without a number, and a wrong place in an archive is an invalid argument.
+    """
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer import family, files
+from keras_transformer import family, files, weights_file
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError, Stopped
@@ -450,6 +452,27 @@ ARCHIVES: list[Callable[[Path], None]] = [
     smaller_than_declared,
     other_bytes,
 ]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, number, capsys):
+    def failing(*_):
+        raise OSError(number, "told in other words")
+
+    monkeypatch.setattr(weights_file.shutil, "copyfileobj", failing)
+    told = f"[Errno {number}] {os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}: "
+    with pytest.raises(OSError, match=f"^{re.escape(told)}'{re.escape(str(run_folder / 'model.keras'))}'$") as caught:
+        runs.load_model(run_folder)
+    assert caught.value.errno == number
+    assert main(["translate", str(run_folder)]) == 1
+    assert capsys.readouterr().err.startswith("error: [Errno ")
+
+
+def test_a_file_that_hdf5_cannot_read_is_no_damage_to_the_model(run_folder, monkeypatch):
+    checked = weights_file._check_arrays
+    monkeypatch.setattr(weights_file, "_check_arrays", lambda path, *sizes: checked(path.parent, *sizes))
+    with pytest.raises(IsADirectoryError):
+        runs.check_model(runs.RunFolder(run_folder))
 
 
 # Arrays: each changes the HDF5 file inside; `ARRAY` is one that the model has.
