@@ -4,31 +4,54 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import NamedTuple
 
 from keras_transformer.errors import RequestError
+
+
+class Workers(NamedTuple):
+    """Who trains together.
+
+    Args:
+        count: how many workers.
+        index: this worker's number, from 0.
+    """
+
+    count: int
+    index: int
 
 
 def num_workers() -> int:
     """How many workers train together.
 
     Raises:
-        RequestError: `TF_CONFIG` is no JSON object.
+        RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
     """
-    return len(_cluster().get("cluster", {}).get("worker", [])) or 1
+    return _workers().count
 
 
 def worker_index() -> int:
     """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
-    return int(_cluster().get("task", {}).get("index", 0))
+    return _workers().index
 
 
-def _cluster() -> dict[str, Any]:
+def _workers() -> Workers:
+    """Reads `TF_CONFIG`. A cluster of one machine, whatever its job, is one worker."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
-        cluster = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"`TF_CONFIG` must be JSON ({error}). Received: {text!r}") from error
-    if not isinstance(cluster, dict):
-        raise RequestError(f"`TF_CONFIG` must be a JSON object. Received: {text!r}")
-    return cluster
+        config = json.loads(text)
+        jobs, task = config.get("cluster", {}), config.get("task", {})
+        addresses = [address for job in jobs.values() for address in job]
+        if len(addresses) <= 1:
+            return Workers(1, 0)
+        index = int(task["index"])
+        of_workers = jobs.keys() == {"worker"} and not isinstance(jobs["worker"], str)
+        if of_workers and task["type"] == "worker" and 0 <= index < len(addresses):
+            return Workers(len(addresses), index)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        pass  # the error below tells what is expected
+    example = {"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}
+    raise RequestError(
+        "`TF_CONFIG` must name workers alone, of which the first is the chief, and this one's index, as in "
+        f"{json.dumps(example)}. Received: {text:.500}"
+    )

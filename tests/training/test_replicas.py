@@ -273,5 +273,5 @@ def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
 
 def test_a_broken_cluster_is_named(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
-    with pytest.raises(ValueError, match="`TF_CONFIG` must be JSON"):
+    with pytest.raises(ValueError, match="`TF_CONFIG` must name workers alone"):
         workers.num_workers()

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_transformer.errors import RequestError
+from keras_transformer.training import workers
 from keras_transformer.training.replicas import local_replicas
 from tests.tiny_corpus import tiny_flags
 
@@ -94,3 +96,54 @@ def test_each_worker_has_replicas_of_its_own(monkeypatch, index, expected):
     cluster = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     assert local_replicas(Strategy()) == (expected, 6)
+
+
+ADDRESSES = ["a:1", "b:1"]
+MACHINES = {"worker": ADDRESSES}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        {"cluster": []},
+        {"cluster": {"worker": 3}},
+        {"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}},
+        {"cluster": MACHINES},
+        {"cluster": MACHINES, "task": 1},
+        {"cluster": MACHINES, "task": {"type": "worker"}},
+        {"cluster": MACHINES, "task": {"type": "worker", "index": "a"}},
+        {"cluster": MACHINES, "task": {"type": "worker", "index": None}},
+        {"cluster": MACHINES, "task": {"type": "worker", "index": 2}},
+        {"cluster": MACHINES, "task": {"type": "worker", "index": -1}},
+        {"cluster": MACHINES, "task": {"type": "chief", "index": 0}},
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {"ps": ADDRESSES}, "task": {"type": "ps", "index": 0}},
+    ],
+    ids=lambda config: str(config)[:60],
+)
+def test_a_cluster_that_is_not_of_workers_alone_is_refused(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+    message = "^`TF_CONFIG` must name workers alone, .* Received: "
+    for ask in (workers.num_workers, workers.worker_index):
+        with pytest.raises(RequestError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", (1, 0)),
+        ("{}", (1, 0)),
+        ({"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0}}, (1, 0)),
+        ({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}, (1, 0)),
+        ({"cluster": MACHINES, "task": {"type": "worker", "index": 1}}, (2, 1)),
+        ({"cluster": MACHINES, "task": {"type": "worker", "index": "1"}, "environment": "cloud"}, (2, 1)),
+    ],
+    ids=str,
+)
+def test_workers_are_counted(monkeypatch, config, expected):
+    monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+    assert (workers.num_workers(), workers.worker_index()) == expected
