@@ -38,7 +38,7 @@ class _WeightedFit(keras.Model):
         losses = [] if loss is None else keras.tree.flatten(loss)
         if len(losses) > 1:
             raise ValueError(f"`loss` must be one loss, for the model has one output. Received: loss={loss!r}")
-        takes_a_mean = bool(losses) and getattr(loss, "reduction", None) != "sum"
+        takes_a_mean = bool(losses) and getattr(losses[0], "reduction", None) != "sum"
         if takes_a_mean and loss_weights is not None:
             raise ValueError(
                 "`loss_weights` must be left out, for the model has one loss: scale the learning rate instead. "
@@ -48,7 +48,7 @@ class _WeightedFit(keras.Model):
         self._sum_loss = _as_sum(losses[0]) if takes_a_mean else None
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as it was compiled when it was saved."""
+        """Compiles a loaded model as it was compiled when it was saved, but without XLA."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
@@ -93,7 +93,7 @@ class _TensorFlowFit(_WeightedFit):
     * The weights of a batch sum to 1 over all replicas and micro-batches. So loss and gradient equal those of one large
       batch on one replica. `text.batches` makes such weights. If no weights come and the loss is a sum, each label that
       is not 0 gets the weight 1 / (number of such labels on all replicas). If the loss takes a mean, the weights are
-      divided by their sum over all replicas.
+      divided by their sum over all replicas. A mean without weights needs `micro_batches` = 1.
     * In float16, if a gradient of any replica overflows, no replica updates its weights.
     * `micro_batches` = k: each replica splits its rows into k parts, runs them one after the other, and sums their
       gradients before it updates the weights. Schedule and optimizer count one step.
@@ -140,7 +140,13 @@ class _TensorFlowFit(_WeightedFit):
         import tensorflow as tf
 
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        if (weights is None) == (self._sum_loss is not None):
+        has_weights, takes_a_mean = weights is not None, self._sum_loss is not None
+        if has_weights != takes_a_mean:
+            if takes_a_mean and training and self.micro_batches > 1:
+                raise ValueError(
+                    "`micro_batches` must be 1 for a loss that takes a mean, unless sample weights come: give weights, "
+                    f"or a loss whose reduction is 'sum'. Received: micro_batches={self.micro_batches}"
+                )
             return inputs, labels, weights  # a sum uses the weights that come, a mean needs none
         weights = tf.cast(tf.not_equal(labels, 0) if weights is None else weights, tf.float32)
         if training:

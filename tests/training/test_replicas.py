@@ -114,8 +114,9 @@ CASES = {
         cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         expected = trained(1, sgd, loss=cross_entropy), trained(1, lambda: keras.optimizers.SGD(0.3))
         assert_same(trained(2, sgd, loss=cross_entropy, data=tripled), expected[0], 1e-6)
-        for mine, theirs in zip(trained(1, sgd, data=tripled)[0], expected[1][0]):
-            np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
+        for loss in SmoothedCrossEntropy(0.1), [SmoothedCrossEntropy(0.1)]:
+            for mine, theirs in zip(trained.__wrapped__(1, sgd, loss=loss, data=tripled)[0], expected[1][0]):
+                np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
     """,
     "validation with a loss of Keras is the mean over all real tokens": """
         losses = []
@@ -167,6 +168,12 @@ CASES = {
     "k micro-batches are one batch": """
         assert_same(trained(1, sgd), trained(1, sgd, micro_batches=3), 1e-6)
         assert_same(trained(1, adam), trained(2, adam, micro_batches=2), 1e-4)
+        try:
+            trained(1, sgd, micro_batches=3, weighted=False, loss=keras.losses.SparseCategoricalCrossentropy())
+        except ValueError as error:
+            assert "give weights, or a loss whose reduction is 'sum'. Received: micro_batches=3" in str(error)
+        else:
+            raise AssertionError("the mean of the parts' means is not the mean")
     """,
     "Adam in one kernel is that of Keras, weight decay too": """
         kept = dict(beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=0.1)
