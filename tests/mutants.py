@@ -500,7 +500,7 @@ FILES = [
         "test_main.py",
         f"{PACKAGE}/commands",
         ("self.num_invalid += 1", "pass"),
-        ('n_best=given.get("n_best") or 1', "n_best=1"),
+        ('n_best=1 if given.get("n_best") is None else given["n_best"]', "n_best=1"),
         ("if sampled and not arguments.sample:", "if False:"),
         ('removesuffix(b"\\r")', 'strip(b"\\r")'),
         ("sum(one.num_tokens for one in scores)", "len(scores)"),

@@ -156,6 +156,7 @@ def test_a_long_source_is_cut_where_asked_with_a_count(run):
     [
         (["--beams", "0"], "num_beams must be a whole number from 1; received: 0"),
         (["--n-best", "5"], "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
+        (["--n-best", "0"], "n_best must be a whole number from 1; received: 0"),
         (["--batch-size", "-1"], "batch_size must be"),
         (["--max-length", "0"], "max_length must be"),
         (["--length-penalty", "nan"], "length_penalty must be"),

@@ -42,7 +42,7 @@ def search_options(arguments: argparse.Namespace) -> SearchOptions:
         length_penalty=arguments.length_penalty,
         max_length=arguments.max_length,
         batch_size=arguments.batch_size,
-        n_best=given.get("n_best") or 1,
+        n_best=1 if given.get("n_best") is None else given["n_best"],
         sampling=given.get("sample", False),
         alignments=given.get("alignments", False),
         **sampled,
