@@ -145,13 +145,15 @@ class Translator:
         options = options or SearchOptions()
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
-        num_cut = 0
+        num_cut = num_cut_prefixes = 0
         while ahead := list(islice(numbered, num_ahead)):
             sentences = self._sentences(ahead)
             num_cut += sum(len(sentence.source) > self.max_source_length for sentence in sentences)
+            num_cut_prefixes += sum(len(sentence.prefix) > self.max_source_length for sentence in sentences)
             sentences = [sentence.cut(self.max_source_length) for sentence in sentences]
             yield from self._translations(len(ahead), sentences, options)
         self._warn_of_cuts(num_cut)
+        self._warn_of_cuts(num_cut_prefixes, "prefix(es)")
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
         """The model's probability of a given translation of each source.
@@ -248,9 +250,9 @@ class Translator:
             if source
         ]
 
-    def _warn_of_cuts(self, num_cut: int) -> None:
+    def _warn_of_cuts(self, num_cut: int, kind: str = "source(s)") -> None:
         if num_cut:
-            warn(f"{num_cut} source(s) were over {self.max_source_length} pieces and were cut")
+            warn(f"{num_cut} {kind} were over {self.max_source_length} pieces and were cut")
 
     def _translations(
         self, num_lines: int, sentences: list[Sentence], options: SearchOptions

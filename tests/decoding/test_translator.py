@@ -108,6 +108,12 @@ def test_a_prefix_holds_line_by_line(translator):
             assert [one.ids for one in hypotheses] == [one.ids for one in other]
 
 
+def test_long_prefixes_are_cut_with_a_count(translator, capsys):
+    translator.n_best(SENTENCES[:3], prefixes=["one " * 200, "one", "two " * 200], max_length=5, num_beams=1)
+    longest = translator.max_source_length
+    assert capsys.readouterr().err == f"warning: 2 prefix(es) were over {longest} pieces and were cut\n"
+
+
 def test_a_prefix_never_forces_the_unknown_piece(translator):
     for hypotheses in translator.n_best(SENTENCES[:1], prefixes=["one 龍 two"], n_best=2):
         assert all(UNKNOWN not in one.ids and one.text.startswith("one") for one in hypotheses)
