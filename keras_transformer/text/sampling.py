@@ -70,7 +70,7 @@ class SubwordSampler:
         """Ids of one segmentation of a line; a run of unknown characters is one id."""
         words = re.findall("▁[^▁]*|^[^▁]+", self._normalize(line))
         ids = [id for word in words for id in self._draw(word)]
-        return [id for id, run in groupby(ids) for id in (run if id != UNKNOWN else [UNKNOWN])]
+        return [id for unit, run in groupby(ids) for id in ([UNKNOWN] if unit == UNKNOWN else run)]
 
     def _draw_unigram(self, word: str) -> list[int]:
         lattice = self._cached_lattice(word) if len(word) <= _CACHED_WORD_LENGTH else self._lattice(word)

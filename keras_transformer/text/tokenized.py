@@ -272,8 +272,12 @@ def scratch_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
 
 
 def _lock(folder: Path, operation: int) -> int | None:
-    """A descriptor that holds the lock; None if another process holds it or the file system has no locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """A descriptor that holds the lock; None if another process holds it, or has just renamed or removed the folder, or
+    the file system has no locks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, operation)
         return descriptor

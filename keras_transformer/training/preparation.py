@@ -153,7 +153,7 @@ def _tokenized(
 ) -> TokenizedCorpus:
     try:
         return TokenizedCorpus.open(folder)
-    except (RequestError, FileNotFoundError):
+    except RequestError:
         return TokenizedCorpus.build(
             folder,
             pairs,

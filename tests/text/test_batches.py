@@ -29,6 +29,7 @@ from keras_transformer.text.batches import (
     shard,
 )
 from keras_transformer.text.sampled_epochs import SampledEpochs
+from keras_transformer.text.tokenized import scratch_folder, unlock
 from keras_transformer.text.tokenizer import END, PAD, START, Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,6 +139,21 @@ def test_what_a_killed_build_left_is_removed(pairs, unigram, tmp_path) -> None:
 
     assert len(TokenizedCorpus.build(tmp_path / "tokens", while_another_builds(), unigram, unigram)) == 20
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_build_that_ends_while_another_begins_is_left_alone(tmp_path, monkeypatch) -> None:
+    (tmp_path / ".tokens-other").mkdir()
+    glob = Path.glob
+
+    def ending(self: Path, pattern: str) -> Iterator[Path]:
+        for folder in list(glob(self, pattern)):
+            folder.rename(self / "tokens")
+            yield folder
+
+    monkeypatch.setattr(Path, "glob", ending)
+    folder, lock = scratch_folder(tmp_path, ".tokens-")
+    unlock(lock)
+    assert folder.is_dir() and (tmp_path / "tokens").is_dir()
 
 
 def test_a_cache_that_is_missing_or_damaged_is_named(corpus, tmp_path) -> None:
