@@ -1,8 +1,9 @@
-"""A run's folder: its paths, its config.json, its model, and a run written from Python."""
+"""A run's folder: its paths, its config.json, its metrics, its model, and a run written from Python."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family, run_config
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, warn
 from keras_transformer.files import check_writable, write_folder_whole, write_text, write_whole
 from keras_transformer.models import count_parameters, make_model, model_config
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
@@ -77,6 +78,22 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
     """
     run = run if isinstance(run, RunFolder) else RunFolder(run)
     return run_config.read(run.config)
+
+
+def read_metrics(run: RunFolder) -> list[dict[str, str]]:
+    """The rows of metrics.csv as text; none if the file is missing. A warning names a line that cannot be read."""
+    if not run.metrics.is_file():
+        return []
+    rows: list[dict[str, str]] = []
+    with run.metrics.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        while True:
+            try:
+                rows.append({name: value for name, value in next(reader).items() if name and isinstance(value, str)})
+            except StopIteration:
+                return rows
+            except csv.Error as error:
+                warn(f"{run.metrics}: the line after line {reader.line_num} is left out ({error})")
 
 
 def save_model(run: RunFolder, model: Transformer) -> None:

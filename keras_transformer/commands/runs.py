@@ -1,16 +1,14 @@
-"""`info` and `average`: a run folder told, and its checkpoints averaged anew."""
+"""`info` prints what a run folder holds; `average` averages its checkpoints again."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say, warn
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.run_folder import RunFolder, read_config, read_metrics
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -34,14 +32,14 @@ def info(arguments: argparse.Namespace) -> None:
     run = RunFolder(arguments.run)
     config = read_config(run)
     print(f"run: {run.path}")
-    # Runs of version 0.1 do not tell the number of parameters; to count them imports Keras, which takes seconds.
+    # Runs of version 0.1 do not tell the number of parameters; counting them imports Keras, which takes seconds.
     print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
     for section in ("model", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     print(f"model.keras: {'there' if run.model.is_file() else 'not yet; train.py --resume finishes the run'}")
-    print_metrics(read_metrics(run.metrics))
+    print_metrics(metrics_of(run))
 
 
 def print_section(name: str, values: dict[str, Any]) -> None:
@@ -65,15 +63,12 @@ def print_metrics(rows: list[dict[str, str]]) -> None:
         print(f"best val_bleu: {best['val_bleu']}, at step {best.get('step', 'unknown')}")
 
 
-def read_metrics(path: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv; none if the file is missing or damaged."""
+def metrics_of(run: RunFolder) -> list[dict[str, str]]:
+    """The rows of metrics.csv; none if the file cannot be read."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{k: v for k, v in row.items() if k and isinstance(v, str)} for row in csv.DictReader(file)]
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        warn(f"{path} cannot be read: {error}")
+        return read_metrics(run)
+    except OSError as error:
+        warn(f"{run.metrics} cannot be read: {error}")
         return []
 
 

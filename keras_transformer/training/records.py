@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_transformer.files import write_text, write_whole
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
 
 
@@ -33,7 +33,7 @@ class Records(keras.callbacks.Callback):
         super().__init__()
         self.run = run
         self.progress = progress
-        self.rows = [row for row in read_metrics(run) if row["step"] <= progress.step]
+        self.rows = [row for row in read_rows(run) if row["step"] <= progress.step]
         self.samples = [block for block in _read_samples(run) if block[0] <= progress.step]
         self._board: Any = None
 
@@ -110,17 +110,14 @@ class Records(keras.callbacks.Callback):
             raise OSError(errno.EIO, error.message, str(self.run.tensorboard)) from error
 
 
-def read_metrics(run: RunFolder) -> list[dict[str, float]]:
-    """The rows of metrics.csv. A row that is damaged is skipped, because users edit the file."""
-    if not run.metrics.is_file():
-        return []
+def read_rows(run: RunFolder) -> list[dict[str, float]]:
+    """The rows of metrics.csv as numbers. A row with anything else is skipped, because users edit the file."""
     rows = []
-    with run.metrics.open(encoding="utf-8", errors="replace", newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                rows.append({name: float(value) for name, value in row.items() if name in Records.COLUMNS and value})
-            except (TypeError, ValueError):
-                continue
+    for row in read_metrics(run):
+        try:
+            rows.append({name: float(value) for name, value in row.items() if name in Records.COLUMNS and value})
+        except ValueError:
+            continue
     return [row for row in rows if "step" in row]
 
 

@@ -11,7 +11,7 @@ import pytest
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.batches import Place
 from keras_transformer.training.callbacks import Bleu, Follow, Progress, Save
-from keras_transformer.training.records import Records, read_metrics
+from keras_transformer.training.records import Records, read_rows
 
 RIGHT = "the cat sat on the mat today"
 
@@ -112,12 +112,12 @@ def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
         records.show(progress.step, f"sample of round {number}")
 
     rounds_of(records, {"loss": 3.0}, {"loss": 2.0, "val_bleu": 4.5}, {"loss": 1.0}, step=step)
-    rows = read_metrics(run)
+    rows = read_rows(run)
     assert [(row["step"], row["loss"], row["tokens"]) for row in rows] == [(5, 3, 100), (10, 2, 200), (15, 1, 300)]
     assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
     again = Records(run, Progress(step=10))
     again.on_train_begin()
-    assert [row["step"] for row in read_metrics(run)] == [5, 10]
+    assert [row["step"] for row in read_rows(run)] == [5, 10]
     assert run.samples.read_text().count("sample of round") == 2
     assert run.curves.stat().st_size > 1000 and any(run.tensorboard.iterdir())
 
@@ -144,3 +144,10 @@ def test_a_round_ends_with_metrics_that_count_nothing():
     model.metrics_variables = [2.0]
     save.save()
     assert seen == [[0.0], [2.0]], "in the midst of a round they count its steps"
+
+
+def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsys):
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(f"step,loss\n5,3\n7,{'9' * 200_000}\n10,2\nx,y\n15,1,more\n")
+    assert [row["step"] for row in Records(run, Progress(step=20)).rows] == [5, 10, 15]
+    assert capsys.readouterr().err.startswith(f"warning: {run.metrics}: the line after line 2 is left out (")
