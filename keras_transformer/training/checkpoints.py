@@ -32,7 +32,7 @@ class Checkpoints:
     """The checkpoints of a run.
 
     `STEP.weights.npz` holds what averaging needs, and is kept for many steps. `STEP.state.npz` holds the rest, and is
-    kept for two steps. A checkpoint is whole if both files are there; the state is written last.
+    kept for the two newest checkpoints. A checkpoint is whole if both files are there; the state is written last.
 
     Args:
         folder: where the files are.

@@ -9,7 +9,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.training.settings import MODEL_SETTINGS, Settings, check_types, flag_of, resolve, spelled
 
 # A run that is fine-tuned keeps the parent's sizes; dropout may change.
-SIZES = [name for name in MODEL_SETTINGS if name not in ("dropout", "attention_dropout", "vocabulary_size")]
+FIXED_BY_PARENT = [name for name in MODEL_SETTINGS if name not in ("dropout", "attention_dropout", "vocabulary_size")]
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
     "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "tokenizer", "init_from", "devices",
@@ -50,7 +50,7 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
 
 def _sizes_of(model: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{name: spelled(name, model[name]) for name in SIZES},
+        **{name: spelled(name, model[name]) for name in FIXED_BY_PARENT},
         "vocabulary_size": model["vocabulary_size"],
         "separate_vocabularies": model["source_vocabulary_size"] is not None,
     }
@@ -86,7 +86,7 @@ def fitting_warm_up(settings: Settings, parent: Settings, shortens: bool) -> dic
 def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
     """One line for people: the learning rate, and which settings the parent changed."""
     usual = resolve(given, recipe).as_dict()
-    own = {*SIZES, *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
+    own = {*FIXED_BY_PARENT, *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
     kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
     return (

@@ -29,7 +29,7 @@ def _count(default: Any, help: str) -> Any:
     return _flag(default, help, lambda x: x >= 1, "an integer of at least 1", type=int)
 
 
-def _count_or_none(default: int, help: str) -> Any:
+def _count_or_zero(default: int, help: str) -> Any:
     return _flag(default, help, lambda x: x >= 0, "an integer of at least 0", type=int)
 
 
@@ -111,7 +111,7 @@ class Settings:
     steps: int = _count(100_000, "updates of the weights")
     token_budget: int = _count(25_000, "source positions of a batch over all replicas, and as many target positions")
     accumulate: int = _count(1, "micro-batches into which each replica splits its part of a batch, to save memory")
-    static_shapes: int = _count_or_none(0, "pad batches to this many fixed shapes, for XLA; 0 for free widths")
+    static_shapes: int = _count_or_zero(0, "pad batches to this many fixed shapes, for XLA; 0 for free widths")
     learning_rate_factor: float = _positive(1.0, "factor on the paper's learning rate")
     warmup_steps: int = _count(4_000, "steps until the learning rate peaks")
     label_smoothing: float = _rate(0.1, "label smoothing")
@@ -125,10 +125,10 @@ class Settings:
     # The run
     checkpoint_every: int = _count(500, "steps between checkpoints, each with a validation")
     average_last: int = _count(5, "model.keras holds the mean of this many last checkpoints")
-    patience: int = _count_or_none(0, "stop after this many validations without a better BLEU; 0 for never")
-    bleu_sentences: int = _count_or_none(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
+    patience: int = _count_or_zero(0, "stop after this many validations without a better BLEU; 0 for never")
+    bleu_sentences: int = _count_or_zero(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
     devices: str = _flag("auto", "`auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as 0,1")
-    threads: int = _count_or_none(0, "processor threads; 0 leaves it to TensorFlow")
+    threads: int = _count_or_zero(0, "processor threads; 0 leaves it to TensorFlow")
     seed: int = _seed(1, "the same seed gives the same run")
     out: str | None = _flag(None, "the run folder, by default runs/DATASET-PRESET")
     resume: bool = _flag(False, "continue the run in --out; a larger --steps extends it", action="store_true")
