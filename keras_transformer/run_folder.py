@@ -21,7 +21,7 @@ from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
 from keras_transformer.run_config import versions as versions
 from keras_transformer.run_config import writer as writer
-from keras_transformer.weights_file import DAMAGED, checked_weights, is_of_the_machine
+from keras_transformer.weights_file import DAMAGED, checked_weights, number_of_the_machine
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
@@ -143,9 +143,9 @@ def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
         with checked_weights(run.model, num_parameters, num_layers) as weights:
             yield weights
     except DAMAGED as error:
-        if is_of_the_machine(error):
-            reason = f"{os.strerror(error.errno)}, while its weights were copied to {tempfile.gettempdir()}"
-            raise OSError(error.errno, reason, str(run.model)) from error
+        if (number := number_of_the_machine(error)) is not None:
+            reason = f"{os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}"
+            raise OSError(number, reason, str(run.model)) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
 

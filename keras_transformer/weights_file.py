@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 WEIGHTS = "model.weights.h5"
 # Space for HDF5's structures and the seeds of dropout layers, beside the weights.
@@ -21,12 +21,13 @@ ENTRIES_PER_LAYER = 100
 DAMAGED = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
-def is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
-    """Whether one of `DAMAGED` tells of the disk or of permissions, and not of the file's contents.
+def number_of_the_machine(error: Exception) -> int | None:
+    """The error's number if it tells of the disk or of permissions; None if it tells of the file's contents.
 
     About contents h5py raises an OSError without a number, and a wrong place in an archive is an invalid argument.
     """
-    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+    number = error.errno if isinstance(error, OSError) else None
+    return None if number == errno.EINVAL else number
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ class Workers(NamedTuple):
     """Who trains together.
 
     Args:
-        count: how many workers.
-        index: this worker's number, from 0.
+        total: how many workers.
+        own: this worker's number, from 0.
     """
 
-    count: int
-    index: int
+    total: int
+    own: int
 
 
 def num_workers() -> int:
@@ -27,12 +27,12 @@ def num_workers() -> int:
     Raises:
         RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
     """
-    return _workers().count
+    return _workers().total
 
 
 def worker_index() -> int:
     """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
-    return _workers().index
+    return _workers().own
 
 
 def _workers() -> Workers:
