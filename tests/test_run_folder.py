@@ -434,6 +434,13 @@ def smaller_than_declared(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(size + size, declared + declared))
 
 
+def listed_elsewhere(path: Path) -> None:
+    """Its contents would stand before its beginning."""
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 255
+    path.write_bytes(data)
+
+
 def other_bytes(path: Path) -> None:
     """Contents that do not fit the archive's checksum."""
     data = bytearray(path.read_bytes())
@@ -450,6 +457,7 @@ ARCHIVES: list[Callable[[Path], None]] = [
     compressed,
     larger_than_declared,
     smaller_than_declared,
+    listed_elsewhere,
     other_bytes,
 ]
 
