@@ -12,14 +12,17 @@ from ctranslate2.specs import TransformerSpec
 from benchmarks.weights import LAYER_NORM_EPSILON, Weights
 
 
-def write_ctranslate2(folder: Path, weights: Weights, num_layers: int, pieces: list[str]) -> None:
-    """Writes the model in float32. CTranslate2 converts it to other precisions when it loads it.
+def write_ctranslate2(
+    folder: Path, weights: Weights, num_layers: int, pieces: list[str], precision: str = "float32"
+) -> None:
+    """Writes the model. CTranslate2 can convert a model in float32 to other precisions when it loads it.
 
     Args:
         folder: where to write; must not exist.
         weights: of `weights.arrays_of`.
         num_layers: of each stack.
         pieces: the vocabulary, in the order of its ids.
+        precision: of the file: "float32" or "int8".
     """
     spec = TransformerSpec.from_config(num_layers, int(weights["num_heads"]), pre_norm=False)
     fill_stack(spec.encoder, weights, "encoder")
@@ -29,6 +32,8 @@ def write_ctranslate2(folder: Path, weights: Weights, num_layers: int, pieces: l
     spec.register_target_vocabulary(pieces)
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     spec.validate()
+    if precision != "float32":
+        spec.optimize(quantization=precision)
     folder.mkdir()
     spec.save(str(folder))
 

@@ -50,19 +50,27 @@ def export_onnx(
     require_precision("onnx", precision)
     require_writers(run.model, precision)
     decoding = decoding or Decoding()
-    models: dict[str, Callable[[], Model]] = {
-        "translate": lambda: translate_model(run, decoding, precision),
-        "translate_text": lambda: translate_text_model(run, decoding, precision),
-        "encoder": lambda: encoder_model(run, precision),
-        "step": lambda: step_model(run, precision),
-    }
-    folder = Path(folder)
-    (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    folder = Path(folder) / "onnx"
+    folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    for name, make in models.items():
-        path = folder / "onnx" / f"{stem(name, precision)}.onnx"
-        paths += write_model(path, make(), run.metadata(decoding, precision))
+    for name, make in MODELS.items():
+        path = folder / f"{stem(name, precision)}.onnx"
+        paths += write_model(path, make(run, decoding, precision), run.metadata(decoding, precision))
     return paths
+
+
+def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:
+    """Writes one of the graphs, "translate", "encoder" or "step"; the translator gives `decoding.n_best` translations.
+
+    Raises:
+        Unwritable: a part of the model, or an option of a part, has no writer.
+    """
+    require_writers(run.model, precision)
+    if name == "translate" and decoding.n_best != 1:
+        model = translate_model(run, decoding, precision, with_n_best=True)
+    else:
+        model = MODELS[name](run, decoding, precision)
+    return write_model(path, model, run.metadata(decoding, precision))
 
 
 def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False) -> Model:
@@ -135,6 +143,15 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         *transformer.cache_infos("present"),
     ]
     return Model(g, [*inputs, *pasts, *memories], name_outputs(g, [logits, *flat_past(present)], outputs))
+
+
+# The graphs of an export, by the stems of their files.
+MODELS: dict[str, Callable[[TrainedRun, Decoding, str], Model]] = {
+    "translate": translate_model,
+    "translate_text": translate_text_model,
+    "encoder": lambda run, decoding, precision: encoder_model(run, precision),
+    "step": lambda run, decoding, precision: step_model(run, precision),
+}
 
 
 def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:

@@ -159,9 +159,13 @@ def require_own_parts(model: Transformer, format: str, precision: str) -> None:
         raise unwritable(format, precision, found)
 
 
-def unwritable(format: str, precision: str, found: Difference) -> RequestError:
-    """The error that names a part of the model, or an option of a part, that a format cannot write."""
-    return RequestError(
+class Unwritable(RequestError):
+    """A format cannot write a part of the model, or an option of a part."""
+
+
+def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
+    """The error that names the part."""
+    return Unwritable(
         f"{format} in {precision} can write only {found.expected} at {found.path}; received a model with "
         f"{found.received} there: export saved_model in float32, or tflite in float32 or float16, which trace any "
         "model as it is"

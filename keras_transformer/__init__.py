@@ -43,7 +43,7 @@ _HOMES = {
 }
 __all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "load"]
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
 
 # The classes that Keras may find in a saved model, beside the parts of the family, by module.
 _SERIALIZABLE = {

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_transformer.commands import evaluate, runs, translate
+from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
 
-try:
-    from keras_transformer.export import __main__ as export  # type: ignore[import-not-found] # a wheel holds it here
-except ModuleNotFoundError:
-    from export import __main__ as export  # type: ignore[no-redef] # a checkout has it beside this package
+export = export_module("__main__")
 
 # Keras and TensorFlow take seconds to import: the commands import what needs them, and --help does not.
+
+
+RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
 
 
 class Command(NamedTuple):
@@ -28,13 +29,13 @@ class Command(NamedTuple):
         run: what it does with its arguments.
         help: one line.
         add_options: adds its options to a parser.
-        takes_run: whether its first argument is a run folder.
+        takes: the help of its first argument, a folder; empty if it has none.
     """
 
     run: Callable[[argparse.Namespace], None]
     help: str
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    takes_run: bool = True
+    takes: str = "the run folder"
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -45,17 +46,20 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "train": Command(train, "train a translator on parallel text", flags.add_flags, takes_run=False),
+    "train": Command(train, "train a translator on parallel text", flags.add_flags, takes=""),
     "translate": Command(
-        translate.translate, "translate standard input to standard output, a line for a line", translate.add_options
+        translate.translate, "translate standard input to standard output, a line for a line", translate.add_options,
+        takes=RUN_OR_EXPORT,
     ),
     "evaluate": Command(
         evaluate.evaluate,
         "translate a file and compare with a reference: one JSON object",
         evaluate.add_evaluate_options,
+        takes=RUN_OR_EXPORT,
     ),
     "score": Command(
-        evaluate.score, "log P and perplexity of given translations, a line for a line", evaluate.add_score_options
+        evaluate.score, "log P and perplexity of given translations, a line for a line", evaluate.add_score_options,
+        takes=RUN_OR_EXPORT,
     ),
     "average": Command(
         runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options
@@ -63,7 +67,7 @@ COMMANDS = {
     "info": Command(runs.info, "tell what a run is and how it went"),
     "export": Command(
         export.export, "write SavedModel, ONNX and TFLite translators, and certify them", export.add_options,
-        takes_run=False,
+        takes="",
     ),
 }  # fmt: skip
 
@@ -87,8 +91,8 @@ def make_parser() -> argparse.ArgumentParser:
         description = f"{command.help[0].upper()}{command.help[1:]}."
         one = commands.add_parser(name, help=command.help, description=description, allow_abbrev=False)
         one.set_defaults(command=command.run)
-        if command.takes_run:
-            one.add_argument("run", metavar="RUN", help="the run folder")
+        if command.takes:
+            one.add_argument("run", metavar="RUN", help=command.takes)
         command.add_options(one)
     return parser
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ from keras_transformer.errors import load_tensorflow
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], uses_keras: bool = True
+    package: str, homes: Mapping[str, str], without_keras: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package or module.
 
@@ -20,13 +20,13 @@ def lazy_names(
     Args:
         package: the package's `__name__`.
         homes: the module that defines each name; for a module of the package, the module itself.
-        uses_keras: whether the modules import Keras, which is then imported quietly first.
+        without_keras: the names whose modules do not import Keras; before the others, Keras is imported quietly.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if uses_keras:
+        if name not in without_keras:
             load_tensorflow()
         module = import_module(homes[name])
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)

@@ -126,6 +126,14 @@ def check_model(run: RunFolder) -> None:
         pass
 
 
+def require_model(run: RunFolder) -> None:
+    """Raises RequestError unless the run has a model, which is not read."""
+    if not run.model.is_file():
+        raise RequestError(
+            f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
+        )
+
+
 @contextlib.contextmanager
 def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
     """The file of weights in `model.keras`, checked.
@@ -134,10 +142,7 @@ def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
         RequestError: there is none, or it is damaged; the caller's errors in reading it are such errors too.
         OSError: the machine failed: a full disk, a file that may not be read.
     """
-    if not run.model.is_file():
-        raise RequestError(
-            f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
-        )
+    require_model(run)
     num_parameters, num_layers = count_parameters(config), sum(family.depths(config))
     try:
         with checked_weights(run.model, num_parameters, num_layers) as weights:
@@ -148,6 +153,27 @@ def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
             raise OSError(number, reason, str(run.model)) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
+
+
+def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int) -> tuple[Tokenizer, Tokenizer]:
+    """The vocabularies of source and target; `source_size` is None if both are one.
+
+    Raises:
+        RequestError: a file is missing, damaged, or not of this size.
+    """
+    from keras_transformer.text.tokenizer import Tokenizer
+
+    paths = folder.tokenizers(separate=source_size is not None)
+    source = Tokenizer.load(paths[0])
+    target = source if source_size is None else Tokenizer.load(paths[1])
+    sizes = (source_size or target_size, target_size)
+    for tokenizer, path, size in zip((source, target), paths, sizes, strict=True):
+        if tokenizer.vocabulary_size != size:
+            raise RequestError(
+                f"{path} has {tokenizer.vocabulary_size} pieces, but the model of {folder.path} has {size}: "
+                "one of them is another run's; copy the run folder anew"
+            )
+    return source, target
 
 
 def write_run(

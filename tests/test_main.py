@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_transformer.__main__ import COMMANDS, main, make_parser
+from keras_transformer.commands import engines
 from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import exit_status, say
 from keras_transformer.training.flags import parser
@@ -29,17 +30,10 @@ SOURCE = b"to the sea\nseven hundred and two\n\ntwo dogs\n"
 def run(run_folder, translator, monkeypatch, capfdbinary):
     """`run(command, *options, stdin=b"")` → exit status, standard output, standard error.
 
-    Commands are handed one translator, whose graphs are traced already, in place of one from the disk.
+    Commands are handed one decoder, whose graphs are traced already, in place of one from the disk.
     """
-    from keras_transformer.decoding import translator as module
-
-    def load(run, max_source_length=None):
-        if max_source_length is None:
-            return translator
-        return Translator(translator.model, translator.source_tokenizer, None, max_source_length)
-
-    Translator = module.Translator
-    monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    monkeypatch.setattr("keras_transformer.decoding.translator.load", lambda run: translator)
 
     def run(command, *options, stdin=b""):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))

@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import NamedTuple
 
+from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.search import add_search_options, search_options
-from keras_transformer.errors import RequestError, load_tensorflow, say
+from keras_transformer.errors import RequestError, say
 
 
 class ParallelLines(NamedTuple):
@@ -19,17 +20,13 @@ class ParallelLines(NamedTuple):
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Prints one JSON object: BLEU, chrF and speed."""
-    load_tensorflow()
-    from keras_transformer.decoding.translator import load
-
     options = search_options(arguments)
     lines = read_both(arguments.source, arguments.reference)
-    print(json.dumps(load(arguments.run).evaluate(lines.sources, lines.targets, options)))
+    print(json.dumps(open_translator(arguments, options).evaluate(lines.sources, lines.targets, options)))
 
 
 def score(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
-    load_tensorflow()
     from keras_transformer.decoding.translator import Score, load
 
     lines = read_both(arguments.source, arguments.target)
@@ -46,7 +43,7 @@ def read_both(source: str, target: str) -> ParallelLines:
     Raises:
         RequestError: they have no lines, or not equally many.
     """
-    from keras_transformer.text.corpora import read_lines
+    from keras_transformer.text.lines import read_lines
 
     lines = ParallelLines(list(read_lines(source)), list(read_lines(target)))
     if len(lines.sources) != len(lines.targets) or not lines.sources:
@@ -63,6 +60,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="text to translate, plain or .gz")
     add("--reference", required=True, metavar="FILE", help="its correct translation, line by line, plain or .gz")
     add_search_options(parser)
+    add_engine_options(parser)
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:

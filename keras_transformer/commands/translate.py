@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
+from keras_transformer.commands.engines import add_engine_options, open_translator
+from keras_transformer.commands.progress import counted
 from keras_transformer.commands.search import add_search_options, search_options
-from keras_transformer.errors import RequestError, load_tensorflow, warn
+from keras_transformer.errors import RequestError, warn
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Hypothesis
@@ -16,17 +18,16 @@ if TYPE_CHECKING:
 
 def translate(arguments: argparse.Namespace) -> None:
     """Translates lines in order, while they come."""
-    load_tensorflow()
-    from keras_transformer.decoding.translator import load
-    from keras_transformer.text.corpora import read_lines
+    from keras_transformer.text.lines import read_lines
 
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
     options = search_options(arguments)
-    translator = load(arguments.run, arguments.max_source_length)
+    translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
     source = TextLines(sys.stdin.buffer)
     prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
-    for number, hypotheses in enumerate(translator.stream(source, options, prefixes)):
+    translations = counted(translator.stream(source, options, prefixes), "lines")
+    for number, hypotheses in enumerate(translations):
         lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
         sys.stdout.buffer.write(lines.encode("utf-8"))
         sys.stdout.buffer.flush()
@@ -79,6 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0."
     )
     add_search_options(parser)
+    add_engine_options(parser)
     best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
     prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
     longest = "cut a source after N pieces, with a warning (default: the model's limit, mostly 512)"

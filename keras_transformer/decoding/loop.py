@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import keras
-from keras import ops
-
+from keras_transformer.decoding.array_ops import ops
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -62,11 +60,6 @@ def run_loop(advance: Callable[[State], State], state: State, done: Callable[[St
         return tuple(advance(state._make(fields)))
 
     return state._make(ops.while_loop(goes_on, body, tuple(state)))
-
-
-def integers() -> str:
-    """The type of the integers in a loop: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
-    return "int64" if keras.config.backend() == "tensorflow" else "int32"
 
 
 class Fitted(NamedTuple):

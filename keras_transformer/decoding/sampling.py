@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from keras import ops
-
-from keras_transformer.decoding.loop import Cache, Step, blank, count, fit, integers, k_best, permit, pick, run_loop
+from keras_transformer.decoding.array_ops import integers, ops
+from keras_transformer.decoding.loop import Cache, Step, blank, count, fit, k_best, permit, pick, run_loop
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END
 

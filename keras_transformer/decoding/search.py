@@ -13,23 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import keras
-from keras import ops
-
 from keras_transformer import lengths
-from keras_transformer.decoding.loop import (
-    NONE,
-    Cache,
-    Step,
-    blank,
-    count,
-    fit,
-    gather_beams,
-    integers,
-    k_best,
-    permit,
-    run_loop,
-)
+from keras_transformer.decoding.array_ops import integers, ops
+from keras_transformer.decoding.loop import NONE, Cache, Step, blank, count, fit, gather_beams, k_best, permit, run_loop
 from keras_transformer.decoding.sampling import draw as draw
 from keras_transformer.decoding.sampling import sample as sample
 from keras_transformer.tensor import Tensor
@@ -170,7 +156,7 @@ def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: C
     log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
     beams = gather_beams(candidates.beams, places)  # (B, K)
     if num_beams > 1:
-        followed = keras.tree.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
+        followed = ops.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
         cache = {**cache, "beams": followed}
     return state._replace(
         token_ids=gather_beams(candidates.token_ids, places),

@@ -6,22 +6,27 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from keras_transformer.decoding.decoder import Decoder
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.parallel import mapped
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
 from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError, warn
-from keras_transformer.lengths import longest, penalty
-from keras_transformer.models.transformer import Transformer
-from keras_transformer.run_folder import RunFolder, load_model, write_run
+from keras_transformer.export_folder import ExportFolder
+from keras_transformer.lengths import penalty
+from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers, write_run
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.models.transformer import Transformer
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
 BATCHES_AHEAD = 32
@@ -33,14 +38,14 @@ class Translator:
     """Translates, scores and evaluates text with one model.
 
     Args:
-        model: the model.
+        model: the model, or an `OnnxDecoder` of exported graphs.
         source_tokenizer: the vocabulary of the source.
         target_tokenizer: the vocabulary of the target; by default the same.
         max_source_length: the most pieces of a source. Longer sources are cut, and a warning counts them. By default
             the `max_source_length` of the model.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or the model has too few learned positions for it.
+        RequestError: `max_source_length` is not positive, or more than the model can take.
 
     Example:
 
@@ -53,33 +58,34 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | Decoder,
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer | None = None,
         max_source_length: int | None = None,
     ):
-        self.model = model
+        self.decoder = decoder_of(model)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
-        self.max_source_length = model.max_source_length if max_source_length is None else max_source_length
+        self.max_source_length = self.decoder.max_source_length if max_source_length is None else max_source_length
         require_whole("max_source_length", self.max_source_length, 1)
-        num_positions = model.positions.max_length
-        if num_positions is not None and longest(self.max_source_length) > num_positions:
-            raise RequestError(
-                f"max_source_length must be at most {model.max_source_length}, because the model has no more learned "
-                f"positions; received: {self.max_source_length}"
-            )
-        self._decoder = Decoder(model)
+        self.decoder.check_source_length(self.max_source_length)
 
     def __repr__(self) -> str:
-        model, vocabulary = self.model, f"{self.target_tokenizer.vocabulary_size:,}"
+        vocabulary = f"{self.target_tokenizer.vocabulary_size:,}"
         if self.source_tokenizer is not self.target_tokenizer:
             vocabulary = f"{self.source_tokenizer.vocabulary_size:,} → {vocabulary}"
-        layers = f"{model.encoder_layers} + {model.decoder_layers} layers of width {model.hidden_dim}"
         return (
-            f"<Translator: {model.count_params():,} parameters, {layers}, vocabulary {vocabulary}, "
-            f"sources of up to {self.max_source_length} pieces>"
+            f"<Translator: {self.decoder!r}, vocabulary {vocabulary}, sources of up to {self.max_source_length} pieces>"
         )
+
+    @property
+    def model(self) -> Transformer:
+        """The Keras model.
+
+        Raises:
+            RequestError: the translator is an export's, which has none.
+        """
+        return self.decoder.model
 
     @overload
     def translate(self, lines: str, *args: Any, **options: Any) -> str: ...
@@ -234,7 +240,7 @@ class Translator:
             overwrite: whether to replace a run that is in the folder.
 
         Raises:
-            RequestError: the folder is not empty, not every validation sentence has a translation, a vocabulary
+            RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a translation, a vocabulary
                 does not fit the model, or the model has a part that its configuration does not name.
         """
         write_run(folder, self.model, (self.source_tokenizer, self.target_tokenizer), languages, validation, overwrite)
@@ -259,16 +265,18 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The translations of the lines that were read ahead, in their order."""
         translations = [[Hypothesis("", 0.0, 0.0)]] * num_lines
-        for places in batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size):
-            batch = [sentences[place] for place in places]
-            for sentence, hypotheses in zip(batch, self._translate_batch(batch, options), strict=True):
+        all_places = batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size)
+        batches = [[sentences[place] for place in places] for places in all_places]
+        results = mapped(lambda batch: self._translate_batch(batch, options), batches, self.decoder.num_parallel)
+        for batch, of_batch in zip(batches, results, strict=True):
+            for sentence, hypotheses in zip(batch, of_batch, strict=True):
                 translations[sentence.place] = hypotheses
         return translations
 
     def _translate_batch(self, sentences: list[Sentence], options: SearchOptions) -> list[list[Hypothesis]]:
-        emitted = self._decoder.decode(sentences, options)
+        emitted = self.decoder.decode(sentences, options)
         texts = self.target_tokenizer.decode([one.ids for one in emitted])
-        alignments = self._decoder.align(emitted) if options.alignments else [()] * len(emitted)
+        alignments = self.decoder.align(emitted) if options.alignments else [()] * len(emitted)
         hypotheses: dict[int, list[Hypothesis]] = {sentence.place: [] for sentence in sentences}
         for one, text, alignment in zip(emitted, texts, alignments, strict=True):
             log_prob = one.score * penalty(len(one.ids), options.length_penalty)
@@ -277,24 +285,51 @@ class Translator:
 
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         """log P (B,) of targets in pieces, see `Decoder.log_probs`."""
-        return self._decoder.log_probs(sources, targets)
+        return self.decoder.log_probs(sources, targets)
 
 
-def load(run: str | os.PathLike[str], max_source_length: int | None = None) -> Translator:
-    """The translator of a run folder. Nothing in the folder is executed, so a stranger's run is safe to load.
+def decoder_of(model: Transformer | Decoder) -> Decoder:
+    """The decoder of a model."""
+    if isinstance(model, Decoder):
+        return model
+    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
+
+    return KerasDecoder(model)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    max_source_length: int | None = None,
+    precision: str | None = None,
+    num_threads: int | None = None,
+) -> Translator:
+    """The translator of a run folder or of an export folder.
+
+    A run translates with its Keras model. An export translates with its graphs in ONNX Runtime, and imports neither
+    Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
+
+    Args:
+        folder: what train.py or `python -m export` wrote.
+        max_source_length: see `Translator`.
+        precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
+        num_threads: of the processor, for an export; by default one for each core.
 
     Raises:
-        RequestError: the folder holds no run or no model yet, or a file is damaged (the message names it).
+        RequestError: the folder holds no run, no model yet or no graphs, or a file is damaged (the message names it).
     """
-    folder = RunFolder(run)
-    model = load_model(folder)
-    paths = folder.tokenizers(separate=model.source_vocabulary_size is not None)
-    source, target = (Tokenizer.load(path) for path in paths)
-    sizes = (model.source_vocabulary_size or model.vocabulary_size, model.vocabulary_size)
-    for tokenizer, path, size in zip((source, target), paths, sizes, strict=True):
-        if tokenizer.vocabulary_size != size:
-            raise RequestError(
-                f"{path} has {tokenizer.vocabulary_size} pieces, but the model of {folder.path} has {size}: "
-                "one of them is another run's; copy the run folder anew"
-            )
-    return Translator(model, source, target, max_source_length)
+    run, export = RunFolder(folder), ExportFolder(folder)
+    if export.is_export() and not run.is_run():
+        return translator_of(OnnxDecoder(export.graphs(precision), num_threads), run, max_source_length)
+    if precision not in (None, "float32"):
+        raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
+    return translator_of(load_model(run), run, max_source_length)
+
+
+def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:
+    """The translator of a model, with the vocabularies in a folder.
+
+    Raises:
+        RequestError: a vocabulary is missing, damaged or not the model's.
+    """
+    tokenizers = read_tokenizers(folder, *decoder_of(model).vocabulary_sizes)
+    return Translator(model, *tokenizers, max_source_length)

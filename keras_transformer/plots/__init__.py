@@ -16,4 +16,4 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, uses_keras=False)
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=_HOMES)

@@ -25,6 +25,7 @@ from export.onnx_graph import Graph, Model, Value, ValueInfo, all_nodes, check, 
 from export.onnx_model import OnnxTransformer
 from export.onnx_search import Cache, SearchedModel, search
 from export.signatures import Decoding, TrainedRun, translate_ids
+from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
@@ -44,7 +45,7 @@ STATES = 997
 def run_of(model):
     """A run without vocabularies, for graphs that take ids."""
     translator = Translator.__new__(Translator)
-    translator.model = model
+    translator.decoder = KerasDecoder(model)
     return TrainedRun(translator, "en-de", "tiny")
 
 

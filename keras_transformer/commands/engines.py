@@ -1,0 +1,140 @@
+"""Opens the translator that a command asks for: an export, a run's graphs in ONNX Runtime, or a run's Keras model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from keras_transformer.commands.exporting import export_module
+from keras_transformer.commands.kept_graphs import build, graphs_of
+from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
+from keras_transformer.export_folder import PRECISIONS, ExportFolder, Graphs
+from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.training.devices import gpus_of_the_driver
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.decoder import Decoder
+    from keras_transformer.decoding.options import SearchOptions
+    from keras_transformer.decoding.translator import Translator
+
+ENGINES = ("auto", "onnx", "keras")
+PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose an engine."""
+    engine = "ONNX Runtime (onnx), which needs no TensorFlow after the first time; Keras; or the one that fits (auto)"
+    precision = "of ONNX Runtime; int8 is faster and less exact (default: float32, or what the export has)"
+    add = parser.add_argument
+    add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
+    add("--precision", choices=PRECISIONS, help=precision)
+    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: one for each core)")
+    add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+
+
+def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool = False) -> Translator:
+    """The translator of the folder that the command names.
+
+    Args:
+        arguments: the command's.
+        options: what it will be asked for.
+        has_prefixes: whether it will be given beginnings of translations.
+
+    Raises:
+        RequestError: there is no such translator, or the engine cannot do what is asked for.
+    """
+    from keras_transformer.decoding.options import require_whole
+    from keras_transformer.decoding.processes import ProcessDecoder
+    from keras_transformer.decoding.translator import translator_of
+
+    for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
+        if number is not None:
+            require_whole(flag, number, 1)
+    open_decoder = chosen_decoder(arguments, options, has_prefixes)
+    several = arguments.processes > 1
+    decoder = ProcessDecoder(open_decoder, arguments.processes) if several else open_decoder()
+    return translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
+
+
+def chosen_decoder(
+    arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool
+) -> Callable[[], Decoder]:  # fmt: skip
+    """What opens the decoder; the graphs of a run are built first if they are not there."""
+    run, with_halves = RunFolder(arguments.run), options.sampling or has_prefixes
+    if ExportFolder(run.path).is_export() and not run.is_run():
+        if arguments.engine == "keras":
+            raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
+        return partial(onnx_decoder, ExportFolder(run.path).graphs(arguments.precision), arguments.threads)
+    reason = next(reasons_for_keras(arguments, options, with_halves), None)
+    if arguments.engine == "keras" or reason:
+        return chosen_keras(arguments, reason or "leave out --engine keras")
+    graphs = graphs_of(run, options, arguments.precision or "float32", with_halves)
+    if graphs.are_there() or was_built(arguments, graphs, options):
+        return partial(onnx_decoder, graphs, arguments.threads)
+    return partial(keras_decoder, arguments.run, arguments.threads)
+
+
+def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, with_halves: bool) -> Iterator[str]:
+    """Why the engine must be Keras, or for `auto` should be."""
+    if options.alignments:
+        yield "--alignments needs the model's attention, which the graphs do not give"
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
+    if arguments.engine == "auto" and arguments.precision in (None, "float32"):
+        if with_halves:
+            yield "the search inside the graphs has no random numbers and no prefixes"
+        if gpus_of_the_driver():
+            yield "this machine has a GPU"
+
+
+def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Decoder]:
+    """What opens the decoder of a run's Keras model, unless the user asked for what only graphs have."""
+    if arguments.engine == "onnx":
+        raise RequestError(f"--engine onnx cannot do this: {reason}")
+    if arguments.precision not in (None, "float32"):
+        raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
+    return partial(keras_decoder, arguments.run, arguments.threads)
+
+
+def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:
+    """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
+    run, precision = RunFolder(arguments.run), arguments.precision or "float32"
+    may_use_keras = arguments.engine == "auto" and precision == "float32"
+    try:
+        build(run, graphs, options, precision)
+    except export_module("signatures").Unwritable:
+        if not may_use_keras:
+            raise
+        return False
+    except OSError as error:
+        if not may_use_keras:
+            raise JobError(f"cannot keep the run's graphs: {error}") from error
+        warn(f"Keras translates, because the run's graphs cannot be kept: {error}")
+        return False
+    return True
+
+
+def onnx_decoder(graphs: Graphs, num_threads: int | None) -> Decoder:
+    """A decoder of graphs."""
+    from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+
+    return OnnxDecoder(graphs, num_threads)
+
+
+def keras_decoder(run: str, num_threads: int | None) -> Decoder:
+    """A decoder of a run's Keras model."""
+    load_tensorflow()
+    import keras
+
+    from keras_transformer.decoding.keras_decoder import KerasDecoder
+
+    if num_threads and keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+    return KerasDecoder(load_model(run))

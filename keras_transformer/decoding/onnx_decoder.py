@@ -1,0 +1,234 @@
+"""Decodes with exported graphs in ONNX Runtime; neither Keras nor TensorFlow is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_transformer.decoding.array_ops import ops, without_keras
+from keras_transformer.decoding.decoder import Decoder, Emitted, Found
+from keras_transformer.decoding.loop import Cache
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.sampling import sample
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.sentences import Arrays, Ids, padded
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.export_folder import Graphs
+from keras_transformer.lengths import longest
+from keras_transformer.text.tokenizer import END, PAD, START
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+
+class OnnxDecoder(Decoder):
+    """Decodes with the graphs that the export writes.
+
+    The search inside the translator runs where it is the search that is asked for. Other numbers of beams, other
+    lengths, prefixes, sampling and given translations take the two halves, with the search in NumPy.
+
+    Args:
+        graphs: where the graphs are.
+        num_threads: of the processor; by default one for each core.
+
+    Raises:
+        RequestError: a graph is missing, damaged or not one that this project wrote.
+    """
+
+    def __init__(self, graphs: Graphs, num_threads: int | None = None):
+        self.graphs = graphs
+        self.num_parallel = num_threads or num_cores()
+        self.metadata = self._read_metadata()
+        self.config: dict[str, Any] = self.metadata["model"]
+        self.max_source_length = self.config["max_source_length"]
+        self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
+
+    def __repr__(self) -> str:
+        return f"{self.graphs.main} in ONNX Runtime, {self.metadata['precision']}"
+
+    def check_source_length(self, length: int) -> None:
+        if length > self.max_source_length:
+            raise RequestError(
+                f"max_source_length must be at most {self.max_source_length}, to which the graph cuts its sources; "
+                f"received: {length}"
+            )
+
+    def search(self, arrays: Arrays, options: SearchOptions) -> Found:
+        if self.serves(options) and not arrays.prefix_ids.any():
+            names = ["target_ids", "score"] if options.n_best == 1 else ["n_best_ids", "n_best_scores"]
+            ids, scores = run(self._translator, names, {"source_ids": arrays.source_ids})
+            return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
+        with without_keras():
+            return Found(
+                *beam_search(
+                    self._advance,
+                    self._first_cache(arrays.source_ids, options.num_beams),
+                    arrays.limits,
+                    options.num_beams,
+                    options.length_penalty,
+                    arrays.prefix_ids.shape[1],
+                    arrays.prefix_ids,
+                    options.n_best,
+                    num_control_ids=self.config["num_control_ids"],
+                )
+            )
+
+    def serves(self, options: SearchOptions) -> bool:
+        """Whether the search inside the translator is the one that the options describe."""
+        if self.graphs.translate is None:
+            return False
+        baked = self.metadata["decoding"]
+        has_list = any(output.name == "n_best_ids" for output in self._translator.get_outputs())
+        return (
+            (options.num_beams, options.length_penalty, options.max_length)
+            == (baked["num_beams"], baked["length_penalty"], baked["max_length"])
+            and (options.n_best == 1 or (has_list and options.n_best == baked["n_best"]))
+        )  # fmt: skip
+
+    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
+        with without_keras():
+            return sample(
+                self._advance,
+                self._first_cache(arrays.source_ids, options.n_best),
+                arrays.limits,
+                uniforms,
+                options.n_best,
+                options.temperature,
+                options.top_k,
+                options.top_p,
+                arrays.prefix_ids,
+                self.config["num_control_ids"],
+            )
+
+    def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
+        raise RequestError(
+            f"alignments need the model's attention, which {self.graphs.main} does not give: translate with the run "
+            "folder and its Keras model"
+        )
+
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
+        labels, num_positions = padded(targets), longest(self.max_source_length)
+        if labels.shape[1] > num_positions:
+            raise RequestError(
+                f"expected translations of at most {num_positions} pieces, for which {self.graphs.main} has positions; "
+                f"received one of {labels.shape[1]}: cut it, or give the run folder"
+            )
+        token_ids = np.pad(labels, [(0, 0), (1, 0)], constant_values=START)
+        cache = self._first_cache(padded([[*source, END] for source in sources]), num_beams=1)
+        totals = np.zeros(len(labels), "float32")
+        for index in range(labels.shape[1]):
+            logits, cache = self._advance(token_ids[:, index : index + 1], cache, index)
+            with without_keras():
+                log_probs = ops.log_softmax(logits[:, 0])
+            chosen = np.take_along_axis(log_probs, labels[:, index : index + 1], axis=-1)[:, 0]
+            totals += np.where(labels[:, index] == PAD, 0, chosen)
+        return totals
+
+    def _first_cache(self, source_ids: np.ndarray, num_beams: int) -> Cache:
+        """The cache before the first step: what the encoder computes, and keys and values of no positions."""
+        names = [output.name for output in self._encoder.get_outputs() if output.name != "limit"]
+        memory = dict(zip(names, run(self._encoder, names, {"source_ids": source_ids}), strict=True))
+        batch_size = len(source_ids)
+        empty = [
+            np.zeros((batch_size, num_beams, argument.shape[1], 0, argument.shape[3]), element_type(argument.type))
+            for argument in self._past
+        ]
+        return {"beams": empty, "sentences": memory}
+
+    def _advance(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
+        """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
+        feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
+        for argument, past in zip(self._past, cache["beams"], strict=True):
+            feeds[argument.name] = past.reshape(token_ids.size, *past.shape[2:])  # (B · K, ...)
+        logits, *present = run(self._step, None, feeds)
+        return logits, {**cache, "beams": [values.reshape(*token_ids.shape, *values.shape[1:]) for values in present]}
+
+    @cached_property
+    def _translator(self) -> InferenceSession:
+        return open_session(self._required("translate"), self.num_parallel)
+
+    @cached_property
+    def _encoder(self) -> InferenceSession:
+        return open_session(self._required("encoder"), self.num_parallel)
+
+    @cached_property
+    def _step(self) -> InferenceSession:
+        return open_session(self._required("step"), self.num_parallel)
+
+    @property
+    def _past(self) -> list[Any]:
+        return [argument for argument in self._step.get_inputs() if argument.name.startswith("past_")]
+
+    def _required(self, name: str) -> Path:
+        path = getattr(self.graphs, name)
+        if path is None:
+            raise RequestError(
+                f"this search needs encoder.onnx and step.onnx, which are not beside {self.graphs.main}: export onnx "
+                f"again, or ask for the search inside {self.graphs.main.name}: {self.metadata['decoding']}"
+            )
+        return path
+
+    def _read_metadata(self) -> dict[str, Any]:
+        session = self._translator if self.graphs.translate else self._step
+        written = session.get_modelmeta().custom_metadata_map
+        try:
+            session_output = session.get_outputs()[0].name
+            if session_output != ("target_ids" if self.graphs.translate else "logits"):
+                raise ValueError(session_output)
+            return {**written, **{name: json.loads(written[name]) for name in ("model", "decoding")}}
+        except (KeyError, ValueError):
+            raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
+
+
+def open_session(path: Path, num_threads: int) -> InferenceSession:
+    """A session for a graph, on the first GPU if this ONNX Runtime is for CUDA, else on the processor.
+
+    Raises:
+        RequestError: onnxruntime is not installed, or the graph cannot be loaded.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise RequestError(
+            f"{path} needs the package onnxruntime, which is not installed: pip install onnxruntime"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
+        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=providers)
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(f"{path} is damaged, or ONNX Runtime cannot run it: {reason}") from error
+
+
+def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a graph, all of them if `names` is None.
+
+    Raises:
+        JobError: ONNX Runtime could not compute them.
+    """
+    try:
+        return session.run(names, feeds)
+    except Exception as error:  # ONNX Runtime's exceptions have no base but this
+        reason = " ".join(str(error).split())[:300]
+        raise JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}") from error
+
+
+def num_cores() -> int:
+    """How many cores of the processor this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def element_type(name: str) -> str:
+    """NumPy's name of a type that ONNX Runtime calls "tensor(float)" or "tensor(float16)"."""
+    return "float16" if "float16" in name else "float32"

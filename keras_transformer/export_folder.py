@@ -1,0 +1,78 @@
+"""An export's folder: where the graphs for ONNX Runtime are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from keras_transformer.errors import RequestError
+
+PRECISIONS = ("float32", "float16", "int8")
+
+
+class Graphs(NamedTuple):
+    """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
+    search. The translator may be missing, or both halves.
+    """
+
+    translate: Path | None
+    encoder: Path | None
+    step: Path | None
+
+    @classmethod
+    def in_folder(cls, folder: Path, precision: str) -> Graphs | None:
+        """The graphs of a precision; None if the folder has none."""
+        paths = (folder / file_name(name, precision) for name in cls._fields)
+        translate, encoder, step = (path if path.is_file() else None for path in paths)
+        halves = (encoder, step) if encoder and step else (None, None)
+        return cls(translate, *halves) if translate or step else None
+
+    @property
+    def main(self) -> Path:
+        """The file that stands for all of them in messages."""
+        path = self.translate or self.step
+        assert path is not None
+        return path
+
+    def present(self) -> Iterator[tuple[str, Path]]:
+        """The name and the path of each graph that is not missing."""
+        yield from ((name, path) for name, path in self._asdict().items() if path)
+
+    def are_there(self) -> bool:
+        """Whether all files are there."""
+        return all(path.is_file() for _, path in self.present())
+
+
+def file_name(name: str, precision: str) -> str:
+    """The file name of a graph."""
+    return f"{name}.onnx" if precision == "float32" else f"{name}-{precision}.onnx"
+
+
+class ExportFolder:
+    """A folder that `python -m export` wrote, as far as ONNX Runtime reads it."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.onnx = self.path / "onnx"
+
+    def is_export(self) -> bool:
+        """Whether the folder has graphs for ONNX Runtime."""
+        return self.onnx.is_dir()
+
+    def graphs(self, precision: str | None = None) -> Graphs:
+        """The graphs of a precision, by default of the first in `PRECISIONS` that is there.
+
+        Raises:
+            RequestError: there are none.
+        """
+        there = {name: found for name in PRECISIONS if (found := Graphs.in_folder(self.onnx, name))}
+        chosen = there.get(precision) if precision else next(iter(there.values()), None)
+        if chosen is None:
+            known = ", ".join(there) or "none"
+            raise RequestError(
+                f"expected graphs in {precision or 'any precision'} in {self.onnx}; it has {known}: write them with "
+                f"`python -m export RUN --format onnx --precision {precision or 'float32'}`"
+            )
+        return chosen
