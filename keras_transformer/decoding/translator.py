@@ -240,8 +240,9 @@ class Translator:
             overwrite: whether to replace a run that is in the folder.
 
         Raises:
-            RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a translation, a vocabulary
-                does not fit the model, or the model has a part that its configuration does not name.
+            RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a
+                translation, a vocabulary does not fit the model, or the model has a part that its configuration does
+                not name.
         """
         write_run(folder, self.model, (self.source_tokenizer, self.target_tokenizer), languages, validation, overwrite)
 
