@@ -40,6 +40,11 @@ class Graphs(NamedTuple):
         """The name and the path of each graph that is not missing."""
         yield from ((name, path) for name, path in self._asdict().items() if path)
 
+    def num_bytes(self) -> int:
+        """The size of the largest file, with the weights that are in a file beside it."""
+        paths = [path for _, graph in self.present() for path in (graph, graph.with_name(f"{graph.name}.data"))]
+        return max(path.stat().st_size for path in paths if path.is_file())
+
     def are_there(self) -> bool:
         """Whether all files are there."""
         return all(path.is_file() for _, path in self.present())

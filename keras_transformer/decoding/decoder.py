@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.parallel import divided, mapped
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, arrays_of
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import penalty
@@ -39,12 +41,20 @@ class Decoder(ABC):
     Attributes:
         max_source_length: the most pieces of a source, unless the translator is given another length.
         vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
-        num_parallel: how many batches `decode` may translate at once, each called from a thread of its own.
+        num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
     max_source_length: int
     vocabulary_sizes: tuple[int | None, int]
     num_parallel = 1
+
+    def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
+        """Yields the hypotheses of all batches, those of one sentence together.
+
+        Batches are divided until there is one for each thread.
+        """
+        batches = divided(batches, self.num_parallel)
+        yield from mapped(lambda batch: self.decode(batch, options), batches, self.num_parallel)
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
         """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`."""

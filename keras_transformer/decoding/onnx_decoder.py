@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cached_property
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.sentences import Arrays, Ids, padded
+from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import Graphs
 from keras_transformer.lengths import longest
@@ -24,6 +25,8 @@ from keras_transformer.text.tokenizer import END, PAD, START
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
+
+LARGE_BYTES = 32 * 2**20  # of graphs with which several threads in one operation pay
 
 
 class OnnxDecoder(Decoder):
@@ -43,6 +46,10 @@ class OnnxDecoder(Decoder):
     def __init__(self, graphs: Graphs, num_threads: int | None = None):
         self.graphs = graphs
         self.num_parallel = num_threads or num_cores()
+        # The graphs of small models gain nothing from several threads in one operation: a lone sentence takes one.
+        self._num_inner = self.num_parallel if graphs.num_bytes() >= LARGE_BYTES else 1
+        self._lock = threading.Lock()
+        self._sessions: dict[Path, InferenceSession] = {}
         self.metadata = self._read_metadata()
         self.config: dict[str, Any] = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
@@ -58,10 +65,16 @@ class OnnxDecoder(Decoder):
                 f"received: {length}"
             )
 
+    def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
+        if self._num_inner > 1 and sum(map(len, batches)) > 1:
+            # From now on threads translate side by side, each with one thread in its operations.
+            self._num_inner, self._sessions = 1, {}
+        return super().decode_all(batches, options)
+
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         if self.serves(options) and not arrays.prefix_ids.any():
             names = ["target_ids", "score"] if options.n_best == 1 else ["n_best_ids", "n_best_scores"]
-            ids, scores = run(self._translator, names, {"source_ids": arrays.source_ids})
+            ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
         with without_keras():
             return Found(
@@ -83,7 +96,7 @@ class OnnxDecoder(Decoder):
         if self.graphs.translate is None:
             return False
         baked = self.metadata["decoding"]
-        has_list = any(output.name == "n_best_ids" for output in self._translator.get_outputs())
+        has_list = any(output.name == "n_best_ids" for output in self._session("translate").get_outputs())
         return (
             (options.num_beams, options.length_penalty, options.max_length)
             == (baked["num_beams"], baked["length_penalty"], baked["max_length"])
@@ -131,8 +144,8 @@ class OnnxDecoder(Decoder):
 
     def _first_cache(self, source_ids: np.ndarray, num_beams: int) -> Cache:
         """The cache before the first step: what the encoder computes, and keys and values of no positions."""
-        names = [output.name for output in self._encoder.get_outputs() if output.name != "limit"]
-        memory = dict(zip(names, run(self._encoder, names, {"source_ids": source_ids}), strict=True))
+        names = [output.name for output in self._session("encoder").get_outputs() if output.name != "limit"]
+        memory = dict(zip(names, run(self._session("encoder"), names, {"source_ids": source_ids}), strict=True))
         batch_size = len(source_ids)
         empty = [
             np.zeros((batch_size, num_beams, argument.shape[1], 0, argument.shape[3]), element_type(argument.type))
@@ -145,36 +158,28 @@ class OnnxDecoder(Decoder):
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):
             feeds[argument.name] = past.reshape(token_ids.size, *past.shape[2:])  # (B · K, ...)
-        logits, *present = run(self._step, None, feeds)
+        logits, *present = run(self._session("step"), None, feeds)
         return logits, {**cache, "beams": [values.reshape(*token_ids.shape, *values.shape[1:]) for values in present]}
-
-    @cached_property
-    def _translator(self) -> InferenceSession:
-        return open_session(self._required("translate"), self.num_parallel)
-
-    @cached_property
-    def _encoder(self) -> InferenceSession:
-        return open_session(self._required("encoder"), self.num_parallel)
-
-    @cached_property
-    def _step(self) -> InferenceSession:
-        return open_session(self._required("step"), self.num_parallel)
 
     @property
     def _past(self) -> list[Any]:
-        return [argument for argument in self._step.get_inputs() if argument.name.startswith("past_")]
+        return [argument for argument in self._session("step").get_inputs() if argument.name.startswith("past_")]
 
-    def _required(self, name: str) -> Path:
+    def _session(self, name: str) -> InferenceSession:
+        """The session of a graph, opened when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:
             raise RequestError(
                 f"this search needs encoder.onnx and step.onnx, which are not beside {self.graphs.main}: export onnx "
                 f"again, or ask for the search inside {self.graphs.main.name}: {self.metadata['decoding']}"
             )
-        return path
+        with self._lock:
+            if path not in self._sessions:
+                self._sessions[path] = open_session(path, self._num_inner)
+            return self._sessions[path]
 
     def _read_metadata(self) -> dict[str, Any]:
-        session = self._translator if self.graphs.translate else self._step
+        session = self._session("translate" if self.graphs.translate else "step")
         written = session.get_modelmeta().custom_metadata_map
         try:
             session_output = session.get_outputs()[0].name

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from keras_transformer.decoding.decoder import Decoder
+from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import require_whole
-from keras_transformer.decoding.parallel import mapped
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
@@ -268,21 +267,20 @@ class Translator:
         translations = [[Hypothesis("", 0.0, 0.0)]] * num_lines
         all_places = batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size)
         batches = [[sentences[place] for place in places] for places in all_places]
-        results = mapped(lambda batch: self._translate_batch(batch, options), batches, self.decoder.num_parallel)
-        for batch, of_batch in zip(batches, results, strict=True):
-            for sentence, hypotheses in zip(batch, of_batch, strict=True):
-                translations[sentence.place] = hypotheses
+        for emitted in self.decoder.decode_all(batches, options):
+            for place, hypotheses in self._hypotheses(emitted, options).items():
+                translations[place] = hypotheses
         return translations
 
-    def _translate_batch(self, sentences: list[Sentence], options: SearchOptions) -> list[list[Hypothesis]]:
-        emitted = self.decoder.decode(sentences, options)
+    def _hypotheses(self, emitted: list[Emitted], options: SearchOptions) -> dict[int, list[Hypothesis]]:
+        """The translations of sentences, by their places."""
         texts = self.target_tokenizer.decode([one.ids for one in emitted])
         alignments = self.decoder.align(emitted) if options.alignments else [()] * len(emitted)
-        hypotheses: dict[int, list[Hypothesis]] = {sentence.place: [] for sentence in sentences}
+        hypotheses: dict[int, list[Hypothesis]] = {one.sentence.place: [] for one in emitted}
         for one, text, alignment in zip(emitted, texts, alignments, strict=True):
             log_prob = one.score * penalty(len(one.ids), options.length_penalty)
             hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
-        return list(hypotheses.values())
+        return hypotheses
 
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         """log P (B,) of targets in pieces, see `Decoder.log_probs`."""

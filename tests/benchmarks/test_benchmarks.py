@@ -15,6 +15,7 @@ from benchmarks import decode, train, weights
 from keras_transformer.errors import JobError, RequestError, exit_status
 from tests.benchmarks.contestants import start_honest, start_liar
 from tests.models.variants import make_model
+from tests.test_docstrings import BY_HEART, translator_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ONCE = ["--threads", "1", "--rounds", "1"]
@@ -53,6 +54,14 @@ def test_our_artefacts_and_ctranslate2_give_the_same_translations():
     rows = table_of("decode", *small, "--beams", "1", "3", "--precision", "float32")
     assert [row[:4] for row in rows] == [["float32", "1", "1", "3"], ["float32", "1", "3", "3"]]
     assert [row[7::3] for row in rows] == [["100%"] * 3] * 2
+
+
+def test_the_command_and_ctranslate2_give_the_same_translations(tmp_path):
+    translator_of(BY_HEART).save(tmp_path / "run")
+    (tmp_path / "text").write_text("".join(f"{word}\n" for word in BY_HEART) * 5)
+    arguments = [str(tmp_path / "run"), "--text", str(tmp_path / "text"), "--lines", "1", "12"]
+    rows = table_of("translate", *arguments, "--beams", "2", "--precision", "float32")
+    assert [[*row[:2], row[-1]] for row in rows] == [["float32", "1", "100%"], ["float32", "12", "100%"]]
 
 
 def test_int8_is_compared_only_with_decoders_that_have_it():
