@@ -627,4 +627,48 @@ EXPORT = [
     ),
 ]
 
-MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT]
+ENGINES = [
+    *by(
+        "decoding/test_array_ops.py",
+        f"{PACKAGE}/decoding/array_ops.py",
+        ("np.lexsort((places, -np.take_along_axis", "np.lexsort((-places, -np.take_along_axis"),
+        ("- np.log(np.exp(logits).sum(axis=-1, keepdims=True))", "- np.log(np.exp(logits).sum())"),
+        ("_uses_numpy.reset(token)", "pass"),
+    ),
+    *by(
+        "decoding/test_onnx_decoder.py",
+        f"{PACKAGE}/decoding/onnx_decoder.py",
+        ("== (baked[", "!= (baked["),
+        ("and not arrays.prefix_ids.any()", ""),
+        ("np.where(labels[:, index] == PAD, 0, chosen)", "chosen"),
+        ("constant_values=START", "constant_values=END"),
+        ('"index": np.array(index, "int32")', '"index": np.array(0, "int32")'),
+        ("past.reshape(token_ids.size,", "past[::-1].reshape(token_ids.size,"),
+        ("if length > self.max_source_length:", "if False:"),
+    ),
+    *by(
+        "decoding/test_onnx_decoder.py::test_batches_side_by_side_change_nothing\n"
+        "decoding/test_onnx_decoder.py::test_batches_are_divided_among_threads",
+        f"{PACKAGE}/decoding/parallel.py",
+        ("batch[: len(batch) // 2], batch[len(batch) // 2 :]", "batch[: len(batch) // 2], batch[: len(batch) // 2]"),
+        ("while len(batches) < count", "while False"),
+    ),
+    *by(
+        "commands/test_engines.py",
+        f"{PACKAGE}/commands",
+        ("repr((__version__, content))", "repr(content)"),
+        ("repr((__version__, content))", "repr(__version__)"),
+        ('f"-longest{options.max_length}"', '""'),
+        ('f"-best{options.n_best}"', '""'),
+        ("if other != graphs.main.parent:", "if False:"),
+        ("if gpus_of_the_driver():", "if False:"),
+        ("if options.alignments:", "if False:"),
+        ("    may_use_keras = arguments.engine", "    may_use_keras = False and arguments.engine"),
+    ),
+    *by(
+        "commands/test_engines.py::test_no_process_outlives_the_command",
+        f"{PACKAGE}/decoding/processes.py",
+        ("os._exit(1)", "pass"),
+    ),
+]
+MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES]

@@ -16,6 +16,7 @@ from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.parallel import divided
 from keras_transformer.decoding.sentences import Arrays
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
@@ -214,6 +215,12 @@ def test_batches_side_by_side_change_nothing(export):
         assert decoder.num_parallel == num_threads
         found.append([decoder_texts(decoder, export, options)])
     assert found[0] == found[1]
+
+
+def test_batches_are_divided_among_threads():
+    assert divided([[1, 2, 3], [], [4]], 4) == [[1], [2], [3], [4]]
+    assert divided([[1, 2], [3, 4, 5, 6]], 3) == [[1, 2], [3, 4], [5, 6]]
+    assert divided([[1, 2]], 1) == [[1, 2]] and divided([], 3) == [] and divided([[1]], 2) == [[1]]
 
 
 def decoder_texts(decoder, export, options):
