@@ -18,7 +18,6 @@ export = export_module("__main__")
 
 # Keras and TensorFlow take seconds to import: the commands import what needs them, and --help does not.
 
-
 RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
 
 

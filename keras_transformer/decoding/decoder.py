@@ -12,7 +12,7 @@ import numpy as np
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.parallel import divided, mapped
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, arrays_of
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import PAD
 
@@ -57,9 +57,15 @@ class Decoder(ABC):
         yield from mapped(lambda batch: self.decode(batch, options), batches, self.num_parallel)
 
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
-        """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`."""
+        """The hypotheses of a batch: those of one sentence together, in the order of `Translator.stream`.
+
+        Raises:
+            JobError: a sentence has none, because probabilities are not numbers.
+        """
         arrays = arrays_of(sentences, options.max_length)
         found = self._draw(sentences, arrays, options) if options.sampling else self.search(arrays, options)
+        if not np.all(np.any(found.scores > -math.inf, axis=1)):
+            raise JobError("a sentence has no translation: the model's weights hold NaN or infinity")
         return [
             Emitted(sentence, [int(id) for id in row if id != PAD], float(score))
             for sentence, rows, scores in zip(sentences, found.ids, found.scores, strict=True)

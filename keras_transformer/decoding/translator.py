@@ -297,7 +297,7 @@ def decoder_of(model: Transformer | Decoder) -> Decoder:
 
 
 def load(
-    folder: str | os.PathLike[str],
+    run: str | os.PathLike[str],
     max_source_length: int | None = None,
     precision: str | None = None,
     num_threads: int | None = None,
@@ -308,7 +308,7 @@ def load(
     Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
 
     Args:
-        folder: what train.py or `python -m export` wrote.
+        run: a run folder, which train.py wrote, or an export folder, which `python -m export` wrote.
         max_source_length: see `Translator`.
         precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
         num_threads: of the processor, for an export; by default one for each core.
@@ -316,12 +316,12 @@ def load(
     Raises:
         RequestError: the folder holds no run, no model yet or no graphs, or a file is damaged (the message names it).
     """
-    run, export = RunFolder(folder), ExportFolder(folder)
-    if export.is_export() and not run.is_run():
-        return translator_of(OnnxDecoder(export.graphs(precision), num_threads), run, max_source_length)
+    folder, export = RunFolder(run), ExportFolder(run)
+    if export.is_export() and not folder.is_run():
+        return translator_of(OnnxDecoder(export.graphs(precision), num_threads), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
-    return translator_of(load_model(run), run, max_source_length)
+    return translator_of(load_model(folder), folder, max_source_length)
 
 
 def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:

@@ -12,9 +12,11 @@ import pytest
 from keras import ops
 
 from keras_transformer.decoding.compiling import in_bucket
+from keras_transformer.decoding.decoder import Found
+from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.sentences import PIECES_PER_SENTENCE, batches_by_length, is_blank
 from keras_transformer.decoding.translator import BATCHES_AHEAD, Hypothesis, SearchOptions, Translator, load
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.sacrebleu_command import REFERENCES, TRANSLATIONS, sacrebleu_command
@@ -386,3 +388,11 @@ def test_a_run_with_a_vocabulary_for_each_language(tmp_path, tokenizer, other_to
     runs.save_model(run, model)
     hypotheses = load(tmp_path).n_best(["one two"], prefixes=["the"], max_length=4, num_beams=1)
     assert hypotheses[0][0].ids[:1] == tuple(other_tokenizer.encode(["the"])[0][:1])
+
+
+def test_probabilities_that_are_not_numbers_are_an_error(translator, monkeypatch):
+    decoder = KerasDecoder(translator.model)
+    nothing = Found(np.zeros((2, 1, 3), "int32"), np.array([[0.5], [math.nan]], "float32"))
+    monkeypatch.setattr(decoder, "search", lambda *_: nothing)
+    with pytest.raises(JobError, match="the model's weights hold NaN or infinity"):
+        Translator(decoder, translator.source_tokenizer).translate(["two", "dogs"])
