@@ -126,33 +126,34 @@ def check_model(run: RunFolder) -> None:
         pass
 
 
-def require_model(run: RunFolder) -> None:
-    """Raises RequestError unless the run has a model, which is not read."""
+@contextlib.contextmanager
+def reading_model(run: RunFolder) -> Iterator[None]:
+    """Within, `model.keras` is read.
+
+    Raises:
+        RequestError: there is none, or it is damaged.
+        OSError: the machine failed: a full disk, a file that may not be read.
+    """
     if not run.model.is_file():
         raise RequestError(
             f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
         )
-
-
-@contextlib.contextmanager
-def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
-    """The file of weights in `model.keras`, checked.
-
-    Raises:
-        RequestError: there is none, or it is damaged; the caller's errors in reading it are such errors too.
-        OSError: the machine failed: a full disk, a file that may not be read.
-    """
-    require_model(run)
-    num_parameters, num_layers = count_parameters(config), sum(family.depths(config))
     try:
-        with checked_weights(run.model, num_parameters, num_layers) as weights:
-            yield weights
+        yield
     except DAMAGED as error:
         if (number := number_of_the_machine(error)) is not None:
             reason = f"{os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}"
             raise OSError(number, reason, str(run.model)) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RequestError(f"{run.model} is damaged or not this run's: {reason}") from error
+
+
+@contextlib.contextmanager
+def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
+    """The file of weights in `model.keras`, checked; errors are those of `reading_model`, the caller's too."""
+    num_parameters, num_layers = count_parameters(config), sum(family.depths(config))
+    with reading_model(run), checked_weights(run.model, num_parameters, num_layers) as weights:
+        yield weights
 
 
 def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int) -> tuple[Tokenizer, Tokenizer]:

@@ -104,9 +104,12 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
     """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
     may_use_keras = arguments.engine == "auto" and precision == "float32"
+    load_tensorflow()
+    signatures = export_module("signatures")
+    trained = signatures.open_run(run.path)
     try:
-        build(run, graphs, options, precision)
-    except export_module("signatures").Unwritable:
+        build(run, trained, graphs, options, precision)
+    except signatures.Unwritable:
         if not may_use_keras:
             raise
         return False

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
+from typing import Any
 
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.export_folder import Graphs, file_name
-from keras_transformer.run_folder import RunFolder, read_config, require_model
+from keras_transformer.run_folder import RunFolder, read_config, reading_model
 from keras_transformer.version import __version__
+
+TrainedRun = Any  # of the export's module `signatures`, which is imported late
 
 
 def graphs_of(run: RunFolder, options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
@@ -41,26 +43,19 @@ def key_of(run: RunFolder) -> str:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
     read_config(run)
-    require_model(run)
-    try:
-        with zipfile.ZipFile(run.model) as archive:
-            content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise RequestError(f"{run.model} cannot be read: {error}") from error
+    with reading_model(run), zipfile.ZipFile(run.model) as archive:
+        content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
     return hashlib.sha256(repr((__version__, content)).encode()).hexdigest()[:16]
 
 
-def build(run: RunFolder, graphs: Graphs, options: SearchOptions, precision: str) -> None:
-    """Writes the graphs from the run's model, and removes those of other weights or versions.
+def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOptions, precision: str) -> None:
+    """Writes the graphs of the run, and removes those of other weights or versions.
 
     Raises:
-        RequestError: the run has no model, or a file is damaged.
         Unwritable: the model has a part that ONNX graphs cannot have.
         OSError: the cache cannot be written.
     """
-    load_tensorflow()
     onnx, signatures = export_module("onnx"), export_module("signatures")
-    trained = signatures.open_run(run.path)
     decoding = signatures.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     for name, path in graphs.present():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,10 @@ class Stream(io.StringIO):
 def shown(monkeypatch, terminals: str, count: int = 3) -> tuple[list[int], str]:
     """What came through, and what standard error shows, if the streams named in `terminals` are terminals."""
     monkeypatch.setattr(progress, "SECONDS", 0.0)
-    for name in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(sys, name, Stream(name in terminals))
-    return list(counted(iter(range(count)), "lines")), sys.stderr.getvalue()  # type: ignore[attr-defined]
+    streams = {name: Stream(name in terminals) for name in ("stdin", "stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    return list(counted(iter(range(count)), "lines")), streams["stderr"].getvalue()
 
 
 def test_lines_are_counted_and_the_line_is_removed(monkeypatch):
