@@ -108,7 +108,7 @@ LAYERS = [
         ("self._attention_sizes(), use_bias=self.attention_bias", "self._attention_sizes(), use_bias=False"),
         (
             "self.cross_attention(x, memory, memory_mask, training=training)",
-            "self.cross_attention(x, memory, memory_mask)",
+            "self.cross_attention(x, memory, memory_mask, training=False)",
         ),
         (
             "self.cross_attention_residual(x, sublayer=attend_memory",
@@ -120,7 +120,10 @@ LAYERS = [
         "layers/test_stack.py\nlayers/test_initial.py",
         f"{PACKAGE}/layers/stack.py",
         ("return x if self.norm is None else self.norm(x)", "return x"),
-        ("x = block(x, **inputs, shared=shared, training=training)", "x = block(x, **inputs, shared=shared)"),
+        (
+            "x = block(x, **inputs, shared=shared, training=training)",
+            "x = block(x, **inputs, shared=shared, training=False)",
+        ),
     ),
     *by(
         "layers/test_initial.py",

@@ -122,3 +122,23 @@ def test_a_padding_mask_as_attention_mask_is_refused(symbolic):
     for call in calls:
         with pytest.raises(ValueError, match=r"`attention_mask` must have three axes.*keys_mask\(mask\)"):
             call()
+
+
+def change_in_training(layer, *inputs):
+    """How far dropout moves the output, and how far it moves outside of training."""
+    still = ops.convert_to_numpy(layer(*inputs, training=False))
+    again, moved = (ops.convert_to_numpy(layer(*inputs, training=training)) for training in (False, True))
+    return np.abs(moved - still).max(), np.abs(again - still).max()
+
+
+@pytest.mark.parametrize("part", ["self_attention", "cross_attention", "feed_forward_residual"])
+def test_each_dropout_acts_in_training_alone(part):
+    block = DecoderBlock(**SETTINGS, dropout=0.5, attention_dropout=0.5)
+    block.build(X.shape, MEMORY.shape)
+    randomize(block)
+    dropouts = [layer for layer in block._flatten_layers() if isinstance(layer, keras.layers.Dropout)]
+    kept = [layer for layer in getattr(block, part)._flatten_layers() if isinstance(layer, keras.layers.Dropout)]
+    for layer in dropouts:
+        layer.rate = 0.5 if layer in kept else 0.0
+    in_training, outside = change_in_training(block, X, MEMORY, CAUSAL, MEMORY_MASK)
+    assert kept and in_training > 0.01 and outside == 0

@@ -111,3 +111,10 @@ def test_the_old_spelling_of_pre_norm_closes_the_stack_too():
     sizes = {"num_heads": 2, "key_dim": 3, "intermediate_dim": 5}
     old, present = Stack(2, {**sizes, "normalize_first": True}), Stack(2, {**sizes, "residual": "pre_norm"})
     assert old.norm is not None and old.get_config()["block"] == present.get_config()["block"]
+
+
+def test_dropout_acts_in_training_alone():
+    layer = Stack(LAYERS, {**BLOCK, "dropout": 0.5})
+    layer.build(X.shape)
+    still, again, moved = (ops.convert_to_numpy(layer(X, training=training)) for training in (False, False, True))
+    assert np.array_equal(still, again) and np.abs(moved - still).max() > 0.01
