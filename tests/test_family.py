@@ -316,3 +316,9 @@ def test_the_old_flags_are_other_spellings():
         for spelling, part in ((f"--{flag}", on), (f"--no-{flag}", off)):
             assert getattr(resolve(vars(parser().parse_args([spelling])), {}), name) == part
     assert Settings().residual == "post_norm"
+
+
+def test_each_side_has_its_own_depth_or_the_common_one():
+    for encoder, decoder, expected in ((None, None, (6, 6)), (3, None, (3, 6)), (None, 2, (6, 2)), (3, 2, (3, 2))):
+        config = {"num_layers": 6, "encoder_layers": encoder, "decoder_layers": decoder}
+        assert family.depths(config) == expected

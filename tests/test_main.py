@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import signal
 import subprocess
@@ -96,8 +97,8 @@ def test_invalid_utf8_is_replaced_and_counted(run):
 
 
 def test_lines_are_told_apart_by_newlines_alone():
-    lines = TextLines(io.BytesIO(b"a\rb\r\n\r\n\xe2\x80\xa8\x0c\x1c\nlast"))
-    assert list(lines) == ["a\rb", "", "\u2028\x0c\x1c", "last"]
+    lines = TextLines(io.BytesIO(b"a\rb\r\n\r\n\ra\r\r\n\xe2\x80\xa8\x0c\x1c\nlast"))
+    assert list(lines) == ["a\rb", "", "\ra\r", "\u2028\x0c\x1c", "last"]
     assert lines.num_invalid == 0
 
 
@@ -276,3 +277,17 @@ def test_a_stream_closed_from_the_start_is_no_traceback(monkeypatch, capsys, str
     assert exit_status(lambda: None) == 0
     assert main(["translate", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("error: standard input and standard output must be open")
+
+
+def test_given_translations_are_scored_one_by_one_and_together(run, translator, tmp_path):
+    sources, targets = ["two dogs", "to the sea"], ["seven hundred dogs run", ""]
+    for name, lines in (("source", sources), ("target", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    status, out, err = run("score", "--source", tmp_path / "source", "--target", tmp_path / "target")
+    scores = translator.score(sources, targets)
+    assert status == 0
+    assert out.decode() == "".join(f"{one.log_prob:.4f}\t{one.perplexity:.4f}\n" for one in scores)
+    num_tokens, log_prob = sum(one.num_tokens for one in scores), sum(one.log_prob for one in scores)
+    perplexity = math.exp(-log_prob / num_tokens)
+    assert num_tokens > len(scores)
+    assert err == f"in all: log P {log_prob:.4f}, perplexity {perplexity:.4f}, {num_tokens} tokens\n"
