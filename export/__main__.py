@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import JobError, RequestError, exit_status, load_tensorflow, say
+from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 # Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
 FORMATS = ("saved_model", "onnx", "tflite")
-PRECISIONS = ("float32", "float16", "int8")
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
     "saved_model": ("tensorflow_text",),

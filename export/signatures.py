@@ -14,6 +14,7 @@ from keras import ops
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.lengths import longest
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference
@@ -27,7 +28,6 @@ from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 LINE_BREAKS = r"[\x00\n\r]"
 BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
 
-PRECISIONS = ("float32", "float16", "int8")
 # (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
     ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",

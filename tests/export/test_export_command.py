@@ -246,10 +246,6 @@ def test_the_options_fit_another_parser():
     assert parser.parse_args(["export", *flags]) == command.make_parser().parse_args(flags)
 
 
-def test_the_commands_precisions_are_those_that_can_be_written():
-    assert command.PRECISIONS == PRECISIONS
-
-
 def test_a_run_knows_its_kind_of_vocabulary_and_every_format_its_packages(run_with_validation):
     assert open_run(run_with_validation).translator.source_tokenizer.model_type == "unigram"
     assert set(command.PACKAGES) == set(command.FORMATS)
