@@ -213,7 +213,10 @@ def open_session(path: Path, num_threads: int) -> InferenceSession:
         return onnxruntime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         reason = " ".join(str(error).split())[:300]
-        raise RequestError(f"{path} is damaged, or ONNX Runtime cannot run it: {reason}") from error
+        raise RequestError(
+            f"{path} is damaged, or ONNX Runtime cannot run it; export it again, or delete it if it lies in a run's "
+            f"cache, where it is then built again: {reason}"
+        ) from error
 
 
 def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
