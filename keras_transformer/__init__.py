@@ -14,9 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
 from keras_transformer import family
+from keras_transformer.import_hook import when_imported
 from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
@@ -69,7 +68,6 @@ class _Unimported:
         return getattr(import_module(self.module), self.name).from_config(config)
 
 
-@wrapt.when_imported("keras")
 def _register(keras: Any) -> None:
     """Registers all classes with Keras as soon as Keras is imported."""
     known = keras.saving.get_custom_objects()
@@ -78,3 +76,6 @@ def _register(keras: Any) -> None:
     for home in homes:
         module, name = home.split(":")
         known.setdefault(f"{__name__}>{name}", _Unimported(module, name))
+
+
+when_imported("keras", _register)

@@ -632,6 +632,14 @@ EXPORT = [
 
 ENGINES = [
     *by(
+        "test_import_hook.py",
+        f"{PACKAGE}/import_hook.py",
+        ("            execute(module)\n            if self", "            if self"),
+        ("sys.meta_path.index(self) + 1 :]", "sys.meta_path.index(self) :]"),
+        ("                sys.meta_path.remove(self)\n", ""),
+        ("        function(sys.modules[name])", "        pass"),
+    ),
+    *by(
         "decoding/test_array_ops.py",
         f"{PACKAGE}/decoding/array_ops.py",
         ("np.lexsort((places, -np.take_along_axis", "np.lexsort((-places, -np.take_along_axis"),

@@ -1,0 +1,75 @@
+"""A function is called when a module is imported."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from keras_transformer.import_hook import when_imported
+
+NAME = "watched_by_a_test"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """A file that can be imported; nothing stays of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    path = tmp_path / f"{NAME}.py"
+    path.write_text("answer = 42\n")
+    yield path
+    sys.modules.pop(NAME, None)
+
+
+def test_the_function_is_called_once_after_the_import():
+    called, finders = [], list(sys.meta_path)
+    when_imported(NAME, lambda module: called.append(module.answer))
+    assert called == []
+    importlib.reload(importlib.import_module(NAME))
+    importlib.import_module(NAME)
+    assert called == [42]
+    assert sys.meta_path == finders
+
+
+def test_a_module_that_is_there_already_calls_at_once():
+    importlib.import_module(NAME)
+    called = []
+    when_imported(NAME, lambda module: called.append(module.answer))
+    assert called == [42]
+
+
+def test_a_failed_import_is_not_the_one_that_is_waited_for(module):
+    module.write_text("raise ImportError('not yet')")
+    called = []
+    when_imported(NAME, lambda module: called.append(module.answer))
+    with pytest.raises(ImportError, match="not yet"):
+        importlib.import_module(NAME)
+    assert called == []
+    module.write_text("answer = 'at last'\n")
+    importlib.invalidate_caches()
+    importlib.import_module(NAME)
+    assert called == ["at last"]
+
+
+def test_a_module_that_does_not_exist_stays_missing():
+    when_imported("no_such_module_at_all", print)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        importlib.import_module("no_such_module_at_all")
+
+
+def test_two_may_wait_for_one_module():
+    called = []
+    when_imported(NAME, lambda module: called.append("first"))
+    when_imported(NAME, lambda module: called.append("second"))
+    importlib.import_module(NAME)
+    assert sorted(called) == ["first", "second"]
+
+
+def test_importing_the_package_imports_little():
+    code = "import keras_transformer, sys; print(*{'asyncio', 'keras', 'numpy', 'wrapt'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
