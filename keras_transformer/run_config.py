@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import re
@@ -120,6 +119,8 @@ def _is_newer(version: str) -> bool:
 
 def versions() -> dict[str, str]:
     """The installed versions of Python, of this package, and of the packages that it depends on."""
+    import importlib.metadata  # late: it takes 10 ms, and only training asks for versions
+
     packages = ("tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
     found = {"python": platform.python_version(), "keras-transformer": __version__}
     for package in packages:

@@ -47,16 +47,21 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
     from keras_transformer.decoding.options import require_whole
-    from keras_transformer.decoding.processes import ProcessDecoder
     from keras_transformer.decoding.translator import translator_of
 
     for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
         if number is not None:
             require_whole(flag, number, 1)
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
-    several = arguments.processes > 1
-    decoder = ProcessDecoder(open_decoder, arguments.processes) if several else open_decoder()
+    decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     return translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
+
+
+def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
+    """A decoder that hands its batches to `count` processes, each with a decoder of its own."""
+    from keras_transformer.decoding.processes import ProcessDecoder
+
+    return ProcessDecoder(open_decoder, count)
 
 
 def chosen_decoder(
