@@ -6,7 +6,6 @@ those of `onnx_model`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.norms import LayerNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
-from keras_transformer.layers.score import ScaledDot
+from keras_transformer.layers.score import Dot, General, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
@@ -31,6 +30,7 @@ from keras_transformer.tensor import Tensor
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_scores import DotScore, GeneralScore, ScaledDotScore
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -69,21 +69,6 @@ class Activation:
 
     operator: str
     is_positive: bool = False
-
-
-@dataclass(frozen=True)
-class Score:
-    """A score that is one product of query and key.
-
-    Args:
-        divisor: a function of the key size; the query's projection is divided by its result.
-    """
-
-    divisor: Callable[[int], float]
-
-    def logits(self, g: Graph, arithmetic: Arithmetic, query: Value, keys: Value) -> Value:
-        """Queries (..., N, T, H), keys (..., N, H, S) → (..., N, T, S) float32."""
-        return arithmetic.float32(g, g("MatMul", query, keys))
 
 
 def write_norm(g: Graph, arithmetic: Arithmetic, norm: LayerNorm, x: Value) -> Value:
@@ -125,7 +110,7 @@ class FullAttention:
     def __init__(self, layer: MultiHeadAttention, arithmetic: Arithmetic):
         self.layer = layer
         self.arithmetic = arithmetic
-        self.score: Score = writer_of(layer.score)
+        self.score: DotScore = writer_of(layer.score)(layer.score, arithmetic)
 
     def over_sequence(self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value) -> Value:
         """Self-attention of whole sequences: (B · S, D) → (B · S, D).
@@ -219,7 +204,7 @@ class FullAttention:
             values: (..., N, S, H).
         """
         layer, arithmetic = self.layer, self.arithmetic
-        logits = self.score.logits(g, arithmetic, query, keys)  # (..., N, T, S)
+        logits = self.score.logits(g, query, keys)  # (..., N, T, S)
         scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
         heads = g("MatMul", arithmetic.from_float32(g, scores), values)  # (..., N, T, H)
         if shape is not None:
@@ -258,15 +243,17 @@ AROUND_IT = object()
 # The writer for each type of part.
 WRITERS: dict[type, Any] = {
     DecoderBlock: AROUND_IT,
+    Dot: DotScore,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
+    General: GeneralScore,
     LayerNorm: write_norm,
     LearnedPositions: position_table,
     MultiHeadAttention: FullAttention,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation("Relu", is_positive=True),
-    ScaledDot: Score(divisor=math.sqrt),
+    ScaledDot: ScaledDotScore,
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,
     TokenEmbedding: AROUND_IT,

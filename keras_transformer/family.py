@@ -54,6 +54,11 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.score:ScaledDot", "dot product of query and key, divided by the square root of their size",
             "paper, equation 1",
         ),
+        "dot": Part(f"{LAYERS}.score:Dot", "dot product of query and key", "arXiv 1508.04025, 3.1"),
+        "general": Part(
+            f"{LAYERS}.score:General", "dot product of query and key with a learned matrix between them",
+            "arXiv 1508.04025, 3.1",
+        ),
     },
     "residual": {
         "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),

@@ -60,7 +60,15 @@ LAYERS = [
         "layers/test_attention.py",
         f"{PACKAGE}/layers/score.py",
         ("math.sqrt(query.shape[-1])", "query.shape[-1]"),
-        ('ops.cast(logits, "float32") / math', "logits / math"),
+        (
+            'return ops.cast(ops.matmul(query, ops.swapaxes(key, -1, -2)), "float32")',
+            "return ops.matmul(query, ops.swapaxes(key, -1, -2))",
+        ),
+    ),
+    *by(
+        "layers/test_score.py",
+        f"{PACKAGE}/layers/score.py",
+        ("return dot(ops.matmul(query, self.kernel), key)", "return dot(query, key)"),
     ),
     *by(
         "layers/test_masks.py",

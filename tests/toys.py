@@ -72,7 +72,7 @@ class InnerNorm(PreNorm):
         return 2.0 if is_decoder else 1.5
 
 
-class General(keras.layers.Layer):
+class Bilinear(keras.layers.Layer):
     """query · W · key."""
 
     def build(self, query_shape: tuple, key_shape: tuple) -> None:
@@ -150,7 +150,7 @@ ROWS = {
     ("positions", "turned"): row("TurnedPositions", {"base": family.Option(1e4, "of the wavelengths", float, least=1)}),
     ("positions", "distance"): row("DistancePositions"),
     ("residual", "inner_norm"): row("InnerNorm"),
-    ("score", "general"): row("General"),
+    ("score", "bilinear"): row("Bilinear"),
     ("feed_forward", "gated"): row("Gated"),
     ("attention", "running_mean"): row("RunningMean"),
     ("stack", "repeated"): row("Repeated"),

@@ -1,4 +1,7 @@
-"""Functions that score a query against a key: the scaled dot product in the paper."""
+"""Functions that score a query against a key: the scaled dot product in the paper.
+
+Those with weights have one set for all heads of a layer. Each head projects queries and keys by itself as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.layers.initial import glorot
 from keras_transformer.tensor import Tensor
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class ScaledDot(keras.layers.Layer):
-    """Q Kᵀ / √H, returned in float32 whatever the compute type (paper, equation 1).
+class Score(keras.layers.Layer):
+    """The base of scores: queries and keys → logits, in float32 whatever the compute type.
 
     Call arguments:
         query: (..., T, H).
@@ -23,6 +26,18 @@ class ScaledDot(keras.layers.Layer):
         Logits (..., T, S), float32.
     """
 
+    def compute_output_spec(self, query: Tensor, key: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*query.shape[:-1], key.shape[-2]), dtype="float32")
+
+    def num_parameters(self, key_dim: int) -> int:
+        """The number of parameters; 0 here."""
+        return 0
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ScaledDot(Score):
+    """Q Kᵀ / √H (paper, equation 1). For arguments and shapes see `Score`."""
+
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.built = True
@@ -30,15 +45,43 @@ class ScaledDot(keras.layers.Layer):
     def call(self, query: Tensor, key: Tensor) -> Tensor:
         return scaled_dot(query, key)
 
-    def compute_output_spec(self, query: Tensor, key: Tensor) -> keras.KerasTensor:
-        return keras.KerasTensor((*query.shape[:-1], key.shape[-2]), dtype="float32")
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Dot(Score):
+    """Q Kᵀ (Luong et al. 2015, arXiv 1508.04025, section 3.1). For arguments and shapes see `Score`."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.built = True
+
+    def call(self, query: Tensor, key: Tensor) -> Tensor:
+        return dot(query, key)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class General(Score):
+    """Q W Kᵀ, W (H, H) learned (Luong et al. 2015, arXiv 1508.04025, section 3.1).
+
+    The heads of a layer share W. For arguments and shapes see `Score`.
+    """
+
+    def build(self, query_shape: tuple, key_shape: tuple) -> None:
+        shape = (query_shape[-1], key_shape[-1])
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=glorot())
+
+    def call(self, query: Tensor, key: Tensor) -> Tensor:
+        return dot(ops.matmul(query, self.kernel), key)
 
     def num_parameters(self, key_dim: int) -> int:
-        """0: it has no weights."""
-        return 0
+        """The number of parameters: W."""
+        return key_dim**2
+
+
+def dot(query: Tensor, key: Tensor) -> Tensor:
+    """Q Kᵀ, see `Dot`."""
+    return ops.cast(ops.matmul(query, ops.swapaxes(key, -1, -2)), "float32")  # (..., T, S)
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ / √H, see `ScaledDot`."""
-    logits = ops.matmul(query, ops.swapaxes(key, -1, -2))  # (..., T, S)
-    return ops.cast(logits, "float32") / math.sqrt(query.shape[-1])
+    return dot(query, key) / math.sqrt(query.shape[-1])

@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_source_length": 11,
         "residual": "pre_norm",
     },
+    "general": {"score": "general", "attention_bias": True, "num_layers": 1},
     # The other arguments, several in a variant to keep the suite quick.
     "unlike sides": {
         "encoder_layers": 1,

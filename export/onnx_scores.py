@@ -1,0 +1,51 @@
+"""Writes the scores of attention as ONNX nodes: queries (..., T, H) and keys (..., H, S) → logits (..., T, S) float32.
+
+The letters in shapes are those of `onnx_model`. Keys come transposed: a product takes them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from keras import ops
+
+from keras_transformer.layers.score import Score
+
+from .onnx_arithmetic import Arithmetic
+from .onnx_graph import Graph, Value
+
+
+class DotScore:
+    """Writes a `Dot`, one product. The base of the other writers.
+
+    Args:
+        layer: the score.
+        arithmetic: of the graph's precision.
+    """
+
+    def __init__(self, layer: Score, arithmetic: Arithmetic):
+        self.layer = layer
+        self.arithmetic = arithmetic
+
+    def divisor(self, key_dim: int) -> float:
+        """What the projection of queries is divided by, so that the graph need not divide the logits."""
+        return 1.0
+
+    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
+        """Queries (..., T, H), keys (..., H, S) → (..., T, S) float32."""
+        return self.arithmetic.float32(g, g("MatMul", query, keys))
+
+
+class ScaledDotScore(DotScore):
+    """Writes a `ScaledDot`."""
+
+    def divisor(self, key_dim: int) -> float:
+        return math.sqrt(key_dim)
+
+
+class GeneralScore(DotScore):
+    """Writes a `General`. Its matrix keeps the precision of states: a rotation may stand before it."""
+
+    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
+        kernel = self.arithmetic.array(ops.convert_to_numpy(self.layer.kernel))
+        return super().logits(g, g("MatMul", query, kernel), keys)

@@ -1,0 +1,28 @@
+"""The writer of each score: its logits are those of the layer, in float32 and in float16."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import ops
+
+from export.onnx_arithmetic import ARITHMETIC
+from export.onnx_graph import Graph, Model, ValueInfo
+from export.onnx_parts import writer_of
+from tests.export.sessions import of
+from tests.layers.test_score import EVERY_SCORE, KEY, KEY_DIM, QUERY, score_of
+
+
+@pytest.mark.parametrize("precision", ARITHMETIC)
+@EVERY_SCORE
+def test_the_writer_of_a_score_computes_its_logits(config, precision, tmp_path):
+    layer, arithmetic, g = score_of(config), ARITHMETIC[precision], Graph()
+    writer = writer_of(layer)(layer, arithmetic)
+    query, keys = QUERY / writer.divisor(KEY_DIM), KEY.swapaxes(-1, -2)
+    g.named(writer.logits(g, "query", "keys"), "logits")
+    inputs = {"query": query.astype(arithmetic.dtype), "keys": keys.astype(arithmetic.dtype)}
+    infos = [ValueInfo(name, array.dtype, array.shape) for name, array in inputs.items()]
+    logits = of(Model(g, infos, [ValueInfo("logits", np.float32, [None] * 4)]), tmp_path).run(None, inputs)[0]
+    expected = ops.convert_to_numpy(layer(QUERY, KEY))
+    tolerance = 1e-2 if precision == "float16" else 1e-5
+    np.testing.assert_allclose(logits, expected, atol=tolerance * np.abs(expected).max())

@@ -1,0 +1,136 @@
+"""Scores: equal to Keras's attention layers and to NumPy formulas, in float32, in steps as in the full pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer import family
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.parts import make_part
+from tests.layer_check import check_layer, random, randomize
+
+BATCH, HEADS, QUERIES, KEYS, KEY_DIM, HIDDEN_DIM = 2, 3, 5, 7, 4, 11
+QUERY, KEY = random(BATCH, HEADS, QUERIES, KEY_DIM), random(BATCH, HEADS, KEYS, KEY_DIM, seed=1)
+SCORES: list[dict[str, Any]] = [{"name": name} for name in family.SLOTS["score"]]
+EVERY_SCORE = pytest.mark.parametrize("config", SCORES, ids=lambda config: config["name"])
+
+
+def score_of(config, dtype="float32", shapes=(QUERY.shape, KEY.shape)):
+    layer = make_part("score", config, dtype, {})
+    if not layer.built:
+        layer.build(*shapes)
+    randomize(layer)
+    return layer
+
+
+def weights_of(layer):
+    return {weight.name: ops.convert_to_numpy(weight) for weight in layer.weights}
+
+
+def softmax(logits):
+    scores = np.exp(logits - logits.max(-1, keepdims=True))
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def by_numpy(layer, query, key):
+    """The formula of each score."""
+    weights, products = weights_of(layer), "...th,...sh->...ts"
+    return {
+        "ScaledDot": lambda: np.einsum(products, query, key) / np.sqrt(query.shape[-1]),
+        "Dot": lambda: np.einsum(products, query, key),
+        "General": lambda: np.einsum("...tg,gh,...sh->...ts", query, weights["kernel"], key),
+    }[type(layer).__name__]()
+
+
+@EVERY_SCORE
+def test_contract(config, tmp_path):
+    options = {name: value for name, value in config.items() if name != "name"}
+    layer_class = family.row("score", config).load()
+    check_layer(layer_class, options, (QUERY, KEY), tmp_path)
+    layer = score_of(config)
+    assert layer.num_parameters(KEY_DIM) == sum(weight.size for weight in layer.get_weights())
+
+
+@EVERY_SCORE
+def test_a_score_is_its_formula_in_float32(config):
+    layer = score_of(config)
+    expected = by_numpy(layer, QUERY, KEY)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(QUERY, KEY)), expected, atol=1e-5)
+    half = score_of(config, "mixed_bfloat16")(QUERY, KEY)
+    assert keras.backend.standardize_dtype(half.dtype) == "float32"
+    np.testing.assert_allclose(ops.convert_to_numpy(half), expected, atol=0.03 * np.abs(expected).max())
+
+
+def keras_attention(layer):
+    """Keras's layer that computes a score, and functions of queries and keys that give its inputs."""
+    weights = weights_of(layer)
+
+    def same(x):
+        return x
+
+    attention, of_query, of_key = {
+        "ScaledDot": lambda: (keras.layers.Attention(use_scale=True), same, same),
+        "Dot": lambda: (keras.layers.Attention(), same, same),
+        "General": lambda: (keras.layers.Attention(), lambda query: query @ weights["kernel"], same),
+    }[type(layer).__name__]()
+    attention.build([(None, None, KEY_DIM)] * 3)
+    if isinstance(attention, keras.layers.AdditiveAttention):
+        attention.set_weights([weights["v"]])
+    elif attention.weights:
+        attention.set_weights([np.float32(KEY_DIM**-0.5)])
+    return attention, of_query, of_key
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "dot", "general"])
+def test_attention_with_a_score_equals_keras_attention(name):
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    seen = np.arange(KEYS) < np.array([[KEYS], [4]])
+    layer = MultiHeadAttention(HEADS, KEY_DIM, score=name)
+    layer.build(query.shape, memory.shape)
+    randomize(layer, 0.1)
+    output, scores = layer.with_scores(query, memory, memory_mask=seen)
+    weights = weights_of(layer)
+    attention, of_query, of_key = keras_attention(layer.score)
+    heads, all_scores = [], []
+    for head in range(HEADS):
+        place = slice(head * KEY_DIM, (head + 1) * KEY_DIM)
+        q, k, v = (x @ weights[of][:, place] for x, of in ((query, "query"), (memory, "key"), (memory, "value")))
+        inputs = [of_query(q), v, of_key(k)]
+        found, head_scores = attention(inputs, mask=[None, ops.convert_to_tensor(seen)], return_attention_scores=True)
+        heads.append(ops.convert_to_numpy(found))
+        all_scores.append(ops.convert_to_numpy(head_scores))
+    np.testing.assert_allclose(ops.convert_to_numpy(scores), np.stack(all_scores, axis=1), atol=1e-5)
+    expected = np.concatenate(heads, axis=-1) @ weights["output"]
+    np.testing.assert_allclose(ops.convert_to_numpy(output), expected, atol=1e-5)
+
+
+@EVERY_SCORE
+def test_steps_equal_the_full_pass(config):
+    x = random(BATCH, QUERIES, HIDDEN_DIM)
+    layer = MultiHeadAttention(HEADS, KEY_DIM, score=config)
+    layer.build(x.shape)
+    randomize(layer)
+    assert layer.num_parameters(HIDDEN_DIM) == layer.count_params()
+    whole = ops.convert_to_numpy(layer(x, x, np.tri(QUERIES, dtype=bool)[None]))
+    cache = layer.init_cache(BATCH, 1, QUERIES + 3)
+    for index in range(QUERIES):
+        step, cache = layer.step(ops.convert_to_tensor(x[:, index : index + 1]), cache, index)
+        np.testing.assert_allclose(ops.convert_to_numpy(step)[:, 0], whole[:, index], atol=1e-5)
+
+
+@EVERY_SCORE
+def test_padding_changes_nothing(config):
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    layer = MultiHeadAttention(HEADS, KEY_DIM, score=config)
+    layer.build(query.shape, memory.shape)
+    randomize(layer)
+    output = ops.convert_to_numpy(layer(query, memory))
+    padded = np.pad(memory, [(0, 0), (0, 3), (0, 0)], constant_values=7)
+    seen = np.broadcast_to(np.arange(KEYS + 3) < KEYS, (BATCH, KEYS + 3))
+    found = ops.convert_to_numpy(layer(query, padded, memory_mask=seen))
+    np.testing.assert_allclose(found, output, atol=1e-5)
