@@ -120,9 +120,9 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     """The second half: one position, for any number of hypotheses of each sentence.
 
     Inputs: `token_ids` (batch, beams) int32, the tokens at the position; the start id, 2, at the first position.
-    `index` () int32, the position, from 0. `past_key_i`, `past_value_i` (rows, heads, past, key_dim) for each layer i,
-    the outputs of the step before; at the first step past is 0. rows = batch · beams, the beams of a sentence one after
-    the other. All outputs of `encoder` except `limit`.
+    `index` () int32, the position, from 0. `past_key_i`, `past_value_i` (rows, key heads, past, key_dim) for each layer
+    i, the outputs of the step before; at the first step past is 0. rows = batch · beams, the beams of a sentence one
+    after the other. All outputs of `encoder` except `limit`.
 
     Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, `present_key_i` and
     `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.

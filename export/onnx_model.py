@@ -1,7 +1,8 @@
 """Writes the Transformer as ONNX nodes, from its weights: the encoder, and one step of the decoder.
 
 Letters in shapes: B sentences, K beams, R = B · K rows, S source length, P cached positions, V vocabulary, D width,
-N heads of size H. States are rows (R, D), so that every product with a weight is one matrix product.
+N heads of size H, G of them for keys and values. States are rows (R, D), so that every product with a weight is one
+matrix product.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from keras_transformer.text.tokenizer import PAD
 
 from .onnx_arithmetic import ARITHMETIC
 from .onnx_graph import Graph, Value, ValueInfo
-from .onnx_parts import FullAttention, Projection, Sublayer, array, bias_of, split_heads, transposed, writer_of
+from .onnx_heads import split_heads, transposed
+from .onnx_parts import FullAttention, Projection, Sublayer, array, bias_of, writer_of
 
 # The self-attentions' caches of the positions before: for each layer, what its writer defines.
 Past = list[list[Value]]
@@ -30,8 +32,8 @@ Past = list[list[Value]]
 class Memory(NamedTuple):
     """What a step needs of the source: one copy for each sentence."""
 
-    keys: list[Value]  # for each layer (B, N, H, S)
-    values: list[Value]  # for each layer (B, N, S, H)
+    keys: list[Value]  # for each layer (B, G, H, S)
+    values: list[Value]  # for each layer (B, G, S, H)
     bias: Value  # (B, 1, 1, S) float32, 0 at pieces, -1e9 at pad
 
     def flat(self) -> list[Value]:
@@ -88,8 +90,8 @@ class OnnxTransformer:
         projections = [attention.memory_projections() for attention in self.cross_attentions]
         whole = Projection.joined([*(each.keys for each in projections), *(each.values for each in projections)])
         projected = self.arithmetic.product(g, states, whole.kernel, whole.bias)
-        layers, model = len(projections), self.model
-        heads = split_heads(g, projected, shape, 2 * layers, model.num_heads, model.key_dim)
+        layers, key_heads = len(projections), self.memory_heads
+        heads = split_heads(g, projected, shape, [key_heads] * 2 * layers, self.model.key_dim)
         return Memory([transposed(g, each) for each in heads[:layers]], heads[layers:], bias)
 
     def encoder_states(self, g: Graph, source_ids: Value) -> EncoderStates:
@@ -189,12 +191,17 @@ class OnnxTransformer:
 
     def memory_infos(self) -> list[ValueInfo]:
         """The memory as outputs of the encoder and inputs of a step, in the order of `Memory.flat`."""
-        heads, size, layers = self.model.num_heads, self.model.key_dim, range(len(self.decoder_blocks))
+        heads, size, layers = self.memory_heads, self.model.key_dim, range(len(self.decoder_blocks))
         return [
             *(ValueInfo(f"memory_key_{layer}", self.dtype, ["batch", heads, size, "source"]) for layer in layers),
             *(ValueInfo(f"memory_value_{layer}", self.dtype, ["batch", heads, "source", size]) for layer in layers),
             ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"]),
         ]
+
+    @property
+    def memory_heads(self) -> int:
+        """G of the memory, in all layers."""
+        return self.cross_attentions[0].layer.num_groups
 
     def attention(self, layer: keras.layers.Layer) -> FullAttention:
         """The writer of an attention."""

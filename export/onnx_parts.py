@@ -30,6 +30,7 @@ from keras_transformer.tensor import Tensor
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_heads import regrouped, split_heads, transposed
 from .onnx_scores import DotScore, GeneralScore, ScaledDotScore
 from .signatures import unwritable
 
@@ -121,11 +122,11 @@ class FullAttention:
             shape: (2,) B and S.
         """
         query, keys, values = self.project(g, x, shape)
-        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip)
+        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip, may_be_empty=True)
 
     def cache_shapes(self, groups: int | str | None, past: int | str) -> list[list[int | str | None]]:
         """The shape of each tensor of the cache, from the sizes or the names of its axes groups and positions."""
-        return [[groups, self.layer.num_heads, past, self.layer.key_dim]] * 2
+        return [[groups, self.layer.num_groups, past, self.layer.key_dim]] * 2
 
     def cache_infos(self, number: int, when: str) -> list[ValueInfo]:
         """The cache that one step hands to the next, as inputs or outputs of layer `number`."""
@@ -139,7 +140,7 @@ class FullAttention:
 
         Args:
             skip: what the result is added to.
-            cache: keys and values (groups, N, P, H).
+            cache: keys and values (groups, G, P, H).
             bias: (B, 1, K, P + K) float32 if the rows of a sentence share keys and values; None if every row has its
                 own and sees all of them.
             shape: (2,) B and K; None if every row has its own keys and values.
@@ -156,13 +157,13 @@ class FullAttention:
 
         Args:
             skip: what the result is added to.
-            memory: keys (B, N, H, S) and values (B, N, S, H).
+            memory: keys (B, G, H, S) and values (B, G, S, H).
             bias: (B, 1, 1, S) float32.
             shape: (2,) B and K; None if K is 1.
         """
         kernel, query_bias = self.query_projection()
         projected = self.arithmetic.product(g, x, kernel, query_bias)
-        (query,) = split_heads(g, projected, shape, 1, self.layer.num_heads, self.layer.key_dim)
+        (query,) = split_heads(g, projected, shape, [self.layer.num_heads], self.layer.key_dim)
         keys, values = memory
         return self.attend(g, query, keys, values, bias, shape, skip)
 
@@ -181,10 +182,11 @@ class FullAttention:
         return Projection(kernel / divisor, None if bias is None else bias / divisor)
 
     def project(self, g: Graph, x: Value, shape: Value | None) -> list[Value]:
-        """Query, keys and values of self-attention in one product: (R, D) → three times (groups, N, rows, H)."""
+        """Query, keys and values of self-attention in one product: (R, D) → (groups, N or G, rows, H) of each."""
         whole = Projection.joined([self.query_projection(), *self.memory_projections()])
         projected = self.arithmetic.product(g, x, whole.kernel, whole.bias)
-        return split_heads(g, projected, shape, 3, self.layer.num_heads, self.layer.key_dim)
+        num_heads, num_groups = self.layer.num_heads, self.layer.num_groups
+        return split_heads(g, projected, shape, [num_heads, num_groups, num_groups], self.layer.key_dim)
 
     def attend(
         self,
@@ -195,47 +197,32 @@ class FullAttention:
         bias: Value | None,
         shape: Value | None,
         skip: Value | None,
+        may_be_empty: bool = False,
     ) -> Value:
         """skip + the output projection of softmax(logits + bias) V, with the softmax in float32: → (R, D).
 
         Args:
             query: (..., N, T, H).
-            keys: (..., N, H, S), transposed.
-            values: (..., N, S, H).
+            keys: (..., G, H, S), transposed.
+            values: (..., G, S, H).
+            may_be_empty: whether the graph may run with no sentence.
         """
         layer, arithmetic = self.layer, self.arithmetic
-        logits = self.score.logits(g, query, keys)  # (..., N, T, S)
+        num_heads, num_groups = layer.num_heads, layer.num_groups
+        logits = self.score.logits(g, regrouped(g, query, num_heads, num_groups, may_be_empty), keys)
+        logits = regrouped(g, logits, num_groups, num_heads, may_be_empty)  # (..., N, T, S)
         scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
-        heads = g("MatMul", arithmetic.from_float32(g, scores), values)  # (..., N, T, H)
+        scores = regrouped(g, arithmetic.from_float32(g, scores), num_heads, num_groups, may_be_empty)
+        heads = regrouped(g, g("MatMul", scores, values), num_groups, num_heads, may_be_empty)  # (..., N, T, H)
         if shape is not None:
             heads = g("Transpose", heads, perm=[0, 2, 1, 3])  # (..., T, N, H)
-        joined = g("Reshape", heads, [-1, layer.num_heads * layer.key_dim])
+        joined = g("Reshape", heads, [-1, num_heads * layer.key_dim])
         if layer.inner_norm is not None:
             joined = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, joined)
         kernel, output_bias = array(layer.output_kernel), bias_of(layer.output_bias)
         if output_bias is None or skip is None:
             return arithmetic.product(g, joined, kernel, output_bias if skip is None else skip)
         return g("Add", skip, arithmetic.product(g, joined, kernel, output_bias))
-
-
-def split_heads(g: Graph, x: Value, shape: Value | None, count: int, num_heads: int, key_dim: int) -> list[Value]:
-    """Rows (R, count · N · H) → `count` times (groups, N, rows of a group, H).
-
-    Args:
-        shape: (2,) the numbers of groups and of rows in a group; None if every row is a group of its own, which needs
-            no transposition.
-    """
-    heads = [count * num_heads, key_dim]
-    if shape is None:
-        x = g("Reshape", x, [-1, heads[0], 1, heads[1]])
-    else:
-        x = g("Transpose", g("Reshape", x, g.joined(shape, heads), allowzero=1), perm=[0, 2, 1, 3])
-    return [x] if count == 1 else g("Split", x, outputs=count, axis=1)
-
-
-def transposed(g: Graph, keys: Value) -> Value:
-    """(..., S, H) → (..., H, S)."""
-    return g("Transpose", keys, perm=[0, 1, 3, 2])
 
 
 # Stands for a writer where the layer around the part, or the model, writes the part.

@@ -89,7 +89,7 @@ class CachedDecoder:
     def first_cache(self, g: Graph, num_active: Value, num_first_beams: int) -> Cache:
         """The cache before the first step: no position, and no sentence encoded, so the sizes that will grow are 0."""
         model, transformer, own_bias = self.model, self.transformer, self.own_bias
-        heads, size, width = model.num_heads, model.key_dim, g.shape(self.source_ids, 1)
+        heads, size, width = transformer.memory_heads, model.key_dim, g.shape(self.source_ids, 1)
         past = flat_past(transformer.first_past(g, num_active))
         keys = g.zeros(g.joined([0, heads, size], width), transformer.dtype)
         values = g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)

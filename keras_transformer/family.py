@@ -30,6 +30,15 @@ def _needs_even_width(model: dict[str, Any]) -> str:
     return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
 
 
+def _needs_whole_groups(model: dict[str, Any]) -> str:
+    for argument in ("attention", "decoder_attention"):
+        groups, heads = (model[argument] or {}).get("num_key_value_heads"), model["num_heads"]
+        if groups and heads % groups:
+            name = f"{argument}:num_key_value_heads"
+            return f"`{name}` must divide `num_heads`. Received: {name}={groups}, num_heads={heads}"
+    return ""
+
+
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
 # The first part of a slot is its default.
@@ -46,7 +55,15 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "attention": {
         "full": Part(
-            f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions", "paper, 3.2.2"
+            f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions",
+            "paper, 3.2.2; groups: arXiv 2305.13245",
+            {
+                "num_key_value_heads": Option(
+                    None, "heads of keys and values, each for a group of query heads; by default as many as heads",
+                    least=1, most=1024, is_optional=True,
+                )
+            },
+            _needs_whole_groups,
         ),
     },
     "score": {

@@ -60,6 +60,8 @@ class Option:
 
     def parsed(self, text: str) -> Any:
         """The value that a text on a command line stands for. A text that stands for none is returned as it is."""
+        if self.is_optional and text == "None":
+            return None
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         try:

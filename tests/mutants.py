@@ -34,8 +34,8 @@ LAYERS = [
         ("else ops.logical_and(attention_mask, visible)", "else attention_mask"),
         ("visible = keys_mask(memory_mask)", "visible = keys_mask(ops.ones_like(memory_mask))"),
         (
-            'self._projection("value", memory_dim, heads_dim, self.gain)',
-            'self._projection("value", memory_dim, heads_dim)',
+            'self._projection("value", memory_dim, groups_dim, self.gain)',
+            'self._projection("value", memory_dim, groups_dim)',
         ),
         ("return x if bias is None else x + ops.cast(bias, self.compute_dtype)", "return x"),
         (
@@ -69,6 +69,17 @@ LAYERS = [
         "layers/test_score.py",
         f"{PACKAGE}/layers/score.py",
         ("return dot(ops.matmul(query, self.kernel), key)", "return dot(query, key)"),
+    ),
+    *by(
+        "layers/test_grouped_heads.py",
+        PACKAGE,
+        ("num_groups, num_heads // num_groups * length, size)", "num_heads // num_groups * length, num_groups, size)"),
+        ("sizes = {**self._attention_sizes(), **groups}", "sizes = self._attention_sizes()"),
+        ("if num_heads % (num_key_value_heads or num_heads):", "if False:"),
+        (
+            "shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)",
+            "shape = (batch_size, num_beams, self.num_heads, max_length, self.key_dim)",
+        ),
     ),
     *by(
         "layers/test_masks.py",
@@ -113,7 +124,7 @@ LAYERS = [
         "layers/test_blocks.py\nlayers/test_parts.py\nlayers/test_initial.py",
         f"{PACKAGE}/layers/blocks.py",
         ('"dropout": self.attention_dropout,', '"dropout": 0.0,'),
-        ("self._attention_sizes(), use_bias=self.attention_bias", "self._attention_sizes(), use_bias=False"),
+        ("MultiHeadAttention(**sizes, use_bias=self.attention_bias", "MultiHeadAttention(**sizes, use_bias=False"),
         (
             "self.cross_attention(x, memory, memory_mask, training=training)",
             "self.cross_attention(x, memory, memory_mask, training=False)",

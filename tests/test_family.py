@@ -94,7 +94,8 @@ def test_complete_is_data_and_its_own_fixed_point():
     before = json.dumps(given)
     config = family.complete(given)
     assert json.dumps(given) == before, "the dictionary that was given is unchanged"
-    assert config["positions"] == {"name": "learned", "offset": 2} and config["decoder_attention"] == {"name": "full"}
+    assert config["positions"] == {"name": "learned", "offset": 2}
+    assert config["decoder_attention"] == {"name": "full", "num_key_value_heads": None}
     assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7
     assert family.complete(given)["positions"]["offset"] == 2
@@ -169,6 +170,16 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
         {"num_heads": 3, "hidden_dim": 9},
         "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9",
     ),
+    "key heads that do not divide the heads": (
+        {"num_heads": 6, "hidden_dim": 12, "attention": {"name": "full", "num_key_value_heads": 4}},
+        "`attention:num_key_value_heads` must divide `num_heads`. "
+        "Received: attention:num_key_value_heads=4, num_heads=6",
+    ),
+    "key heads of the decoder that do not divide the heads": (
+        {"decoder_attention": {"name": "full", "num_key_value_heads": 3}},
+        "`decoder_attention:num_key_value_heads` must divide `num_heads`. "
+        "Received: decoder_attention:num_key_value_heads=3, num_heads=8",
+    ),
     "a long value": ({"dropout": "x" * 500}, None),
 }
 
@@ -193,6 +204,7 @@ def test_one_argument_may_allow_values_of_another():
         ("positions", "learned", {"name": "learned", "offset": 0}),
         ("norm", "layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
         ("residual", "pre_norm", {"name": "pre_norm"}),
+        ("attention", "full:num_key_value_heads=2", {"name": "full", "num_key_value_heads": 2}),
     ],
 )
 def test_a_part_has_one_spelling(slot, text, config):
@@ -251,6 +263,12 @@ def test_an_old_spelling_that_contradicts_the_new_one_is_refused():
         family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": False})
     same = family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": True})
     assert same["residual"] == {"name": "pre_norm"}
+
+
+def test_none_is_spelled_where_it_is_a_value():
+    assert family.parse("full:num_key_value_heads=None", "attention") == family.part("attention", "full")
+    with pytest.raises(ValueError, match="`positions:offset` must be an integer.*Received: positions:offset='None'"):
+        family.parse("learned:offset=None", "positions")
 
 
 def test_a_switch_is_spelled_true_or_false():

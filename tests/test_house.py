@@ -39,13 +39,14 @@ MAY_IMPORT = {
     ],
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
+    "export.onnx_heads": ["export.onnx_graph"],
     "export.onnx_scores": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
     "export.onnx_parts": [
         PACKAGE,
-        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "scores")),
+        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "scores")),
         "export.signatures",
     ],
-    "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "parts"))],
+    "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "parts"))],
     "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],
     "export.onnx_text": [PACKAGE, "export.onnx_graph", "export.signatures"],
@@ -111,7 +112,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.__init__": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lazy")],
     f"{PACKAGE}.layers.parts": [f"{PACKAGE}.family"],
     f"{PACKAGE}.layers.attention": [
-        f"{PACKAGE}.layers.{name}" for name in ("initial", "masks", "parts", "score", "shared")
+        f"{PACKAGE}.layers.{name}" for name in ("heads", "initial", "masks", "parts", "score", "shared")
     ],
     f"{PACKAGE}.layers.score": [f"{PACKAGE}.layers.initial"],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],

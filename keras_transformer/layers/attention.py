@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive, require_rates
+from keras_transformer.layers.heads import grouped, joined_heads, split_heads, ungrouped
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.parts import make_part
@@ -21,7 +22,7 @@ HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential 
 
 
 class KeysValues(NamedTuple):
-    """Projected keys and values, each (..., N, S, H)."""
+    """Projected keys and values, each (..., G, S, H)."""
 
     keys: Tensor
     values: Tensor
@@ -63,6 +64,9 @@ class MultiHeadAttention(keras.layers.Layer):
     The paper's W^Q, W^K, W^V and W^O are the weights `query`, `key`, `value` and `output`, by default without biases.
     The tests compare this layer with Keras's own, which has biases and three-dimensional kernels.
 
+    Keys and values may have fewer heads, G: each serves a group of N/G query heads. G = 1 is multi-query attention
+    (Shazeer 2019, arXiv 1911.02150), other G are grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+
     Args:
         num_heads: N, the paper's h.
         key_dim: H, the paper's d_k = d_v. N·H may differ from D.
@@ -71,6 +75,7 @@ class MultiHeadAttention(keras.layers.Layer):
         use_bias: whether each of the four projections has a bias.
         inner_norm: the norm of the joined heads before W^O, a part; None for no norm.
         gain: factor on the initial W^V and W^O.
+        num_key_value_heads: G, a divisor of N; by default N.
 
     Call arguments:
         query: (B, T, D).
@@ -84,8 +89,8 @@ class MultiHeadAttention(keras.layers.Layer):
         (B, T, D).
 
     Raises:
-        ValueError: a size is not positive, a rate is not at least 0 and less than 1, or an input has the wrong number
-            of axes.
+        ValueError: a size is not positive, G does not divide N, a rate is not at least 0 and less than 1, or an input
+            has the wrong number of axes.
 
     Example:
 
@@ -104,10 +109,16 @@ class MultiHeadAttention(keras.layers.Layer):
         use_bias: bool = False,
         inner_norm: str | dict[str, Any] | None = None,
         gain: float = 1.0,
+        num_key_value_heads: int | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        require_positive(num_heads=num_heads, key_dim=key_dim)
+        require_positive(num_heads=num_heads, key_dim=key_dim, num_key_value_heads=num_key_value_heads)
+        if num_heads % (num_key_value_heads or num_heads):
+            raise ValueError(
+                "`num_key_value_heads` must divide `num_heads`. "
+                f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
+            )
         require_rates(dropout=dropout)
         self.num_heads = num_heads
         self.key_dim = key_dim
@@ -116,6 +127,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.use_bias = use_bias
         self.inner_norm_config = inner_norm
         self.gain = gain
+        self.num_key_value_heads = num_key_value_heads
+        self.num_groups = num_key_value_heads or num_heads
         self.supports_masking = True
         sizes = {"num_heads": num_heads, "key_dim": key_dim}
         self.score = make_part("score", score, self.dtype_policy, sizes)
@@ -124,10 +137,10 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
         query_dim, memory_dim = query_shape[-1], (memory_shape or query_shape)[-1]
-        heads_dim = self.num_heads * self.key_dim
+        heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
         self.query_kernel, self.query_bias = self._projection("query", query_dim, heads_dim)
-        self.key_kernel, self.key_bias = self._projection("key", memory_dim, heads_dim)
-        self.value_kernel, self.value_bias = self._projection("value", memory_dim, heads_dim, self.gain)
+        self.key_kernel, self.key_bias = self._projection("key", memory_dim, groups_dim)
+        self.value_kernel, self.value_bias = self._projection("value", memory_dim, groups_dim, self.gain)
         self.output_kernel, self.output_bias = self._projection("output", heads_dim, query_dim, self.gain)
         if not self.score.built:
             heads = (None, self.num_heads, None, self.key_dim)
@@ -172,11 +185,11 @@ class MultiHeadAttention(keras.layers.Layer):
         return scores
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
-        """The empty cache of `step`: keys and values (B, K, N, L, H), L = `max_length`.
+        """The empty cache of `step`: keys and values (B, K, G, L, H), L = `max_length`.
 
         Another attention may return any nest of tensors (B, K, ...).
         """
-        shape = (batch_size, num_beams, self.num_heads, max_length, self.key_dim)
+        shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)
         return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
     def positions_of_keys(self, cache: Any) -> Tensor:
@@ -196,7 +209,7 @@ class MultiHeadAttention(keras.layers.Layer):
             (B, K, D), and the cache with this position in it.
         """
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
-        new = self.project_memory(x, shared)  # each (B, K, N, 1, H)
+        new = self.project_memory(x, shared)  # each (B, K, G, 1, H)
         cache = KeysValues(write_at(cache.keys, new.keys, index), write_at(cache.values, new.values, index))
         visible = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
         x, _ = self._attend(self.project_query(x, shared), cache, visible[None, None, None], shared)
@@ -216,16 +229,17 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
         """(B, T, D) → (B, N, T, H)."""
-        query = self._split_heads(self._project(query, self.query_kernel, self.query_bias))
+        query = split_heads(self._project(query, self.query_kernel, self.query_bias), self.num_heads)
         rotation = None if shared is None else shared.rotation
         return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
 
     def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
-        """(B, S, D) → keys and values, each (B, N, S, H). Decoding projects the memory once per sentence."""
-        keys = self._split_heads(self._project(memory, self.key_kernel, self.key_bias))
+        """(B, S, D) → keys and values, each (B, G, S, H). Decoding projects the memory once per sentence."""
+        keys = split_heads(self._project(memory, self.key_kernel, self.key_bias), self.num_groups)
         rotation = None if shared is None else shared.rotation
         keys = keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
-        return KeysValues(keys, self._split_heads(self._project(memory, self.value_kernel, self.value_bias)))
+        values = split_heads(self._project(memory, self.value_kernel, self.value_bias), self.num_groups)
+        return KeysValues(keys, values)
 
     def _attend(
         self,
@@ -235,15 +249,15 @@ class MultiHeadAttention(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Projected query (..., N, T, H), keys and values (..., N, S, H) → (..., T, D), and scores (..., N, T, S)."""
-        logits = self.score(query, memory.keys)
+        """Projected query (..., N, T, H), keys and values (..., G, S, H) → (..., T, D), and scores (..., N, T, S)."""
+        logits = ungrouped(self.score(grouped(query, self.num_groups), memory.keys), self.num_heads)
         if shared is not None and shared.bias is not None:
             logits = ops.add(logits, shared.bias)
         mask = None if attention_mask is None else ops.expand_dims(attention_mask, -3)  # for every head
         scores = ops.cast(masked_softmax(logits, mask), self.compute_dtype)
         weights = self.scores_dropout(scores, training=training)
-        heads = ops.swapaxes(ops.matmul(weights, memory.values), -2, -3)  # (..., T, N, H)
-        joined = ops.reshape(heads, (*ops.shape(heads)[:-2], self.num_heads * self.key_dim))
+        heads = ungrouped(ops.matmul(grouped(weights, self.num_groups), memory.values), self.num_heads)
+        joined = joined_heads(heads)
         joined = joined if self.inner_norm is None else self.inner_norm(joined)
         return self._project(joined, self.output_kernel, self.output_bias), scores
 
@@ -259,10 +273,6 @@ class MultiHeadAttention(keras.layers.Layer):
         x = ops.matmul(x, ops.cast(kernel, self.compute_dtype))
         return x if bias is None else x + ops.cast(bias, self.compute_dtype)
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        x = ops.reshape(x, (*ops.shape(x)[:-1], self.num_heads, self.key_dim))  # (B, T, N, H)
-        return ops.swapaxes(x, -2, -3)  # (B, N, T, H)
-
     def compute_output_shape(
         self,
         query_shape: tuple,
@@ -275,10 +285,10 @@ class MultiHeadAttention(keras.layers.Layer):
         return query_shape
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: projections between D and N heads of H, inner norm, and score."""
-        heads_dim = self.num_heads * self.key_dim
-        kernels = 4 * hidden_dim * heads_dim
-        biases = 3 * heads_dim + hidden_dim if self.use_bias else 0
+        """The number of parameters: projections between D and heads of H, inner norm, and score."""
+        heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
+        kernels = 2 * hidden_dim * (heads_dim + groups_dim)
+        biases = heads_dim + 2 * groups_dim + hidden_dim if self.use_bias else 0
         inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
         return kernels + biases + inner_norm + self.score.num_parameters(self.key_dim)
 
@@ -291,6 +301,7 @@ class MultiHeadAttention(keras.layers.Layer):
             "use_bias": self.use_bias,
             "inner_norm": self.inner_norm_config,
             "gain": self.gain,
+            "num_key_value_heads": self.num_key_value_heads,
         }
         return {**super().get_config(), **config}
 

@@ -67,7 +67,9 @@ class _Block(keras.layers.Layer):
         return make_part("attention", self.attention, self.dtype_policy, self._attention_sizes(), **required)
 
     def _cross_attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(**self._attention_sizes(), use_bias=self.attention_bias, dtype=self.dtype_policy)
+        groups = {"num_key_value_heads": family.part("attention", self.attention).get("num_key_value_heads")}
+        sizes = {**self._attention_sizes(), **groups}
+        return MultiHeadAttention(**sizes, use_bias=self.attention_bias, dtype=self.dtype_policy)
 
     def _attention_sizes(self) -> dict[str, Any]:
         return {
@@ -193,7 +195,8 @@ class DecoderBlock(_Block):
     """Masked self-attention, encoder-decoder attention, feed-forward (paper, 3.1; Figure 1, right).
 
     `call` takes a whole target (teacher forcing). `step` takes one position of it and a cache. Both run the same
-    sub-layers and compute the same. Encoder-decoder attention is always `MultiHeadAttention`.
+    sub-layers and compute the same. Encoder-decoder attention is always `MultiHeadAttention`. It has as many heads of
+    keys and values as self-attention, if self-attention has the option `num_key_value_heads`, and else `num_heads`.
 
     Args:
         As for `EncoderBlock`.

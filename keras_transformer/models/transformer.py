@@ -172,9 +172,9 @@ class Transformer(ReplicatedFit):
             max_length: L, the number of positions that can be decoded.
 
         Returns:
-            "beams" holds the cache of each layer's self-attention, by default keys and values (B, K, N, L, H). The
+            "beams" holds the cache of each layer's self-attention, by default keys and values (B, K, G, L, H). The
             search reorders it with its beams. "sentences" holds what the beams of a sentence share: under "memory"
-            each layer's keys and values of the memory (B, N, S, H), under "mask" the source's padding mask (B, S).
+            each layer's keys and values of the memory (B, G, S, H), under "mask" the source's padding mask (B, S).
         """
         cache = self.decoder_stack.init_cache(memory, num_beams, max_length)
         return {

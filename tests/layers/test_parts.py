@@ -76,7 +76,7 @@ def test_the_names_that_a_layer_takes_are_those_of_its_bases_too():
 @pytest.mark.parametrize("slot", family.SLOTS)
 def test_every_part_tells_its_configuration_in_a_model(slot):
     """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
-    block = {"num_heads": 2, "key_dim": 3, "intermediate_dim": 5}
+    block = {"num_heads": 1024, "key_dim": 3, "intermediate_dim": 5}
     sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
     for name, row in family.SLOTS[slot].items():
         config = family.part(slot, {"name": name, **{key: option.most for key, option in row.options.items()}})

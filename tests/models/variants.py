@@ -30,7 +30,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_source_length": 11,
         "residual": "pre_norm",
     },
-    "general": {"score": "general", "attention_bias": True, "num_layers": 1},
+    "general, grouped heads": {
+        "score": "general",
+        "attention": {"name": "full", "num_key_value_heads": 2},
+        "num_heads": 6,
+        "attention_bias": True,
+        "num_layers": 1,
+    },
     # The other arguments, several in a variant to keep the suite quick.
     "unlike sides": {
         "encoder_layers": 1,
