@@ -22,7 +22,7 @@ from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.norms import LayerNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
-from keras_transformer.layers.score import Dot, General, ScaledDot
+from keras_transformer.layers.score import Additive, Dot, General, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
@@ -31,7 +31,7 @@ from keras_transformer.tensor import Tensor
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_heads import regrouped, split_heads, transposed
-from .onnx_scores import DotScore, GeneralScore, ScaledDotScore
+from .onnx_scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -229,6 +229,7 @@ class FullAttention:
 AROUND_IT = object()
 # The writer for each type of part.
 WRITERS: dict[type, Any] = {
+    Additive: AdditiveScore,
     DecoderBlock: AROUND_IT,
     Dot: DotScore,
     EncoderBlock: AROUND_IT,

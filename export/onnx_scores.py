@@ -13,6 +13,7 @@ from keras_transformer.layers.score import Score
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value
+from .onnx_heads import transposed
 
 
 class DotScore:
@@ -49,3 +50,17 @@ class GeneralScore(DotScore):
     def logits(self, g: Graph, query: Value, keys: Value) -> Value:
         kernel = self.arithmetic.array(ops.convert_to_numpy(self.layer.kernel))
         return super().logits(g, g("MatMul", query, kernel), keys)
+
+
+class AdditiveScore(DotScore):
+    """Writes an `Additive`."""
+
+    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
+        layer, arithmetic = self.layer, self.arithmetic
+        query_kernel, key_kernel, v = (
+            arithmetic.array(ops.convert_to_numpy(each)) for each in (layer.query_kernel, layer.key_kernel, layer.v)
+        )
+        query = g("Unsqueeze", g("MatMul", query, query_kernel), [-2])  # (..., T, 1, H)
+        keys = g("Unsqueeze", g("MatMul", transposed(g, keys), key_kernel), [-3])  # (..., 1, S, H)
+        logits = g("MatMul", g("Tanh", g("Add", query, keys)), v[:, None])  # (..., T, S, 1)
+        return arithmetic.float32(g, g("Squeeze", logits, [-1]))

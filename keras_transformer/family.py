@@ -76,6 +76,9 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.score:General", "dot product of query and key with a learned matrix between them",
             "arXiv 1508.04025, 3.1",
         ),
+        "additive": Part(
+            f"{LAYERS}.score:Additive", "a network with one hidden layer of query and key", "arXiv 1409.0473, A.1.2"
+        ),
     },
     "residual": {
         "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),

@@ -69,6 +69,7 @@ LAYERS = [
         "layers/test_score.py",
         f"{PACKAGE}/layers/score.py",
         ("return dot(ops.matmul(query, self.kernel), key)", "return dot(query, key)"),
+        ("ops.expand_dims(ops.matmul(key, self.key_kernel), -3)", "ops.expand_dims(key, -3)"),
     ),
     *by(
         "layers/test_grouped_heads.py",

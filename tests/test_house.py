@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
     "export.onnx_heads": ["export.onnx_graph"],
-    "export.onnx_scores": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
+    "export.onnx_scores": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads"))],
     "export.onnx_parts": [
         PACKAGE,
         *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "scores")),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.residual import PostNorm as PostNorm
     from keras_transformer.layers.residual import PreNorm as PreNorm
     from keras_transformer.layers.residual import Residual as Residual
+    from keras_transformer.layers.score import Additive as Additive
     from keras_transformer.layers.score import Dot as Dot
     from keras_transformer.layers.score import General as General
     from keras_transformer.layers.score import ScaledDot as ScaledDot

@@ -77,6 +77,31 @@ class General(Score):
         return key_dim**2
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Additive(Score):
+    """vᵀ tanh(W q + U k) for each query q and key k (Bahdanau et al. 2015, arXiv 1409.0473, appendix A.1.2).
+
+    W and U (H, H) and v (H,) are learned. The heads of a layer share them. Between the products it holds T·S·H numbers
+    for each head. For arguments and shapes see `Score`.
+    """
+
+    def build(self, query_shape: tuple, key_shape: tuple) -> None:
+        size = key_shape[-1]
+        self.query_kernel = self.add_weight(name="query", shape=(query_shape[-1], size), initializer=glorot())
+        self.key_kernel = self.add_weight(name="key", shape=(size, size), initializer=glorot())
+        self.v = self.add_weight(name="v", shape=(size,), initializer=glorot())
+
+    def call(self, query: Tensor, key: Tensor) -> Tensor:
+        query = ops.expand_dims(ops.matmul(query, self.query_kernel), -2)  # (..., T, 1, H)
+        key = ops.expand_dims(ops.matmul(key, self.key_kernel), -3)  # (..., 1, S, H)
+        logits = ops.matmul(ops.tanh(query + key), ops.expand_dims(self.v, -1))  # (..., T, S, 1)
+        return ops.cast(ops.squeeze(logits, -1), "float32")
+
+    def num_parameters(self, key_dim: int) -> int:
+        """The number of parameters: W, U and v."""
+        return 2 * key_dim**2 + key_dim
+
+
 def dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ, see `Dot`."""
     return ops.cast(ops.matmul(query, ops.swapaxes(key, -1, -2)), "float32")  # (..., T, S)

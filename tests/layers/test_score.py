@@ -43,6 +43,10 @@ def by_numpy(layer, query, key):
     return {
         "ScaledDot": lambda: np.einsum(products, query, key) / np.sqrt(query.shape[-1]),
         "Dot": lambda: np.einsum(products, query, key),
+        "Additive": lambda: (
+            np.tanh((query @ weights["query"])[..., :, None, :] + (key @ weights["key"])[..., None, :, :])
+            @ weights["v"]
+        ),
         "General": lambda: np.einsum("...tg,gh,...sh->...ts", query, weights["kernel"], key),
     }[type(layer).__name__]()
 
@@ -77,6 +81,11 @@ def keras_attention(layer):
         "ScaledDot": lambda: (keras.layers.Attention(use_scale=True), same, same),
         "Dot": lambda: (keras.layers.Attention(), same, same),
         "General": lambda: (keras.layers.Attention(), lambda query: query @ weights["kernel"], same),
+        "Additive": lambda: (
+            keras.layers.AdditiveAttention(),
+            lambda query: query @ weights["query"],
+            lambda key: key @ weights["key"],
+        ),
     }[type(layer).__name__]()
     attention.build([(None, None, KEY_DIM)] * 3)
     if isinstance(attention, keras.layers.AdditiveAttention):
@@ -86,7 +95,7 @@ def keras_attention(layer):
     return attention, of_query, of_key
 
 
-@pytest.mark.parametrize("name", ["scaled_dot", "dot", "general"])
+@pytest.mark.parametrize("name", ["scaled_dot", "dot", "general", "additive"])
 def test_attention_with_a_score_equals_keras_attention(name):
     query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
     seen = np.arange(KEYS) < np.array([[KEYS], [4]])

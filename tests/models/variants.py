@@ -37,6 +37,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "num_layers": 1,
     },
+    "additive, one key head": {
+        "score": "additive",
+        "decoder_attention": {"name": "full", "num_key_value_heads": 1},
+        "residual": "pre_norm",
+        "num_layers": 1,
+    },
     # The other arguments, several in a variant to keep the suite quick.
     "unlike sides": {
         "encoder_layers": 1,
