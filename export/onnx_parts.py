@@ -20,7 +20,7 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.norms import LayerNorm
+from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
 from keras_transformer.layers.score import ScaledDot
@@ -31,6 +31,7 @@ from keras_transformer.tensor import Tensor
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_norms import write_layer_norm, write_rms_norm
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -84,12 +85,6 @@ class Score:
     def logits(self, g: Graph, arithmetic: Arithmetic, query: Value, keys: Value) -> Value:
         """Queries (..., N, T, H), keys (..., N, H, S) → (..., N, T, S) float32."""
         return arithmetic.float32(g, g("MatMul", query, keys))
-
-
-def write_norm(g: Graph, arithmetic: Arithmetic, norm: LayerNorm, x: Value) -> Value:
-    """Layer normalisation, which ONNX computes in float32 inside."""
-    gamma, beta = (arithmetic.array(array(weight)) for weight in (norm.gamma, norm.beta))
-    return g("LayerNormalization", x, gamma, beta, axis=-1, epsilon=norm.epsilon)
 
 
 def write_post_norm(g: Graph, arithmetic: Arithmetic, residual: PostNorm, x: Value, sublayer: Sublayer) -> Value:
@@ -260,12 +255,13 @@ WRITERS: dict[type, Any] = {
     DecoderBlock: AROUND_IT,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
-    LayerNorm: write_norm,
+    LayerNorm: write_layer_norm,
     LearnedPositions: position_table,
     MultiHeadAttention: FullAttention,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation("Relu", is_positive=True),
+    RmsNorm: write_rms_norm,
     ScaledDot: Score(divisor=math.sqrt),
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,

@@ -66,6 +66,10 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.norms:LayerNorm", "layer normalization", "arXiv 1607.06450",
             {"epsilon": Option(1e-6, "added to the variance", float, least=1e-12, most=1.0)},
         ),
+        "rms": Part(
+            f"{LAYERS}.norms:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
+            {"epsilon": Option(1e-6, "added to the mean of the squares", float, least=1e-12, most=1.0)},
+        ),
     },
     "feed_forward": {
         "plain": Part(

@@ -39,7 +39,12 @@ MAY_IMPORT = {
     ],
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
-    "export.onnx_parts": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic", "export.signatures"],
+    "export.onnx_norms": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
+    "export.onnx_parts": [
+        PACKAGE,
+        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "norms")),
+        "export.signatures",
+    ],
     "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "parts"))],
     "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask
     from keras_transformer.layers.norms import LayerNorm as LayerNorm
+    from keras_transformer.layers.norms import RmsNorm as RmsNorm
     from keras_transformer.layers.positions import LearnedPositions as LearnedPositions
     from keras_transformer.layers.positions import Positions as Positions
     from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions
