@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.activations import Relu
+from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
@@ -29,6 +29,7 @@ from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
+from .onnx_activations import Activation, gelu, gelu_tanh, relu, silu
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_norms import write_layer_norm, write_rms_norm
@@ -60,19 +61,6 @@ class MemoryProjections(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Activation:
-    """An activation that is one operator of the standard.
-
-    Args:
-        operator: the operator's name.
-        is_positive: whether none of its results is negative.
-    """
-
-    operator: str
-    is_positive: bool = False
-
-
-@dataclass(frozen=True)
 class Score:
     """A score that is one product of query and key.
 
@@ -100,7 +88,7 @@ def write_pre_norm(g: Graph, arithmetic: Arithmetic, residual: PreNorm, x: Value
 def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None) -> Value:
     """Two products with an activation between: (R, D) → (R, D)."""
     activation: Activation = writer_of(layer.activation)
-    x = g(activation.operator, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
+    x = activation.nodes(g, arithmetic, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
     is_positive = activation.is_positive
     if layer.inner_norm is not None:
         x, is_positive = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, x), False
@@ -255,14 +243,17 @@ WRITERS: dict[type, Any] = {
     DecoderBlock: AROUND_IT,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
+    Gelu: Activation(gelu),
+    GeluTanh: Activation(gelu_tanh),
     LayerNorm: write_layer_norm,
     LearnedPositions: position_table,
     MultiHeadAttention: FullAttention,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
-    Relu: Activation("Relu", is_positive=True),
+    Relu: Activation(relu, is_positive=True),
     RmsNorm: write_rms_norm,
     ScaledDot: Score(divisor=math.sqrt),
+    Silu: Activation(silu),
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,
     TokenEmbedding: AROUND_IT,

@@ -78,6 +78,11 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "activation": {
         "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
+        "gelu": Part(f"{LAYERS}.activations:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"),
+        "gelu_tanh": Part(
+            f"{LAYERS}.activations:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
+        ),
+        "silu": Part(f"{LAYERS}.activations:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
     },
     "stack": {
         "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),

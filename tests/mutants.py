@@ -102,6 +102,12 @@ LAYERS = [
     ),
     *by("layers/test_feed_forward.py", f"{PACKAGE}/layers/activations.py", ("ops.relu(x)", "ops.gelu(x)")),
     *by(
+        "layers/test_activations.py",
+        f"{PACKAGE}/layers/activations.py",
+        ("approximate=False", "approximate=True"),
+        ("approximate=True", "approximate=False"),
+    ),
+    *by(
         "layers/test_blocks.py\nlayers/test_parts.py\nlayers/test_initial.py",
         f"{PACKAGE}/layers/blocks.py",
         ('"dropout": self.attention_dropout,', '"dropout": 0.0,'),
@@ -578,6 +584,13 @@ EXPORT = [
             "scales = np.maximum(np.abs(weights).max(keepdims=True)",
         ),
         ("is_positive=True),", "is_positive=False),"),
+    ),
+    *by(
+        "export/test_onnx_parts.py",
+        "export",
+        ("0.044715, math", "0.04, math"),
+        ("Gelu: Activation(gelu)", "Gelu: Activation(gelu_tanh)"),
+        ("Silu: Activation(silu)", "Silu: Activation(silu, is_positive=True)"),
     ),
     *by(
         "export/test_onnx_parts.py",

@@ -39,10 +39,11 @@ MAY_IMPORT = {
     ],
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
+    "export.onnx_activations": ["export.onnx_graph", "export.onnx_arithmetic"],
     "export.onnx_norms": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
     "export.onnx_parts": [
         PACKAGE,
-        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "norms")),
+        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "activations", "norms")),
         "export.signatures",
     ],
     "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "parts"))],

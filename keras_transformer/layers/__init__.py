@@ -8,7 +8,10 @@ from keras_transformer import family
 from keras_transformer.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from keras_transformer.layers.activations import Gelu as Gelu
+    from keras_transformer.layers.activations import GeluTanh as GeluTanh
     from keras_transformer.layers.activations import Relu as Relu
+    from keras_transformer.layers.activations import Silu as Silu
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
