@@ -7,19 +7,18 @@ those of `onnx_model`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.activations import Relu
+from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward
-from keras_transformer.layers.norms import LayerNorm
+from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
 from keras_transformer.layers.score import Additive, Dot, General, ScaledDot
@@ -28,9 +27,11 @@ from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
+from .onnx_activations import Activation, gelu, gelu_tanh, relu, silu
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_heads import regrouped, split_heads, transposed
+from .onnx_norms import write_layer_norm, write_rms_norm
 from .onnx_scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
 from .signatures import unwritable
 
@@ -59,25 +60,6 @@ class MemoryProjections(NamedTuple):
     values: Projection
 
 
-@dataclass(frozen=True)
-class Activation:
-    """An activation that is one operator of the standard.
-
-    Args:
-        operator: the operator's name.
-        is_positive: whether none of its results is negative.
-    """
-
-    operator: str
-    is_positive: bool = False
-
-
-def write_norm(g: Graph, arithmetic: Arithmetic, norm: LayerNorm, x: Value) -> Value:
-    """Layer normalisation, which ONNX computes in float32 inside."""
-    gamma, beta = (arithmetic.array(array(weight)) for weight in (norm.gamma, norm.beta))
-    return g("LayerNormalization", x, gamma, beta, axis=-1, epsilon=norm.epsilon)
-
-
 def write_post_norm(g: Graph, arithmetic: Arithmetic, residual: PostNorm, x: Value, sublayer: Sublayer) -> Value:
     """Norm(x + Sublayer(x))."""
     return writer_of(residual.norm)(g, arithmetic, residual.norm, sublayer(x, x))
@@ -91,7 +73,7 @@ def write_pre_norm(g: Graph, arithmetic: Arithmetic, residual: PreNorm, x: Value
 def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None) -> Value:
     """Two products with an activation between: (R, D) → (R, D)."""
     activation: Activation = writer_of(layer.activation)
-    x = g(activation.operator, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
+    x = activation.nodes(g, arithmetic, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
     is_positive = activation.is_positive
     if layer.inner_norm is not None:
         x, is_positive = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, x), False
@@ -234,14 +216,18 @@ WRITERS: dict[type, Any] = {
     Dot: DotScore,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
+    Gelu: Activation(gelu),
+    GeluTanh: Activation(gelu_tanh),
     General: GeneralScore,
-    LayerNorm: write_norm,
+    LayerNorm: write_layer_norm,
     LearnedPositions: position_table,
     MultiHeadAttention: FullAttention,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
-    Relu: Activation("Relu", is_positive=True),
+    Relu: Activation(relu, is_positive=True),
+    RmsNorm: write_rms_norm,
     ScaledDot: ScaledDotScore,
+    Silu: Activation(silu),
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,
     TokenEmbedding: AROUND_IT,

@@ -91,6 +91,10 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.norms:LayerNorm", "layer normalization", "arXiv 1607.06450",
             {"epsilon": Option(1e-6, "added to the variance", float, least=1e-12, most=1.0)},
         ),
+        "rms": Part(
+            f"{LAYERS}.norms:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
+            {"epsilon": Option(1e-6, "added to the mean of the squares", float, least=1e-12, most=1.0)},
+        ),
     },
     "feed_forward": {
         "plain": Part(
@@ -99,6 +103,11 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "activation": {
         "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
+        "gelu": Part(f"{LAYERS}.activations:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"),
+        "gelu_tanh": Part(
+            f"{LAYERS}.activations:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
+        ),
+        "silu": Part(f"{LAYERS}.activations:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
     },
     "stack": {
         "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),

@@ -122,6 +122,12 @@ LAYERS = [
     ),
     *by("layers/test_feed_forward.py", f"{PACKAGE}/layers/activations.py", ("ops.relu(x)", "ops.gelu(x)")),
     *by(
+        "layers/test_activations.py",
+        f"{PACKAGE}/layers/activations.py",
+        ("approximate=False", "approximate=True"),
+        ("approximate=True", "approximate=False"),
+    ),
+    *by(
         "layers/test_blocks.py\nlayers/test_parts.py\nlayers/test_initial.py",
         f"{PACKAGE}/layers/blocks.py",
         ('"dropout": self.attention_dropout,', '"dropout": 0.0,'),
@@ -158,6 +164,12 @@ LAYERS = [
         ("return logits if self.bias is None else", "return logits if True else"),
     ),
     *by("layers/test_initial.py", f"{PACKAGE}/layers/norms.py", ("EPSILON = 1e-6", "EPSILON = 1e-3")),
+    *by(
+        "layers/test_norms.py",
+        f"{PACKAGE}/layers/norms.py",
+        ("self.supports_masking = True", "self.supports_masking = False"),
+        ("        return hidden_dim\n", "        return 2 * hidden_dim\n"),
+    ),
     *by(
         "layers/test_initial.py",
         f"{PACKAGE}/layers/initial.py",
@@ -592,6 +604,19 @@ EXPORT = [
             "scales = np.maximum(np.abs(weights).max(keepdims=True)",
         ),
         ("is_positive=True),", "is_positive=False),"),
+    ),
+    *by(
+        "export/test_onnx_parts.py",
+        "export",
+        ("0.044715, math", "0.04, math"),
+        ("Gelu: Activation(gelu)", "Gelu: Activation(gelu_tanh)"),
+        ("Silu: Activation(silu)", "Silu: Activation(silu, is_positive=True)"),
+    ),
+    *by(
+        "export/test_onnx_parts.py",
+        "export/onnx_norms.py",
+        ("float(norm.epsilon)", "1e-6"),
+        ("x = arithmetic.float32(g, x)", "x = g.cast(g.cast(x, np.float16), np.float32)"),
     ),
     *by(
         "export/test_onnx.py",

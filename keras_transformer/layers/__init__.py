@@ -8,7 +8,10 @@ from keras_transformer import family
 from keras_transformer.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from keras_transformer.layers.activations import Gelu as Gelu
+    from keras_transformer.layers.activations import GeluTanh as GeluTanh
     from keras_transformer.layers.activations import Relu as Relu
+    from keras_transformer.layers.activations import Silu as Silu
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask
     from keras_transformer.layers.norms import LayerNorm as LayerNorm
+    from keras_transformer.layers.norms import RmsNorm as RmsNorm
     from keras_transformer.layers.positions import LearnedPositions as LearnedPositions
     from keras_transformer.layers.positions import Positions as Positions
     from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions

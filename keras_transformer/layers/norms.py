@@ -23,3 +23,22 @@ class LayerNorm(keras.layers.LayerNormalization):
     def num_parameters(self, hidden_dim: int) -> int:
         """The number of parameters: a gain and a shift for each of D."""
         return 2 * hidden_dim
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RmsNorm(keras.layers.RMSNormalization):
+    """g · x / √(mean(x²) + ε): (..., D) → (..., D) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    It is Keras's RMS normalization. No mean is subtracted, and no shift is added.
+
+    Args:
+        epsilon: ε, added to the mean of the squares.
+    """
+
+    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
+        super().__init__(epsilon=epsilon, **kwargs)
+        self.supports_masking = True  # Keras's layer would lose the mask
+
+    def num_parameters(self, hidden_dim: int) -> int:
+        """The number of parameters: a gain for each of D."""
+        return hidden_dim
