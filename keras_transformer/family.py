@@ -30,6 +30,35 @@ def _needs_even_width(model: dict[str, Any]) -> str:
     return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
 
 
+def _needs_even_key_dim(model: dict[str, Any]) -> str:
+    size = key_dim(model)
+    name = model["positions"]["name"]
+    return f"`key_dim` must be even for {name} positions. Received: key_dim={size}" if size % 2 else ""
+
+
+def _needs_keys_in_range(model: dict[str, Any]) -> str:
+    longest, scale_base = model["max_source_length"], model["positions"]["scale_base"]
+    if longest > 4 * scale_base:
+        return (
+            f"`max_source_length` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
+            f"would leave the range of float16. Received: max_source_length={longest}"
+        )
+    return _needs_even_key_dim(model)
+
+
+def _needs_distances_for_buckets(model: dict[str, Any]) -> str:
+    num_buckets, max_distance = (model["positions"][name] for name in ("num_buckets", "max_distance"))
+    if num_buckets % 2:
+        return f"`positions:num_buckets` must be even. Received: num_buckets={num_buckets}"
+    if max_distance > num_buckets // 2:
+        return ""
+    return (
+        f"`positions:max_distance` must be greater than half of `positions:num_buckets`, {num_buckets // 2}. "
+        f"Received: max_distance={max_distance}"
+    )
+
+
+_BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
 # The first part of a slot is its default.
@@ -42,6 +71,32 @@ SLOTS: dict[str, dict[str, Part]] = {
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
             "paper, table 3 row E", _OFFSET,
+        ),
+        "none": Part(
+            f"{LAYERS}.positions:NoPositions", "nothing: only the decoder's mask tells the order", "arXiv 2203.16634"
+        ),
+        "rotary": Part(
+            f"{LAYERS}.rotary:RotaryPositions", "queries and keys rotated by their positions", "arXiv 2104.09864",
+            _BASE, _needs_even_key_dim,
+        ),
+        "alibi": Part(
+            f"{LAYERS}.position_biases:AlibiPositions", "logits less the distance times a slope for each head",
+            "arXiv 2108.12409",
+        ),
+        "buckets": Part(
+            f"{LAYERS}.position_biases:BucketPositions", "T5's learned bias for each head and bucket of distances",
+            "arXiv 1910.10683",
+            {
+                "num_buckets": Option(32, "buckets of distances, an even number", least=4, most=1_024),
+                "max_distance": Option(128, "the distance where the last bucket begins", least=3, most=100_000),
+            },
+            _needs_distances_for_buckets,
+        ),
+        "xpos": Part(
+            f"{LAYERS}.rotary:XposPositions", "rotary, and in the decoder a decay with the distance",
+            "arXiv 2212.10554",
+            {**_BASE, "scale_base": Option(512, "the distance of one decay", least=1, most=1_000_000)},
+            _needs_keys_in_range,
         ),
     },
     "attention": {

@@ -14,7 +14,7 @@ import pytest
 from keras import ops
 
 # Arguments for which 0 and 1 are allowed.
-ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers")
+ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers", "base", "interpolation")
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
