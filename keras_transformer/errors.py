@@ -42,6 +42,13 @@ def require_positive(**sizes: int | None) -> None:
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
 
 
+def require_at_least(least: float, **numbers: float) -> None:
+    """Raises ValueError unless every number is at least `least`."""
+    for name, number in numbers.items():
+        if not number >= least:
+            raise ValueError(f"`{name}` must be at least {least:g}. Received: {name}={number!r}")
+
+
 def require_rates(**rates: float) -> None:
     """Raises ValueError unless every rate is at least 0 and less than 1."""
     for name, rate in rates.items():

@@ -2,12 +2,10 @@
 
 A model's *arguments* are numbers, switches, and parts. A *part* fills a *slot*. Like an initializer in Keras, a part is
 given as a name or as a dictionary of its name and options: `"learned"`, or `{"name": "learned", "offset": 2}`; on a
-command line `learned:offset=2`. To add a variant to a slot, write a class, a row in `SLOTS`, and a writer for ONNX
-(without a writer, the export to ONNX refuses the variant by its name).
+command line `learned:offset=2`. `slots` has the parts, this module the arguments.
 
-This table is the source of the flags of train.py and their help, of the check of config.json, of the README's table,
-and of the parameters of tests. A class has the methods of the first class in its slot, or of their base (`Positions`,
-`Residual`), and `num_parameters`, which counts the weights of a model before it is made.
+These tables are the source of the flags of train.py and their help, of the check of config.json, of the README's table,
+and of the parameters of tests.
 """
 
 from __future__ import annotations
@@ -17,102 +15,12 @@ from typing import Any
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
 from keras_transformer.options import load as load
-
-LAYERS = "keras_transformer.layers"
+from keras_transformer.slots import SLOTS as SLOTS
+from keras_transformer.slots import key_dim as key_dim
 
 
 class Unknown(ValueError):
     """No argument, part or option has this name. A later version may have it."""
-
-
-def _needs_even_width(model: dict[str, Any]) -> str:
-    width = model["hidden_dim"]
-    return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
-
-
-def _needs_whole_groups(model: dict[str, Any]) -> str:
-    for argument in ("attention", "decoder_attention"):
-        groups, heads = (model[argument] or {}).get("num_key_value_heads"), model["num_heads"]
-        if groups and heads % groups:
-            name = f"{argument}:num_key_value_heads"
-            return f"`{name}` must divide `num_heads`. Received: {name}={groups}, num_heads={heads}"
-    return ""
-
-
-_OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
-
-# The first part of a slot is its default.
-SLOTS: dict[str, dict[str, Part]] = {
-    "positions": {
-        "sinusoidal": Part(
-            f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
-            _OFFSET, _needs_even_width,
-        ),
-        "learned": Part(
-            f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
-            "paper, table 3 row E", _OFFSET,
-        ),
-    },
-    "attention": {
-        "full": Part(
-            f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions",
-            "paper, 3.2.2; groups: arXiv 2305.13245",
-            {
-                "num_key_value_heads": Option(
-                    None, "heads of keys and values, each for a group of query heads; by default as many as heads",
-                    least=1, most=1024, is_optional=True,
-                )
-            },
-            _needs_whole_groups,
-        ),
-    },
-    "score": {
-        "scaled_dot": Part(
-            f"{LAYERS}.score:ScaledDot", "dot product of query and key, divided by the square root of their size",
-            "paper, equation 1",
-        ),
-        "dot": Part(f"{LAYERS}.score:Dot", "dot product of query and key", "arXiv 1508.04025, 3.1"),
-        "general": Part(
-            f"{LAYERS}.score:General", "dot product of query and key with a learned matrix between them",
-            "arXiv 1508.04025, 3.1",
-        ),
-        "additive": Part(
-            f"{LAYERS}.score:Additive", "a network with one hidden layer of query and key", "arXiv 1409.0473, A.1.2"
-        ),
-    },
-    "residual": {
-        "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),
-        "pre_norm": Part(
-            f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
-        ),
-    },
-    "norm": {
-        "layer": Part(
-            f"{LAYERS}.norms:LayerNorm", "layer normalization", "arXiv 1607.06450",
-            {"epsilon": Option(1e-6, "added to the variance", float, least=1e-12, most=1.0)},
-        ),
-        "rms": Part(
-            f"{LAYERS}.norms:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
-            {"epsilon": Option(1e-6, "added to the mean of the squares", float, least=1e-12, most=1.0)},
-        ),
-    },
-    "feed_forward": {
-        "plain": Part(
-            f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
-        ),
-    },
-    "activation": {
-        "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
-        "gelu": Part(f"{LAYERS}.activations:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"),
-        "gelu_tanh": Part(
-            f"{LAYERS}.activations:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
-        ),
-        "silu": Part(f"{LAYERS}.activations:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
-    },
-    "stack": {
-        "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
-    },
-}  # fmt: skip
 
 
 def _size(default: int | None, help: str, most: int, is_optional: bool = False) -> Option:
@@ -302,11 +210,6 @@ def modern(config: dict[str, Any]) -> dict[str, Any]:
 def depths(config: dict[str, Any]) -> tuple[int, int]:
     """The number of layers of the encoder and of the decoder, from a complete configuration."""
     return config["encoder_layers"] or config["num_layers"], config["decoder_layers"] or config["num_layers"]
-
-
-def key_dim(config: dict[str, Any]) -> int:
-    """The size of a head, from a complete configuration."""
-    return config["key_dim"] or config["hidden_dim"] // config["num_heads"]
 
 
 def table() -> str:

@@ -16,7 +16,7 @@ from keras import ops
 from keras_transformer.layers.score import Score
 
 # Arguments for which 0 and 1 are allowed.
-ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers")
+ANY_NUMBER = ("gain", "scale", "offset", "epsilon", "other_layers", "base", "interpolation")
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

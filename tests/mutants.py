@@ -92,7 +92,7 @@ LAYERS = [
     *by(
         "layers/test_positions.py\nlayers/test_initial.py",
         f"{PACKAGE}/layers/positions.py",
-        ("-2.0 * math.log(10000.0) / hidden_dim", "-2.0 * math.log(1000.0) / hidden_dim"),
+        ("base: float = 10_000.0", "base: float = 1_000.0"),
         ("[ops.sin(angles), ops.cos(angles)]", "[ops.cos(angles), ops.sin(angles)]"),
         ("self.max_length + self.offset - 1)", "self.max_length + self.offset - 2)"),
         (
@@ -100,6 +100,27 @@ LAYERS = [
             'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1)',
         ),
         ("initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5)", 'initializer="zeros"'),
+    ),
+    *by(
+        "layers/test_rotary.py",
+        f"{PACKAGE}/layers/rotary.py",
+        ("return Rotation(cosines, sines, cosines, sines)", "return Rotation(cosines, sines, cosines, -sines)"),
+        ("if not is_causal:", "if False:"),
+        ("rotation.key_cosines / factors", "rotation.key_cosines * factors"),
+        ("GAMMA = 0.4", "GAMMA = 0.5"),
+    ),
+    *by(
+        "layers/test_position_biases.py",
+        f"{PACKAGE}/layers/position_biases.py",
+        ("-slopes * ops.abs(relative_positions(queries, keys))", "slopes * relative_positions(queries, keys)"),
+        ("2.0 ** (-4 * head / power)", "2.0 ** (-8 * head / power)"),
+        ("self.decoder_biases if is_causal", "self.encoder_biases if is_causal"),
+        ("np.where(relative > 0, one_side, 0)", "np.where(relative < 0, one_side, 0)"),
+    ),
+    *by(
+        "models/test_positions_in_models.py",
+        f"{PACKAGE}/models/transformer.py",
+        ("self.positions.rotation(position, is_causal=True)", "self.positions.rotation(position, is_causal=False)"),
     ),
     *by(
         "layers/test_residual.py\nlayers/test_initial.py",

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.SLOTS.items() for name in parts]
 EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)
 SMALLEST = {"vocabulary_size": 9}
+POSITIONS = ", ".join(family.SLOTS["positions"])
 OLD_SWITCHES = {
     "normalize_first": ("residual", "pre_norm", "post_norm"),
     "learned_positions": ("positions", "learned", "sinusoidal"),
@@ -107,7 +108,7 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
     "an argument that is no text": ({5: 3}, f"expected arguments among {ARGUMENTS}; received '5'"),
     "an unknown part": (
         {"positions": "absolute"},
-        "`positions` must be one of sinusoidal, learned. Received: positions='absolute'",
+        f"`positions` must be one of {POSITIONS}. Received: positions='absolute'",
     ),
     "an unknown part in a dictionary": (
         {"decoder_attention": {"name": "none"}},
@@ -180,6 +181,27 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
         "`decoder_attention:num_key_value_heads` must divide `num_heads`. "
         "Received: decoder_attention:num_key_value_heads=3, num_heads=8",
     ),
+    "an odd key size for rotations": (
+        {"num_heads": 3, "hidden_dim": 9, "positions": "rotary"},
+        "`key_dim` must be even for rotary positions. Received: key_dim=3",
+    ),
+    "an odd key size for the rotations of xpos": (
+        {"key_dim": 5, "positions": "xpos"},
+        "`key_dim` must be even for xpos positions. Received: key_dim=5",
+    ),
+    "sources longer than xpos can scale": (
+        {"positions": {"name": "xpos", "scale_base": 100}},
+        "`max_source_length` must be at most four times `positions:scale_base`, 400: later keys would leave "
+        "the range of float16. Received: max_source_length=512",
+    ),
+    "an odd number of buckets": (
+        {"positions": {"name": "buckets", "num_buckets": 9}},
+        "`positions:num_buckets` must be even. Received: num_buckets=9",
+    ),
+    "more buckets than distances": (
+        {"positions": {"name": "buckets", "max_distance": 16}},
+        "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16",
+    ),
     "a long value": ({"dropout": "x" * 500}, None),
 }
 
@@ -236,8 +258,8 @@ def test_spelling_and_parsing_are_inverse(slot, name):
             "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'",
         ),
         ("learned:depth=2", "`positions`: 'learned' has the options offset. Received: depth"),
-        ("learnt:offset=2", "`positions` must be one of sinusoidal, learned. Received: positions='learnt'"),
-        ("", "`positions` must be one of sinusoidal, learned. Received: positions=''"),
+        ("learnt:offset=2", f"`positions` must be one of {POSITIONS}. Received: positions='learnt'"),
+        ("", f"`positions` must be one of {POSITIONS}. Received: positions=''"),
     ],
 )
 def test_a_wrong_spelling_is_refused(text, message):

@@ -76,7 +76,8 @@ MAY_IMPORT = {
     f"{PACKAGE}.__init__": [PACKAGE],
     f"{PACKAGE}.__main__": [PACKAGE, "export"],  # the top floor
     f"{PACKAGE}.commands": [PACKAGE],
-    f"{PACKAGE}.family": [f"{PACKAGE}.options"],
+    f"{PACKAGE}.slots": [f"{PACKAGE}.options"],
+    f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("family", "files", "version")],
     f"{PACKAGE}.run_folder": [
@@ -120,6 +121,10 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],
+    **{
+        f"{PACKAGE}.layers.{name}": [f"{PACKAGE}.layers.positions", f"{PACKAGE}.layers.shared"]
+        for name in ("position_biases", "rotary")
+    },
     f"{PACKAGE}.layers.blocks": [
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
@@ -138,6 +143,7 @@ BACKEND_FREE = [
     f"{PACKAGE}.{name}"
     for name in (
         "options",
+        "slots",
         "family",
         "lengths",
         "layers",

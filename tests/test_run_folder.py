@@ -339,9 +339,9 @@ NEWER = {
     ),
     "a format, of another shape": (lambda c: {**c, "format": 3, "model": [], "weights": 1}, "9.1.0", "format 3"),
     "a part": (
-        lambda c: changed(c, "positions", {"name": "rotary"}),
+        lambda c: changed(c, "positions", {"name": "absolute"}),
         "0.10.1",
-        "`positions` must be one of sinusoidal, learned. Received: positions='rotary'",
+        f"`positions` must be one of {', '.join(family.SLOTS['positions'])}. Received: positions='absolute'",
     ),
     "an option of a part": (
         lambda c: changed(c, "positions", {"name": "learned", "scale": 2}),

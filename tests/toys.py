@@ -42,7 +42,7 @@ class TurnedPositions(Positions):
         self.key_dim = key_dim
         self.base = base
 
-    def rotation(self, positions: Any) -> Rotation:
+    def rotation(self, positions: Any, is_causal: bool) -> Rotation:
         half = self.key_dim // 2
         frequencies = self.base ** (-ops.arange(half, dtype="float32") / half)
         angles = ops.cast(positions, "float32")[..., None] * ops.concatenate([frequencies, frequencies])

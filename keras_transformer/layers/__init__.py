@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from keras_transformer.layers.masks import padding_mask as padding_mask
     from keras_transformer.layers.norms import LayerNorm as LayerNorm
     from keras_transformer.layers.norms import RmsNorm as RmsNorm
+    from keras_transformer.layers.position_biases import AlibiPositions as AlibiPositions
+    from keras_transformer.layers.position_biases import BucketPositions as BucketPositions
     from keras_transformer.layers.positions import LearnedPositions as LearnedPositions
+    from keras_transformer.layers.positions import NoPositions as NoPositions
     from keras_transformer.layers.positions import Positions as Positions
     from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions
     from keras_transformer.layers.positions import positions_of as positions_of
     from keras_transformer.layers.residual import PostNorm as PostNorm
     from keras_transformer.layers.residual import PreNorm as PreNorm
     from keras_transformer.layers.residual import Residual as Residual
+    from keras_transformer.layers.rotary import RotaryPositions as RotaryPositions
+    from keras_transformer.layers.rotary import XposPositions as XposPositions
     from keras_transformer.layers.score import Additive as Additive
     from keras_transformer.layers.score import Dot as Dot
     from keras_transformer.layers.score import General as General

@@ -32,11 +32,16 @@ def sinusoidal_positions(positions: Tensor, hidden_dim: int) -> Tensor:
     Returns:
         (..., D), float32.
     """
-    pairs = ops.arange(hidden_dim // 2, dtype="float32")
-    frequencies = ops.exp(pairs * (-2.0 * math.log(10000.0) / hidden_dim))  # (D/2,)
-    angles = ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies  # (..., D/2)
+    angles = angles_of(positions, hidden_dim)  # (..., D/2)
     waves = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # (..., D/2, 2)
     return ops.reshape(waves, (*ops.shape(angles)[:-1], hidden_dim))
+
+
+def angles_of(positions: Tensor, size: int, base: float = 10_000.0) -> Tensor:
+    """position / base^(2i/size) for each pair i of `size` numbers: (...) → (..., size/2), float32."""
+    pairs = ops.arange(size // 2, dtype="float32")
+    frequencies = ops.exp(pairs * (-2.0 * math.log(base) / size))  # (size/2,)
+    return ops.expand_dims(ops.cast(positions, "float32"), -1) * frequencies
 
 
 class Positions(keras.layers.Layer):
@@ -55,13 +60,22 @@ class Positions(keras.layers.Layer):
         """The bias (N, T, S) float32 of self-attention's logits, for positions (T,) and (S,); None for no bias."""
         return None
 
-    def rotation(self, positions: Tensor) -> Rotation | None:
+    def rotation(self, positions: Tensor, is_causal: bool) -> Rotation | None:
         """The rotation of self-attention's queries and keys at positions (T,) or at one position (); None for none."""
         return None
 
     def num_parameters(self, hidden_dim: int) -> int:
         """The number of parameters; 0 here."""
         return 0
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class NoPositions(Positions):
+    """No position encoding: the decoder knows the order of tokens by its mask alone, the encoder not at all."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.built = True
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -198,7 +198,8 @@ class Transformer(ReplicatedFit):
         position = ops.convert_to_tensor(index)
         keys = self.decoder_stack.positions_of_keys(stack_cache)
         shared = Shared(
-            self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True), self.positions.rotation(position)
+            self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True),
+            self.positions.rotation(position, is_causal=True),
         )
         x = self._embed(self.target_embedding, self.target_norm, token_ids, position)  # (B, K, D)
         x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
@@ -243,7 +244,9 @@ class Transformer(ReplicatedFit):
         return x if norm is None else norm(x)
 
     def _shared(self, positions: Tensor, is_causal: bool) -> Shared:
-        return Shared(self.positions.bias(positions, positions, is_causal), self.positions.rotation(positions))
+        return Shared(
+            self.positions.bias(positions, positions, is_causal), self.positions.rotation(positions, is_causal)
+        )
 
     # Version 0.1 had these attributes. Keras visits attributes in the order of their names. These four come before the
     # stacks, so Keras writes and reads blocks and norms at the same paths in model.keras as version 0.1.

@@ -76,7 +76,7 @@ def test_the_names_that_a_layer_takes_are_those_of_its_bases_too():
 @pytest.mark.parametrize("slot", family.SLOTS)
 def test_every_part_tells_its_configuration_in_a_model(slot):
     """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
-    block = {"num_heads": 1024, "key_dim": 3, "intermediate_dim": 5}
+    block = {"num_heads": 1024, "key_dim": 4, "intermediate_dim": 5}
     sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
     for name, row in family.SLOTS[slot].items():
         config = family.part(slot, {"name": name, **{key: option.most for key, option in row.options.items()}})
@@ -102,5 +102,5 @@ def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatc
 def test_the_base_of_positions_adds_nothing():
     layer, x = Positions(), random(2, 3, 4)
     assert layer.embed(x, np.arange(3)) is x
-    assert layer.bias(np.arange(3), np.arange(3), True) is None and layer.rotation(np.arange(3)) is None
+    assert layer.bias(np.arange(3), np.arange(3), True) is None and layer.rotation(np.arange(3), True) is None
     assert layer.num_parameters(4) == 0 and layer.max_length is None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.fine_tuning import fitting_warm_up
@@ -31,6 +32,7 @@ pytest_plugins = ["tests.format_1"]
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS = ["--steps", "17", "--sampling", "0.3", "--ema", "0.9", "--dropout", "0.2", "--bleu-sentences", "4"]
 OPTIONS += ["--max-source-length", "300"]
+POSITIONS = ", ".join(family.SLOTS["positions"])
 
 # TensorFlow takes seconds to start: these runs, and what is done to their folders in between, share a process.
 RUNS = """
@@ -435,7 +437,7 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--positions", "absolute"], "--positions must be one of sinusoidal, learned; received: 'absolute'"),
+        (["--positions", "absolute"], f"--positions must be one of {POSITIONS}; received: 'absolute'"),
         (["--norm", "layer:epsilon=0"], "--norm epsilon must be a number from 1e-12 to 1.0; received: 0.0"),
         (["--positions", "learned:depth=2"], "--positions: 'learned' has the options offset; received: depth"),
         (["--num-layers", "0"], "--num-layers must be an integer from 1 to 512; received: 0"),

@@ -1,0 +1,164 @@
+"""The parts of the family: for each slot of a model, its variants. Keras is not imported.
+
+To add a variant to a slot, write a class, a row here, and a writer for ONNX (without a writer, the export to ONNX
+refuses the variant by its name). A class has the methods of the first class in its slot, or of their base (`Positions`,
+`Residual`), and `num_parameters`, which counts the weights of a model before it is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_transformer.options import Option, Part
+
+LAYERS = "keras_transformer.layers"
+
+
+def _needs_even_width(model: dict[str, Any]) -> str:
+    width = model["hidden_dim"]
+    return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
+
+
+def _needs_whole_groups(model: dict[str, Any]) -> str:
+    for argument in ("attention", "decoder_attention"):
+        groups, heads = (model[argument] or {}).get("num_key_value_heads"), model["num_heads"]
+        if groups and heads % groups:
+            name = f"{argument}:num_key_value_heads"
+            return f"`{name}` must divide `num_heads`. Received: {name}={groups}, num_heads={heads}"
+    return ""
+
+
+def _needs_even_key_dim(model: dict[str, Any]) -> str:
+    size = key_dim(model)
+    name = model["positions"]["name"]
+    return f"`key_dim` must be even for {name} positions. Received: key_dim={size}" if size % 2 else ""
+
+
+def _needs_keys_in_range(model: dict[str, Any]) -> str:
+    longest, scale_base = model["max_source_length"], model["positions"]["scale_base"]
+    if longest > 4 * scale_base:
+        return (
+            f"`max_source_length` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
+            f"would leave the range of float16. Received: max_source_length={longest}"
+        )
+    return _needs_even_key_dim(model)
+
+
+def _needs_distances_for_buckets(model: dict[str, Any]) -> str:
+    num_buckets, max_distance = (model["positions"][name] for name in ("num_buckets", "max_distance"))
+    if num_buckets % 2:
+        return f"`positions:num_buckets` must be even. Received: num_buckets={num_buckets}"
+    if max_distance > num_buckets // 2:
+        return ""
+    return (
+        f"`positions:max_distance` must be greater than half of `positions:num_buckets`, {num_buckets // 2}. "
+        f"Received: max_distance={max_distance}"
+    )
+
+
+_BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
+_OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
+
+# The first part of a slot is its default.
+SLOTS: dict[str, dict[str, Part]] = {
+    "positions": {
+        "sinusoidal": Part(
+            f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
+            _OFFSET, _needs_even_width,
+        ),
+        "learned": Part(
+            f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
+            "paper, table 3 row E", _OFFSET,
+        ),
+        "none": Part(
+            f"{LAYERS}.positions:NoPositions", "nothing: only the decoder's mask tells the order", "arXiv 2203.16634"
+        ),
+        "rotary": Part(
+            f"{LAYERS}.rotary:RotaryPositions", "queries and keys rotated by their positions", "arXiv 2104.09864",
+            _BASE, _needs_even_key_dim,
+        ),
+        "alibi": Part(
+            f"{LAYERS}.position_biases:AlibiPositions", "logits less the distance times a slope for each head",
+            "arXiv 2108.12409",
+        ),
+        "buckets": Part(
+            f"{LAYERS}.position_biases:BucketPositions", "T5's learned bias for each head and bucket of distances",
+            "arXiv 1910.10683",
+            {
+                "num_buckets": Option(32, "buckets of distances, an even number", least=4, most=1_024),
+                "max_distance": Option(128, "the distance where the last bucket begins", least=3, most=100_000),
+            },
+            _needs_distances_for_buckets,
+        ),
+        "xpos": Part(
+            f"{LAYERS}.rotary:XposPositions", "rotary, and in the decoder a decay with the distance",
+            "arXiv 2212.10554",
+            {**_BASE, "scale_base": Option(512, "the distance of one decay", least=1, most=1_000_000)},
+            _needs_keys_in_range,
+        ),
+    },
+    "attention": {
+        "full": Part(
+            f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions",
+            "paper, 3.2.2; groups: arXiv 2305.13245",
+            {
+                "num_key_value_heads": Option(
+                    None, "heads of keys and values, each for a group of query heads; by default as many as heads",
+                    least=1, most=1024, is_optional=True,
+                )
+            },
+            _needs_whole_groups,
+        ),
+    },
+    "score": {
+        "scaled_dot": Part(
+            f"{LAYERS}.score:ScaledDot", "dot product of query and key, divided by the square root of their size",
+            "paper, equation 1",
+        ),
+        "dot": Part(f"{LAYERS}.score:Dot", "dot product of query and key", "arXiv 1508.04025, 3.1"),
+        "general": Part(
+            f"{LAYERS}.score:General", "dot product of query and key with a learned matrix between them",
+            "arXiv 1508.04025, 3.1",
+        ),
+        "additive": Part(
+            f"{LAYERS}.score:Additive", "a network with one hidden layer of query and key", "arXiv 1409.0473, A.1.2"
+        ),
+    },
+    "residual": {
+        "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),
+        "pre_norm": Part(
+            f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
+        ),
+    },
+    "norm": {
+        "layer": Part(
+            f"{LAYERS}.norms:LayerNorm", "layer normalization", "arXiv 1607.06450",
+            {"epsilon": Option(1e-6, "added to the variance", float, least=1e-12, most=1.0)},
+        ),
+        "rms": Part(
+            f"{LAYERS}.norms:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
+            {"epsilon": Option(1e-6, "added to the mean of the squares", float, least=1e-12, most=1.0)},
+        ),
+    },
+    "feed_forward": {
+        "plain": Part(
+            f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
+        ),
+    },
+    "activation": {
+        "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
+        "gelu": Part(f"{LAYERS}.activations:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"),
+        "gelu_tanh": Part(
+            f"{LAYERS}.activations:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
+        ),
+        "silu": Part(f"{LAYERS}.activations:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
+    },
+    "stack": {
+        "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
+    },
+}  # fmt: skip
+
+
+def key_dim(config: dict[str, Any]) -> int:
+    """The size of a head, from a complete configuration."""
+    return config["key_dim"] or config["hidden_dim"] // config["num_heads"]
