@@ -30,6 +30,11 @@ def _needs_even_width(model: dict[str, Any]) -> str:
     return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
 
 
+def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
+    width = model["hidden_dim"]
+    return f"`hidden_dim` must be even for a universal stack. Received: hidden_dim={width}" if width % 2 else ""
+
+
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
 # The first part of a slot is its default.
@@ -77,6 +82,11 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "stack": {
         "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
+        "universal": Part(
+            f"{LAYERS}.universal:UniversalStack",
+            "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
+            {}, _needs_even_width_for_coordinates,
+        ),
     },
 }  # fmt: skip
 
