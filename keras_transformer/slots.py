@@ -34,6 +34,11 @@ def _needs_even_key_dim(model: dict[str, Any]) -> str:
     return f"`key_dim` must be even for {name} positions. Received: key_dim={size}" if size % 2 else ""
 
 
+def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
+    width = model["hidden_dim"]
+    return f"`hidden_dim` must be even for a universal stack. Received: hidden_dim={width}" if width % 2 else ""
+
+
 def _needs_keys_in_range(model: dict[str, Any]) -> str:
     longest, scale_base = model["max_source_length"], model["positions"]["scale_base"]
     if longest > 4 * scale_base:
@@ -155,6 +160,11 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "stack": {
         "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
+        "universal": Part(
+            f"{LAYERS}.universal:UniversalStack",
+            "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
+            {}, _needs_even_width_for_coordinates,
+        ),
     },
 }  # fmt: skip
 

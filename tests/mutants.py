@@ -178,6 +178,15 @@ LAYERS = [
         ("else (num_layers, other_layers)", "else (other_layers, num_layers)"),
     ),
     *by(
+        "layers/test_universal.py",
+        f"{PACKAGE}/layers/universal.py",
+        ("return waves[0] + waves[1]", "return waves[0]"),
+        (
+            "positions = ops.arange(ops.shape(x)[1]) if index is None else index",
+            "positions = ops.arange(ops.shape(x)[1])",
+        ),
+    ),
+    *by(
         "layers/test_embedding.py",
         f"{PACKAGE}/layers/embedding.py",
         ("math.sqrt(hidden_dim) if scale", "1.0 if scale"),

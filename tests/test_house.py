@@ -133,6 +133,7 @@ MAY_IMPORT = {
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "shared")),
     ],
+    f"{PACKAGE}.layers.universal": [f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }

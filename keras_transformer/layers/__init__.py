@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.score import General as General
     from keras_transformer.layers.score import ScaledDot as ScaledDot
     from keras_transformer.layers.stack import Stack as Stack
+    from keras_transformer.layers.universal import UniversalStack as UniversalStack
 
 # The classes of parts stand in the family's table.
 _HOMES = {

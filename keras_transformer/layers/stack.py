@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -84,9 +84,11 @@ class Stack(keras.layers.Layer):
         training: bool = False,
     ) -> Tensor:
         inputs = self._block_inputs(attention_mask, memory, memory_mask)
-        for block in self.blocks_in_order():
-            x = block(x, **inputs, shared=shared, training=training)
-        return self._closed(x)
+
+        def apply(layer: int, x: Tensor) -> Tensor:
+            return self.blocks_in_order()[layer](x, **inputs, shared=shared, training=training)
+
+        return self._closed(self._through(x, apply))
 
     def with_scores(
         self,
@@ -104,11 +106,15 @@ class Stack(keras.layers.Layer):
         inputs = self._block_inputs(attention_mask, memory, memory_mask)
         kinds = ("self", "cross") if self.is_decoder else ("self",)
         scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-        for block in self.blocks_in_order():
-            x, *scores_of_block = block.with_scores(x, **inputs, shared=shared)
+
+        def apply(layer: int, x: Tensor) -> Tensor:
+            x, *scores_of_block = self.blocks_in_order()[layer].with_scores(x, **inputs, shared=shared)
             for of_kind, new in zip(scores.values(), scores_of_block, strict=True):
                 of_kind.append(new)
-        return self._closed(x), {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
+            return x
+
+        x = self._closed(self._through(x, apply))
+        return x, {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
 
     def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> dict[str, Any]:
         """The cache of `step` at position 0.
@@ -146,10 +152,27 @@ class Stack(keras.layers.Layer):
             (B, K, D), and the cache with this position in it.
         """
         beams = []
-        for block, block_cache, memory in zip(self.blocks_in_order(), cache["beams"], cache["sentences"], strict=True):
-            x, block_cache = block.step(x, block_cache, memory, memory_mask, index, shared)
+
+        def apply(layer: int, x: Tensor) -> Tensor:
+            block, memory = self.blocks_in_order()[layer], cache["sentences"][layer]
+            x, block_cache = block.step(x, cache["beams"][layer], memory, memory_mask, index, shared)
             beams.append(block_cache)
-        return self._closed(x), {**cache, "beams": beams}
+            return x
+
+        x = self._closed(self._through(x, apply, index))
+        return x, {**cache, "beams": beams}
+
+    def _through(self, x: Tensor, apply: Callable[[int, Tensor], Tensor], index: Tensor | None = None) -> Tensor:
+        """Passes states through all layers.
+
+        Args:
+            x: (B, T, D) the states of a whole sequence, or (B, K, D) those of K beams at one position.
+            apply: applies one layer, given its number and the states.
+            index: the position of the beams; None for a whole sequence.
+        """
+        for layer in range(self.num_layers):
+            x = apply(layer, x)
+        return x
 
     def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> dict[str, Any]:
         """The arguments of a block beside its states."""

@@ -31,7 +31,7 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.export.sessions import of, session
-from tests.models.variants import VARIANTS, beams_of, cached_logits, make_inputs, make_model
+from tests.models.variants import VARIANTS, WITHOUT_ONNX, beams_of, cached_logits, make_inputs, make_model
 from tests.text_operators import translate_texts
 from tests.tiny_text import lines
 
@@ -40,6 +40,7 @@ pytest_plugins = ["tests.tiny_run"]
 PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]
 STATES = 997
+WITH_WRITERS = [variant for variant in VARIANTS if variant not in WITHOUT_ONNX]
 
 
 def run_of(model):
@@ -150,7 +151,7 @@ def test_further_control_ids_are_never_emitted(tmp_path, num_beams):
 
 
 @pytest.mark.parametrize("decoding", [Decoding(4, max_length=9), Decoding(1), Decoding(3, -0.5, 4, 2)], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", WITH_WRITERS)
 def test_every_kind_of_model_translates_as_it_does_in_keras(tmp_path, variant, decoding):
     model = make_model(variant, max_source_length=11)
     translate = of(translate_model(run_of(model), decoding, "float32", with_n_best=True), tmp_path)
@@ -173,7 +174,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1e-1}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", WITH_WRITERS)
 def test_encoder_and_step_compute_the_logits_of_keras(tmp_path, variant, precision):
     model, inputs = make_model(variant), make_inputs()
     run = run_of(model)
@@ -329,6 +330,16 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     np.testing.assert_array_equal(expected[1], found[1])
     assert write_model(paths[0], model, {}) == paths[:1]
     assert not paths[1].exists(), "no model reads it any more"
+
+
+@pytest.mark.parametrize("variant", WITHOUT_ONNX)
+def test_a_part_without_a_writer_is_refused_by_name(tmp_path, run, variant):
+    vocabulary_size = run.translator.target_tokenizer.vocabulary_size
+    model = make_model(variant, vocabulary_size=vocabulary_size)
+    refused = TrainedRun(Translator(model, run.translator.target_tokenizer))
+    with pytest.raises(RequestError, match=f"^onnx in float32 can write only .* with {WITHOUT_ONNX[variant]} there"):
+        export_onnx(refused, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refused_export_writes_nothing(tmp_path, run):

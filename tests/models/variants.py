@@ -64,7 +64,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "embedding_norm": True,
         "num_layers": 1,
     },
+    "universal": {"stack": "universal", "num_layers": 3},
 }
+# ONNX refuses these by name, for a part of each has no writer.
+WITHOUT_ONNX = {"universal": "UniversalStack"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
