@@ -119,6 +119,7 @@ class OnnxTransformer:
         memory: Memory,
         shape: Value | None = None,
         bias: Value | None = None,
+        key_positions: Value | None = None,
     ) -> tuple[Value, Past]:
         """Computes one position of the target, for every row.
 
@@ -131,6 +132,8 @@ class OnnxTransformer:
             shape: (2,) B and K; None if K is 1.
             bias: (B, 1, K, P + K) float32, added to the logits of the self-attention, if the rows of a sentence share
                 keys and values; None if every row has its own and sees all of them.
+            key_positions: (P + K,) int64, the positions of the keys that the rows of a sentence share, if
+                `needs_key_positions`; else None.
 
         Returns:
             Logits (R, V) float32 of the tokens at `index` + 1, and the past with this position in it.
@@ -140,7 +143,7 @@ class OnnxTransformer:
         x = self.normed(g, g("Add", x, g("Gather", self.positions, index)), model.target_norm)
         present: Past = []
         for layer, cache in enumerate(past):
-            x, written = self.decode(g, layer, x, cache, memory, shape, bias)
+            x, written = self.decode(g, layer, x, cache, memory, shape, bias, key_positions)
             present.append(written)
         x = self.normed(g, x, model.decoder_stack.norm)
         output = model.output_embedding
@@ -155,13 +158,14 @@ class OnnxTransformer:
         memory: Memory,
         shape: Value | None,
         bias: Value | None,
+        key_positions: Value | None,
     ) -> tuple[Value, list[Value]]:
         """One layer of `step`: states (R, D) → states (R, D), and the layer's cache with this position in it."""
         block, own, cross = self.decoder_blocks[layer], self.self_attentions[layer], self.cross_attentions[layer]
         written: list[Value] = []
 
         def attend_self(x: Value, skip: Value | None) -> Value:
-            x, present = own.step(g, x, skip, cache, bias, shape if bias else None)
+            x, present = own.step(g, x, skip, cache, bias, shape if bias else None, key_positions)
             written.extend(present)
             return x
 
@@ -197,6 +201,11 @@ class OnnxTransformer:
             *(ValueInfo(f"memory_value_{layer}", self.dtype, ["batch", heads, "source", size]) for layer in layers),
             ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"]),
         ]
+
+    @property
+    def needs_key_positions(self) -> bool:
+        """Whether self-attention needs the positions of keys that the rows of a sentence share."""
+        return any(attention.score.needs_positions for attention in self.self_attentions)
 
     @property
     def memory_heads(self) -> int:

@@ -21,7 +21,7 @@ from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
-from keras_transformer.layers.score import Additive, Dot, General, ScaledDot
+from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
@@ -32,7 +32,7 @@ from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_heads import regrouped, split_heads, transposed
 from .onnx_norms import write_layer_norm, write_rms_norm
-from .onnx_scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
+from .onnx_scores import AdditiveScore, DotScore, GeneralScore, LocationScore, ScaledDotScore
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -116,7 +116,14 @@ class FullAttention:
         return [ValueInfo(name, self.arithmetic.dtype, shape) for name, shape in zip(names, shapes, strict=True)]
 
     def step(
-        self, g: Graph, x: Value, skip: Value | None, cache: Sequence[Value], bias: Value | None, shape: Value | None
+        self,
+        g: Graph,
+        x: Value,
+        skip: Value | None,
+        cache: Sequence[Value],
+        bias: Value | None,
+        shape: Value | None,
+        positions: Value | None = None,
     ) -> tuple[Value, list[Value]]:
         """Self-attention for the next position: (R, D) → (R, D), and the cache with this position in it.
 
@@ -126,11 +133,13 @@ class FullAttention:
             bias: (B, 1, K, P + K) float32 if the rows of a sentence share keys and values; None if every row has its
                 own and sees all of them.
             shape: (2,) B and K; None if every row has its own keys and values.
+            positions: (P + K,) the positions of the keys if the rows of a sentence share them and the score needs them.
         """
         query, key, value = self.project(g, x, shape)
         past_keys, past_values = cache
         keys, values = g.joined(past_keys, key, axis=2), g.joined(past_values, value, axis=2)
-        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip), [keys, values]
+        keys_and_values = [keys, values]
+        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip, positions), keys_and_values
 
     def attend_memory(
         self, g: Graph, x: Value, skip: Value | None, memory: Sequence[Value], bias: Value, shape: Value | None
@@ -179,6 +188,7 @@ class FullAttention:
         bias: Value | None,
         shape: Value | None,
         skip: Value | None,
+        positions: Value | None = None,
         may_be_empty: bool = False,
     ) -> Value:
         """skip + the output projection of softmax(logits + bias) V, with the softmax in float32: → (R, D).
@@ -187,11 +197,12 @@ class FullAttention:
             query: (..., N, T, H).
             keys: (..., G, H, S), transposed.
             values: (..., G, S, H).
+            positions: (S,) the positions of the keys; None if they are 0, 1, 2, …
             may_be_empty: whether the graph may run with no sentence.
         """
         layer, arithmetic = self.layer, self.arithmetic
         num_heads, num_groups = layer.num_heads, layer.num_groups
-        logits = self.score.logits(g, regrouped(g, query, num_heads, num_groups, may_be_empty), keys)
+        logits = self.score.logits(g, regrouped(g, query, num_heads, num_groups, may_be_empty), keys, positions)
         logits = regrouped(g, logits, num_groups, num_heads, may_be_empty)  # (..., N, T, S)
         scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
         scores = regrouped(g, arithmetic.from_float32(g, scores), num_heads, num_groups, may_be_empty)
@@ -221,6 +232,7 @@ WRITERS: dict[type, Any] = {
     General: GeneralScore,
     LayerNorm: write_layer_norm,
     LearnedPositions: position_table,
+    Location: LocationScore,
     MultiHeadAttention: FullAttention,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,

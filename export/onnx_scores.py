@@ -9,6 +9,7 @@ import math
 
 from keras import ops
 
+from keras_transformer.layers.masks import HIDDEN
 from keras_transformer.layers.score import Score
 
 from .onnx_arithmetic import Arithmetic
@@ -24,6 +25,8 @@ class DotScore:
         arithmetic: of the graph's precision.
     """
 
+    needs_positions = False  # True: the logits depend on the positions of the keys
+
     def __init__(self, layer: Score, arithmetic: Arithmetic):
         self.layer = layer
         self.arithmetic = arithmetic
@@ -32,8 +35,12 @@ class DotScore:
         """What the projection of queries is divided by, so that the graph need not divide the logits."""
         return 1.0
 
-    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
-        """Queries (..., T, H), keys (..., H, S) → (..., T, S) float32."""
+    def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
+        """Queries (..., T, H), keys (..., H, S) → (..., T, S) float32.
+
+        Args:
+            positions: (S,) the positions of the keys; None if they are 0, 1, 2, …
+        """
         return self.arithmetic.float32(g, g("MatMul", query, keys))
 
 
@@ -47,7 +54,7 @@ class ScaledDotScore(DotScore):
 class GeneralScore(DotScore):
     """Writes a `General`. Its matrix keeps the precision of states: a rotation may stand before it."""
 
-    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
+    def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         kernel = self.arithmetic.array(ops.convert_to_numpy(self.layer.kernel))
         return super().logits(g, g("MatMul", query, kernel), keys)
 
@@ -55,7 +62,7 @@ class GeneralScore(DotScore):
 class AdditiveScore(DotScore):
     """Writes an `Additive`."""
 
-    def logits(self, g: Graph, query: Value, keys: Value) -> Value:
+    def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         layer, arithmetic = self.layer, self.arithmetic
         query_kernel, key_kernel, v = (
             arithmetic.array(ops.convert_to_numpy(each)) for each in (layer.query_kernel, layer.key_kernel, layer.v)
@@ -64,3 +71,17 @@ class AdditiveScore(DotScore):
         keys = g("Unsqueeze", g("MatMul", transposed(g, keys), key_kernel), [-3])  # (..., 1, S, H)
         logits = g("MatMul", g("Tanh", g("Add", query, keys)), v[:, None])  # (..., T, S, 1)
         return arithmetic.float32(g, g("Squeeze", logits, [-1]))
+
+
+class LocationScore(DotScore):
+    """Writes a `Location`."""
+
+    needs_positions = True
+
+    def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
+        if positions is None:
+            positions = g("Range", 0, g("Squeeze", g.shape(keys, 3), [0]), 1)
+        kernel, max_length = ops.convert_to_numpy(self.layer.kernel), self.layer.max_length
+        columns = g("Gather", self.arithmetic.array(kernel.T), g("Min", positions, max_length - 1), axis=1)  # (H, S)
+        bias = g("Where", g("Less", positions, max_length), 0.0, HIDDEN)
+        return g("Add", super().logits(g, query, columns), bias)

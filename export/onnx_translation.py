@@ -47,7 +47,8 @@ class CachedDecoder:
     """The functions of a `SearchedModel`: the model, with the search's cache.
 
     With one beam, every row has its own keys and values. With more, the rows of a sentence share them: each beam adds
-    its position to the keys of all, and a bias hides it from the beams that do not continue it.
+    its position to the keys of all, and a bias hides it from the beams that do not continue it. The cache then also
+    counts the positions of the keys, if the model needs them.
 
     Args:
         model: the model.
@@ -80,11 +81,14 @@ class CachedDecoder:
             return logits, Cache([], flat_past(past), [])
         *flat_memory, own_bias = cache.sentences
         *flat, position_bias = cache.shared
-        memory, past = Memory.from_flat(flat_memory), past_from_flat(flat, layers)
+        count = len(flat) - self.transformer.needs_key_positions
+        memory, past = Memory.from_flat(flat_memory), past_from_flat(flat[:count], layers)
         bias = g.joined(cache.beams[0], position_bias, axis=2)  # (A, k, P + k)
         shape, seen = g("Shape", token_ids), g("Unsqueeze", bias, [1])
-        logits, past = self.transformer.step(g, token_ids, index, past, memory, shape, seen)
-        return logits, Cache([bias], [*flat_past(past), own_bias], [])
+        positions = [g.joined(each, g("Expand", index, shape), axis=1) for each in flat[count:]]  # (A, P + k)
+        of_keys = g("Gather", positions[0], 0) if positions else None
+        logits, past = self.transformer.step(g, token_ids, index, past, memory, shape, seen, of_keys)
+        return logits, Cache([bias], [*flat_past(past), *positions, own_bias], [])
 
     def first_cache(self, g: Graph, num_active: Value, num_first_beams: int) -> Cache:
         """The cache before the first step: no position, and no sentence encoded, so the sizes that will grow are 0."""
@@ -100,6 +104,8 @@ class CachedDecoder:
         first_bias = own_bias[:num_first_beams, :num_first_beams]
         position_bias = g("Expand", first_bias, g.joined(num_active, [1, 1]))
         seen = g.zeros(g.joined(num_active, [num_first_beams, 0]), np.float32)
+        if transformer.needs_key_positions:
+            past.append(g.zeros(g.joined(num_active, [0]), np.int64))
         no_bias = g.value(np.zeros((0, *own_bias.shape), "float32"))
         return Cache([seen], [*past, position_bias], [*sentences, no_bias])
 

@@ -2,7 +2,7 @@
 
 To add a variant to a slot, write a class, a row here, and a writer for ONNX (without a writer, the export to ONNX
 refuses the variant by its name). A class has the methods of the first class in its slot, or of their base (`Positions`,
-`Residual`), and `num_parameters`, which counts the weights of a model before it is made.
+`Residual`, `Score`), and `num_parameters`, which counts the weights of a model before it is made.
 """
 
 from __future__ import annotations
@@ -59,6 +59,17 @@ def _needs_distances_for_buckets(model: dict[str, Any]) -> str:
         f"`positions:max_distance` must be greater than half of `positions:num_buckets`, {num_buckets // 2}. "
         f"Received: max_distance={max_distance}"
     )
+
+
+def _needs_full_attention(model: dict[str, Any]) -> str:
+    for argument in ("attention", "decoder_attention"):
+        name = (model[argument] or model["attention"])["name"]
+        if name != "full":
+            return (
+                f"`{argument}` must be 'full' for the score 'location', which needs the positions of all keys. "
+                f"Received: {argument}={name!r}"
+            )
+    return ""
 
 
 _BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
@@ -127,6 +138,12 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
         "additive": Part(
             f"{LAYERS}.score:Additive", "a network with one hidden layer of query and key", "arXiv 1409.0473, A.1.2"
+        ),
+        "location": Part(
+            f"{LAYERS}.score:Location", "a learned vector for each position of a key; keys are not compared",
+            "arXiv 1508.04025, 3.1",
+            {"max_length": Option(1024, "positions with a vector; later keys are hidden", least=1, most=1_000_000)},
+            _needs_full_attention,
         ),
     },
     "residual": {

@@ -12,6 +12,7 @@ from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.residual import PreNorm
+from keras_transformer.layers.score import Score
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
 
@@ -72,7 +73,7 @@ class InnerNorm(PreNorm):
         return 2.0 if is_decoder else 1.5
 
 
-class Bilinear(keras.layers.Layer):
+class Bilinear(Score):
     """query · W · key."""
 
     def build(self, query_shape: tuple, key_shape: tuple) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.score import Additive as Additive
     from keras_transformer.layers.score import Dot as Dot
     from keras_transformer.layers.score import General as General
+    from keras_transformer.layers.score import Location as Location
     from keras_transformer.layers.score import ScaledDot as ScaledDot
     from keras_transformer.layers.stack import Stack as Stack
     from keras_transformer.layers.universal import UniversalStack as UniversalStack

@@ -11,6 +11,7 @@ from keras import ops
 from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.heads import grouped, joined_heads, split_heads, ungrouped
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.masks import HIDDEN as HIDDEN
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.score import scaled_dot
@@ -18,7 +19,6 @@ from keras_transformer.layers.shared import Shared, rotate
 from keras_transformer.tensor import Tensor
 
 Shape = Sequence[int | None]
-HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
 
 
 class KeysValues(NamedTuple):
@@ -139,8 +139,11 @@ class MultiHeadAttention(keras.layers.Layer):
         query_dim, memory_dim = query_shape[-1], (memory_shape or query_shape)[-1]
         heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
         self.query_kernel, self.query_bias = self._projection("query", query_dim, heads_dim)
-        self.key_kernel, self.key_bias = self._projection("key", memory_dim, groups_dim)
+        if self.score.compares_keys:
+            self.key_kernel, self.key_bias = self._projection("key", memory_dim, groups_dim)
         self.value_kernel, self.value_bias = self._projection("value", memory_dim, groups_dim, self.gain)
+        if not self.score.compares_keys:  # values stand in for keys, so that their number is known
+            self.key_kernel, self.key_bias = self.value_kernel, self.value_bias
         self.output_kernel, self.output_bias = self._projection("output", heads_dim, query_dim, self.gain)
         if not self.score.built:
             heads = (None, self.num_heads, None, self.key_dim)
@@ -287,8 +290,9 @@ class MultiHeadAttention(keras.layers.Layer):
     def num_parameters(self, hidden_dim: int) -> int:
         """The number of parameters: projections between D and heads of H, inner norm, and score."""
         heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
-        kernels = 2 * hidden_dim * (heads_dim + groups_dim)
-        biases = heads_dim + 2 * groups_dim + hidden_dim if self.use_bias else 0
+        num_inputs = 2 if self.score.compares_keys else 1  # keys and values, or values alone
+        kernels = hidden_dim * (2 * heads_dim + num_inputs * groups_dim)
+        biases = heads_dim + num_inputs * groups_dim + hidden_dim if self.use_bias else 0
         inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
         return kernels + biases + inner_norm + self.score.num_parameters(self.key_dim)
 

@@ -6,6 +6,8 @@ from keras import ops
 
 from keras_transformer.tensor import Tensor
 
+HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
+
 
 def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
     """True at real tokens, False at padding: ids (B, S) → (B, S)."""

@@ -17,7 +17,7 @@ def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[s
         slot: a key of `family.SLOTS`.
         config: a name, or a dictionary of name and options.
         dtype: the layer's type or policy.
-        sizes: arguments for constructors that name them.
+        sizes: arguments for constructors that name them. An option of the same name counts instead.
         required: arguments that the constructor must name. None, no bias, and a gain of 1 are not required.
 
     Raises:
@@ -36,7 +36,7 @@ def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[s
     given = {name: value for name, value in sizes.items() if name in named}
     # Keras records a constructor's arguments for `get_config` only if they are text or numbers. A policy is neither.
     dtype = dtype.name if type(dtype) is keras.DTypePolicy else dtype
-    return part_class(**given, **required, **options, dtype=dtype)
+    return part_class(**{**given, **required, **options}, dtype=dtype)
 
 
 def parameters_of(part_class: type) -> set[str]:

@@ -11,7 +11,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.errors import require_positive
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.masks import HIDDEN
 from keras_transformer.tensor import Tensor
 
 
@@ -26,6 +28,11 @@ class Score(keras.layers.Layer):
         Logits (..., T, S), float32.
     """
 
+    compares_keys = True  # False: of the keys it needs only their number; attention then has no projection of keys
+
+    def build(self, query_shape: tuple, key_shape: tuple) -> None:
+        """Makes the weights; none here."""
+
     def compute_output_spec(self, query: Tensor, key: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*query.shape[:-1], key.shape[-2]), dtype="float32")
 
@@ -38,10 +45,6 @@ class Score(keras.layers.Layer):
 class ScaledDot(Score):
     """Q Kᵀ / √H (paper, equation 1). For arguments and shapes see `Score`."""
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.built = True
-
     def call(self, query: Tensor, key: Tensor) -> Tensor:
         return scaled_dot(query, key)
 
@@ -49,10 +52,6 @@ class ScaledDot(Score):
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dot(Score):
     """Q Kᵀ (Luong et al. 2015, arXiv 1508.04025, section 3.1). For arguments and shapes see `Score`."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.built = True
 
     def call(self, query: Tensor, key: Tensor) -> Tensor:
         return dot(query, key)
@@ -87,8 +86,8 @@ class Additive(Score):
 
     def build(self, query_shape: tuple, key_shape: tuple) -> None:
         size = key_shape[-1]
-        self.query_kernel = self.add_weight(name="query", shape=(query_shape[-1], size), initializer=glorot())
-        self.key_kernel = self.add_weight(name="key", shape=(size, size), initializer=glorot())
+        self.query_kernel = self.add_weight(name="query_kernel", shape=(query_shape[-1], size), initializer=glorot())
+        self.key_kernel = self.add_weight(name="key_kernel", shape=(size, size), initializer=glorot())
         self.v = self.add_weight(name="v", shape=(size,), initializer=glorot())
 
     def call(self, query: Tensor, key: Tensor) -> Tensor:
@@ -100,6 +99,46 @@ class Additive(Score):
     def num_parameters(self, key_dim: int) -> int:
         """The number of parameters: W, U and v."""
         return 2 * key_dim**2 + key_dim
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Location(Score):
+    """W q: the logit of a key depends on the query and on the key's position alone (Luong et al. 2015, section 3.1).
+
+    W (`max_length`, H) is learned and has a row for each position of a key, from 0. The heads of a layer share it. Keys
+    beyond the last row are hidden: the source, arXiv 1508.04025, too ignores the words at the end of a long sentence.
+    For arguments and shapes see `Score`: the axis S of `key` counts positions from 0.
+
+    Args:
+        max_length: the number of rows of W.
+
+    Raises:
+        ValueError: `max_length` is not positive.
+    """
+
+    compares_keys = False
+
+    def __init__(self, max_length: int = 1024, **kwargs: Any):
+        super().__init__(**kwargs)
+        require_positive(max_length=max_length)
+        self.max_length = max_length
+
+    def build(self, query_shape: tuple, key_shape: tuple) -> None:
+        shape = (self.max_length, query_shape[-1])
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=glorot())
+
+    def call(self, query: Tensor, key: Tensor) -> Tensor:
+        positions = ops.arange(ops.shape(key)[-2])  # (S,)
+        rows = ops.take(self.kernel, ops.minimum(positions, self.max_length - 1), axis=0)  # (S, H)
+        has_row = ops.cast(ops.less(positions, self.max_length), "float32")
+        return dot(query, rows) + (1.0 - has_row) * HIDDEN
+
+    def num_parameters(self, key_dim: int) -> int:
+        """The number of parameters: W."""
+        return self.max_length * key_dim
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "max_length": self.max_length}
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:

@@ -25,4 +25,4 @@ def test_the_writer_of_a_score_computes_its_logits(config, precision, tmp_path):
     logits = of(Model(g, infos, [ValueInfo("logits", np.float32, [None] * 4)]), tmp_path).run(None, inputs)[0]
     expected = ops.convert_to_numpy(layer(QUERY, KEY))
     tolerance = 1e-2 if precision == "float16" else 1e-5
-    np.testing.assert_allclose(logits, expected, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(logits, expected, 1e-6, tolerance * np.abs(expected[expected > -1e8]).max())

@@ -16,7 +16,9 @@ from tests.layer_check import check_layer, random, randomize
 
 BATCH, HEADS, QUERIES, KEYS, KEY_DIM, HIDDEN_DIM = 2, 3, 5, 7, 4, 11
 QUERY, KEY = random(BATCH, HEADS, QUERIES, KEY_DIM), random(BATCH, HEADS, KEYS, KEY_DIM, seed=1)
-SCORES: list[dict[str, Any]] = [{"name": name} for name in family.SLOTS["score"]]
+SCORES: list[dict[str, Any]] = [
+    {"name": name, **({"max_length": 6} if name == "location" else {})} for name in family.SLOTS["score"]
+]
 EVERY_SCORE = pytest.mark.parametrize("config", SCORES, ids=lambda config: config["name"])
 
 
@@ -37,6 +39,12 @@ def softmax(logits):
     return scores / scores.sum(-1, keepdims=True)
 
 
+def located(logits, num_keys):
+    """Logits (..., T, `max_length`) of positions → of keys. A key without a position has the exponential 0."""
+    missing = max(num_keys - logits.shape[-1], 0)
+    return np.pad(logits, [*[(0, 0)] * (logits.ndim - 1), (0, missing)], constant_values=-1e9)[..., :num_keys]
+
+
 def by_numpy(layer, query, key):
     """The formula of each score."""
     weights, products = weights_of(layer), "...th,...sh->...ts"
@@ -44,9 +52,10 @@ def by_numpy(layer, query, key):
         "ScaledDot": lambda: np.einsum(products, query, key) / np.sqrt(query.shape[-1]),
         "Dot": lambda: np.einsum(products, query, key),
         "Additive": lambda: (
-            np.tanh((query @ weights["query"])[..., :, None, :] + (key @ weights["key"])[..., None, :, :])
+            np.tanh((query @ weights["query_kernel"])[..., :, None, :] + (key @ weights["key_kernel"])[..., None, :, :])
             @ weights["v"]
         ),
+        "Location": lambda: located(np.einsum("...th,lh->...tl", query, weights["kernel"]), key.shape[-2]),
         "General": lambda: np.einsum("...tg,gh,...sh->...ts", query, weights["kernel"], key),
     }[type(layer).__name__]()
 
@@ -64,10 +73,13 @@ def test_contract(config, tmp_path):
 def test_a_score_is_its_formula_in_float32(config):
     layer = score_of(config)
     expected = by_numpy(layer, QUERY, KEY)
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(QUERY, KEY)), expected, atol=1e-5)
-    half = score_of(config, "mixed_bfloat16")(QUERY, KEY)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(QUERY, KEY)), expected, 1e-5, 1e-5)
+    half_layer = score_of(config, "mixed_bfloat16")
+    half_layer.set_weights(layer.get_weights())
+    half = half_layer(QUERY, KEY)
     assert keras.backend.standardize_dtype(half.dtype) == "float32"
-    np.testing.assert_allclose(ops.convert_to_numpy(half), expected, atol=0.03 * np.abs(expected).max())
+    largest = np.abs(expected[expected > -1e8]).max()
+    np.testing.assert_allclose(ops.convert_to_numpy(half), expected, 1e-6, 0.03 * largest)
 
 
 def keras_attention(layer):
@@ -83,8 +95,8 @@ def keras_attention(layer):
         "General": lambda: (keras.layers.Attention(), lambda query: query @ weights["kernel"], same),
         "Additive": lambda: (
             keras.layers.AdditiveAttention(),
-            lambda query: query @ weights["query"],
-            lambda key: key @ weights["key"],
+            lambda query: query @ weights["query_kernel"],
+            lambda key: key @ weights["key_kernel"],
         ),
     }[type(layer).__name__]()
     attention.build([(None, None, KEY_DIM)] * 3)
@@ -143,3 +155,17 @@ def test_padding_changes_nothing(config):
     seen = np.broadcast_to(np.arange(KEYS + 3) < KEYS, (BATCH, KEYS + 3))
     found = ops.convert_to_numpy(layer(query, padded, memory_mask=seen))
     np.testing.assert_allclose(found, output, atol=1e-5)
+
+
+def test_the_score_by_location_depends_on_positions_alone():
+    layer = score_of({"name": "location", "max_length": 6})
+    logits = ops.convert_to_numpy(layer(QUERY, KEY))
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(QUERY, -9 * KEY)), logits)
+    np.testing.assert_array_equal(ops.convert_to_numpy(layer(QUERY, KEY[..., :4, :])), logits[..., :4])
+    query, memory = random(BATCH, QUERIES, HIDDEN_DIM), random(BATCH, KEYS, HIDDEN_DIM, seed=1)
+    attention = MultiHeadAttention(HEADS, KEY_DIM, score={"name": "location", "max_length": 5})
+    attention.build(query.shape, memory.shape)
+    found = ops.convert_to_numpy(attention.attention_scores(query, memory))
+    assert (found[..., 5:] == 0).all(), "as the source ignores the words at the end of a long sentence"
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+    assert [weight.name for weight in attention.weights] == ["query", "value", "output", "kernel"], "no keys"

@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "residual": "pre_norm",
         "num_layers": 1,
     },
+    "location": {"score": {"name": "location", "max_length": 4}, "num_layers": 1},
     # The other arguments, several in a variant to keep the suite quick.
     "unlike sides": {
         "encoder_layers": 1,
