@@ -75,6 +75,10 @@ SLOTS: dict[str, dict[str, Part]] = {
         "plain": Part(
             f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
         ),
+        "gated": Part(
+            f"{LAYERS}.feed_forward:GatedFeedForward", "a product times an activated gate (silu: SwiGLU, gelu: GEGLU)",
+            "arXiv 2002.05202", {"use_bias": Option(False, "a bias for each product", bool)},
+        ),
     },
     "activation": {
         "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),

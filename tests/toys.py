@@ -87,7 +87,7 @@ class General(keras.layers.Layer):
         return key_dim**2
 
 
-class Gated(FeedForward):
+class SelfGated(FeedForward):
     """Multiplies the inner states by their sigmoid."""
 
     def call(self, x: Any) -> Any:
@@ -151,7 +151,7 @@ ROWS = {
     ("positions", "distance"): row("DistancePositions"),
     ("residual", "inner_norm"): row("InnerNorm"),
     ("score", "general"): row("General"),
-    ("feed_forward", "gated"): row("Gated"),
+    ("feed_forward", "self_gated"): row("SelfGated"),
     ("attention", "running_mean"): row("RunningMean"),
     ("stack", "repeated"): row("Repeated"),
 }

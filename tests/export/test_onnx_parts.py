@@ -94,3 +94,11 @@ def check_feed_forward(folder, precision, layer):
 @pytest.mark.parametrize("inner_norm", [None, "rms"])
 def test_a_feed_forward_network(tmp_path, name, inner_norm, precision):
     check_feed_forward(tmp_path, precision, network("plain", name, inner_norm))
+
+
+@PRECISIONS
+@every("activation")
+@pytest.mark.parametrize(("inner_norm", "use_bias"), [(None, False), ("layer", True)])
+def test_a_gated_feed_forward_network(tmp_path, name, inner_norm, use_bias, precision):
+    """With `relu` too, what the last product multiplies is negative here and there."""
+    check_feed_forward(tmp_path, precision, network("gated", name, inner_norm, use_bias=use_bias))
