@@ -22,7 +22,7 @@ from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
-from keras_transformer.layers.residual import PostNorm, PreNorm
+from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.score import ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
@@ -83,6 +83,11 @@ def write_post_norm(g: Graph, arithmetic: Arithmetic, residual: PostNorm, x: Val
 def write_pre_norm(g: Graph, arithmetic: Arithmetic, residual: PreNorm, x: Value, sublayer: Sublayer) -> Value:
     """x + Sublayer(Norm(x))."""
     return sublayer(writer_of(residual.norm)(g, arithmetic, residual.norm, x), x)
+
+
+def write_no_residual(g: Graph, arithmetic: Arithmetic, residual: NoResidual, x: Value, sublayer: Sublayer) -> Value:
+    """Norm(Sublayer(x))."""
+    return writer_of(residual.norm)(g, arithmetic, residual.norm, sublayer(x, None))
 
 
 def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None) -> Value:
@@ -269,6 +274,7 @@ WRITERS: dict[type, Any] = {
     LayerNorm: write_layer_norm,
     LearnedPositions: position_table,
     MultiHeadAttention: FullAttention,
+    NoResidual: write_no_residual,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation(relu, is_positive=True),
@@ -277,6 +283,7 @@ WRITERS: dict[type, Any] = {
     Silu: Activation(silu),
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,
+    SubNorm: write_pre_norm,  # the sub-layers write their inner norms
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
     keras.layers.Dropout: AROUND_IT,

@@ -60,6 +60,13 @@ SLOTS: dict[str, dict[str, Part]] = {
         "pre_norm": Part(
             f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
         ),
+        "sub_norm": Part(
+            f"{LAYERS}.residual:SubNorm", "pre_norm, with another norm before the last product",
+            "arXiv 2210.06423 (Magneto)",
+        ),
+        "none": Part(
+            f"{LAYERS}.residual:NoResidual", "post_norm without the residual sum, for comparison", "paper, 3.1"
+        ),
     },
     "norm": {
         "layer": Part(

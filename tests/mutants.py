@@ -102,6 +102,17 @@ LAYERS = [
     ),
     *by("layers/test_feed_forward.py", f"{PACKAGE}/layers/activations.py", ("ops.relu(x)", "ops.gelu(x)")),
     *by(
+        "layers/test_sub_norm.py\nlayers/test_residual.py",
+        f"{PACKAGE}/layers/residual.py",
+        ("math.log(2 * encoder_layers) / 3", "math.log(2 * encoder_layers) / 2"),
+        ("of_decoder if is_decoder", "of_decoder if not is_decoder"),
+        ("has_inner_norm = True\n", "has_inner_norm = False\n"),
+        (
+            "return self.norm(self.dropout(sublayer(x), training",
+            "return self.norm(x + self.dropout(sublayer(x), training",
+        ),
+    ),
+    *by(
         "layers/test_gated_feed_forward.py",
         f"{PACKAGE}/layers/feed_forward.py",
         (

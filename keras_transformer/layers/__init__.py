@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from keras_transformer.layers.positions import Positions as Positions
     from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions
     from keras_transformer.layers.positions import positions_of as positions_of
+    from keras_transformer.layers.residual import NoResidual as NoResidual
     from keras_transformer.layers.residual import PostNorm as PostNorm
     from keras_transformer.layers.residual import PreNorm as PreNorm
     from keras_transformer.layers.residual import Residual as Residual
+    from keras_transformer.layers.residual import SubNorm as SubNorm
     from keras_transformer.layers.score import ScaledDot as ScaledDot
     from keras_transformer.layers.stack import Stack as Stack
 
