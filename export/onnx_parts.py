@@ -17,10 +17,10 @@ from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
-from keras_transformer.layers.residual import PostNorm, PreNorm
+from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
@@ -70,15 +70,40 @@ def write_pre_norm(g: Graph, arithmetic: Arithmetic, residual: PreNorm, x: Value
     return sublayer(writer_of(residual.norm)(g, arithmetic, residual.norm, x), x)
 
 
+def write_no_residual(g: Graph, arithmetic: Arithmetic, residual: NoResidual, x: Value, sublayer: Sublayer) -> Value:
+    """Norm(Sublayer(x))."""
+    return writer_of(residual.norm)(g, arithmetic, residual.norm, sublayer(x, None))
+
+
 def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None) -> Value:
     """Two products with an activation between: (R, D) → (R, D)."""
     activation: Activation = writer_of(layer.activation)
     x = activation.nodes(g, arithmetic, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
-    is_positive = activation.is_positive
+    return write_last_product(g, arithmetic, layer, x, skip, activation.is_positive)
+
+
+def write_gated_feed_forward(
+    g: Graph, arithmetic: Arithmetic, layer: GatedFeedForward, x: Value, skip: Value | None
+) -> Value:
+    """A product times an activated gate, both in one product; then the last product: (R, D) → (R, D)."""
+    activation: Activation = writer_of(layer.activation)
+    gate = Projection(array(layer.kernel_gate), bias_of(layer.bias_gate))
+    both = Projection.joined([gate, Projection(array(layer.kernel_in), bias_of(layer.bias_in))])
+    gates, values = g("Split", arithmetic.product(g, x, both.kernel, both.bias), outputs=2, axis=1)  # each (R, F)
+    x = g("Mul", activation.nodes(g, arithmetic, gates), values)
+    return write_last_product(g, arithmetic, layer, x, skip)
+
+
+def write_last_product(
+    g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None, is_positive: bool = False
+) -> Value:
+    """The end of a feed-forward network: skip + W(Norm(x)), without the parts that are None: (R, F) → (R, D)."""
     if layer.inner_norm is not None:
         x, is_positive = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, x), False
-    x = arithmetic.product(g, x, array(layer.kernel_out), array(layer.bias_out), is_positive=is_positive)
-    return x if skip is None else g("Add", skip, x)
+    kernel, bias = array(layer.kernel_out), bias_of(layer.bias_out)
+    if bias is None or skip is None:
+        return arithmetic.product(g, x, kernel, bias if skip is None else skip, is_positive)
+    return g("Add", skip, arithmetic.product(g, x, kernel, bias, is_positive))
 
 
 def position_table(positions: Positions, num_positions: int) -> np.ndarray:
@@ -227,6 +252,7 @@ WRITERS: dict[type, Any] = {
     Dot: DotScore,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
+    GatedFeedForward: write_gated_feed_forward,
     Gelu: Activation(gelu),
     GeluTanh: Activation(gelu_tanh),
     General: GeneralScore,
@@ -234,6 +260,7 @@ WRITERS: dict[type, Any] = {
     LearnedPositions: position_table,
     Location: LocationScore,
     MultiHeadAttention: FullAttention,
+    NoResidual: write_no_residual,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation(relu, is_positive=True),
@@ -242,6 +269,7 @@ WRITERS: dict[type, Any] = {
     Silu: Activation(silu),
     SinusoidalPositions: position_table,
     Stack: AROUND_IT,
+    SubNorm: write_pre_norm,  # the sub-layers write their inner norms
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
     keras.layers.Dropout: AROUND_IT,

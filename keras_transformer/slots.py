@@ -151,6 +151,13 @@ SLOTS: dict[str, dict[str, Part]] = {
         "pre_norm": Part(
             f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
         ),
+        "sub_norm": Part(
+            f"{LAYERS}.residual:SubNorm", "pre_norm, with another norm before the last product",
+            "arXiv 2210.06423 (Magneto)",
+        ),
+        "none": Part(
+            f"{LAYERS}.residual:NoResidual", "post_norm without the residual sum, for comparison", "paper, 3.1"
+        ),
     },
     "norm": {
         "layer": Part(
@@ -165,6 +172,10 @@ SLOTS: dict[str, dict[str, Part]] = {
     "feed_forward": {
         "plain": Part(
             f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
+        ),
+        "gated": Part(
+            f"{LAYERS}.feed_forward:GatedFeedForward", "a product times an activated gate (silu: SwiGLU, gelu: GEGLU)",
+            "arXiv 2002.05202", {"use_bias": Option(False, "a bias for each product", bool)},
         ),
     },
     "activation": {

@@ -140,9 +140,33 @@ LAYERS = [
         f"{PACKAGE}/layers/feed_forward.py",
         ("x, self.kernel_in) + self.bias_in", "x, self.kernel_in)"),
         ("x, self.kernel_out) + self.bias_out", "x, self.kernel_out)"),
-        ("x = x if self.inner_norm is None else self.inner_norm(x)", "pass"),
+        ("return x if self.inner_norm is None else self.inner_norm(x)", "return x"),
     ),
     *by("layers/test_feed_forward.py", f"{PACKAGE}/layers/activations.py", ("ops.relu(x)", "ops.gelu(x)")),
+    *by(
+        "layers/test_sub_norm.py\nlayers/test_residual.py",
+        f"{PACKAGE}/layers/residual.py",
+        ("math.log(2 * encoder_layers) / 3", "math.log(2 * encoder_layers) / 2"),
+        ("of_decoder if is_decoder", "of_decoder if not is_decoder"),
+        ("has_inner_norm = True\n", "has_inner_norm = False\n"),
+        (
+            "return self.norm(self.dropout(sublayer(x), training",
+            "return self.norm(x + self.dropout(sublayer(x), training",
+        ),
+    ),
+    *by(
+        "layers/test_gated_feed_forward.py",
+        f"{PACKAGE}/layers/feed_forward.py",
+        (
+            "gate = self.activation(_projected(x, self.kernel_gate",
+            "gate = self.activation(_projected(x, self.kernel_in",
+        ),
+        (
+            'self._product("gate", hidden_dim, intermediate_dim)',
+            'self._product("gate", hidden_dim, intermediate_dim, 2)',
+        ),
+        ("return x if bias is None else x + bias", "return x"),
+    ),
     *by(
         "layers/test_activations.py",
         f"{PACKAGE}/layers/activations.py",
@@ -640,6 +664,11 @@ EXPORT = [
         "export/test_onnx_parts.py",
         "export",
         ("0.044715, math", "0.04, math"),
+        ("activation.nodes(g, arithmetic, gates), values)", "activation.nodes(g, arithmetic, values), gates)"),
+        (
+            "return write_last_product(g, arithmetic, layer, x, skip)",
+            "return write_last_product(g, arithmetic, layer, x, skip, True)",
+        ),
         ("Gelu: Activation(gelu)", "Gelu: Activation(gelu_tanh)"),
         ("Silu: Activation(silu)", "Silu: Activation(silu, is_positive=True)"),
     ),

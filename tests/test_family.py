@@ -238,7 +238,8 @@ def test_a_part_has_one_spelling(slot, text, config):
 @EVERY_ROW
 def test_spelling_and_parsing_are_inverse(slot, name):
     options = family.SLOTS[slot][name].options
-    config = {"name": name, **{key: option.most for key, option in options.items()}}
+    most = {key: not option.default if option.kind is bool else option.most for key, option in options.items()}
+    config = {"name": name, **most}
     text = family.spelled(config, slot)
     assert family.parse(text, slot) == config
     assert text.startswith(name) and (":" in text) == bool(options)

@@ -141,7 +141,16 @@ def test_a_part_that_lacks_an_argument_that_another_requires_is_refused():
 # The commands that a user runs with a variant: train, resume, inspect, export and certify.
 PIPELINES = {
     "adds": ["--positions", "sloped", "--residual", "inner_norm", "--score", "bilinear"],
-    "turns": ["--positions", "turned:base=50", "--feed-forward", "gated", "--stack", "repeated", "--num-layers", "2"],
+    "turns": [
+        "--positions",
+        "turned:base=50",
+        "--feed-forward",
+        "self_gated",
+        "--stack",
+        "repeated",
+        "--num-layers",
+        "2",
+    ],
     "biased": ["--positions", "distance", "--decoder-attention", "running_mean", "--encoder-layers", "2"],
 }
 COMMANDS = """

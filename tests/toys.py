@@ -88,7 +88,7 @@ class Bilinear(Score):
         return key_dim**2
 
 
-class Gated(FeedForward):
+class SelfGated(FeedForward):
     """Multiplies the inner states by their sigmoid."""
 
     def call(self, x: Any) -> Any:
@@ -152,7 +152,7 @@ ROWS = {
     ("positions", "distance"): row("DistancePositions"),
     ("residual", "inner_norm"): row("InnerNorm"),
     ("score", "bilinear"): row("Bilinear"),
-    ("feed_forward", "gated"): row("Gated"),
+    ("feed_forward", "self_gated"): row("SelfGated"),
     ("attention", "running_mean"): row("RunningMean"),
     ("stack", "repeated"): row("Repeated"),
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
+    from keras_transformer.layers.feed_forward import GatedFeedForward as GatedFeedForward
     from keras_transformer.layers.masks import causal_mask as causal_mask
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from keras_transformer.layers.positions import Positions as Positions
     from keras_transformer.layers.positions import SinusoidalPositions as SinusoidalPositions
     from keras_transformer.layers.positions import positions_of as positions_of
+    from keras_transformer.layers.residual import NoResidual as NoResidual
     from keras_transformer.layers.residual import PostNorm as PostNorm
     from keras_transformer.layers.residual import PreNorm as PreNorm
     from keras_transformer.layers.residual import Residual as Residual
+    from keras_transformer.layers.residual import SubNorm as SubNorm
     from keras_transformer.layers.rotary import RotaryPositions as RotaryPositions
     from keras_transformer.layers.rotary import XposPositions as XposPositions
     from keras_transformer.layers.score import Additive as Additive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,39 @@ class PreNorm(Residual):
 
     def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
         return x + self.dropout(sublayer(self.norm(x)), training=training)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class NoResidual(Residual):
+    """Norm(Dropout(Sublayer(x))): nothing skips the sub-layer. For arguments and shapes see `Residual`.
+
+    It shows what the skip is good for. All else is as in `PostNorm`: a model of the one kind has the same weights as
+    one of the other, and what differs between them is due to the skip alone.
+    """
+
+    def call(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], training: bool = False) -> Tensor:
+        return self.norm(self.dropout(sublayer(x), training=training))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SubNorm(PreNorm):
+    """Sub-LayerNorm of Magneto (Wang et al. 2022, arXiv 2210.06423, sections 2.1 and 2.2).
+
+    A norm stands before each sub-layer and after the stack, as in `PreNorm`. Self-attention has another before its
+    output projection, and feed-forward before its second product. As in the authors' code (torchscale),
+    encoder-decoder attention has only the norm before it. For arguments and shapes see `Residual`.
+    """
+
+    has_inner_norm = True
+
+    @staticmethod
+    def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
+        """The factor γ on initial kernels, which keeps the updates of deep models small (section 2.2).
+
+        With E layers in the encoder and C in the decoder it is √(ln(3C) · ln(2E) / 3) in the encoder and √(ln(3C)) in
+        the decoder. In a stack alone it is √(ln(2 · layers)). For arguments and for the kernels see `Residual.gain`.
+        """
+        if not (encoder_layers and decoder_layers):
+            return math.sqrt(math.log(2 * (encoder_layers + decoder_layers)))
+        of_decoder = math.log(3 * decoder_layers)
+        return math.sqrt(of_decoder if is_decoder else of_decoder * math.log(2 * encoder_layers) / 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from keras import ops
@@ -94,3 +96,26 @@ def check_feed_forward(folder, precision, layer):
 @pytest.mark.parametrize("inner_norm", [None, "rms"])
 def test_a_feed_forward_network(tmp_path, name, inner_norm, precision):
     check_feed_forward(tmp_path, precision, network("plain", name, inner_norm))
+
+
+@PRECISIONS
+@every("activation")
+@pytest.mark.parametrize(("inner_norm", "use_bias"), [(None, False), ("layer", True)])
+def test_a_gated_feed_forward_network(tmp_path, name, inner_norm, use_bias, precision):
+    """With `relu` too, what the last product multiplies is negative here and there."""
+    check_feed_forward(tmp_path, precision, network("gated", name, inner_norm, use_bias=use_bias))
+
+
+@PRECISIONS
+@every("residual")
+@pytest.mark.parametrize("norm", family.SLOTS["norm"])
+def test_a_residual(tmp_path, name, norm, precision):
+    layer = part("residual", name, {"norm": norm})
+
+    def sublayer(g, x, skip):
+        doubled = g("Add", x, x)
+        return doubled if skip is None else g("Add", skip, doubled)
+
+    found = written(tmp_path, precision, lambda g, a, x: writer_of(layer)(g, a, layer, x, partial(sublayer, g)), X)
+    expected = ops.convert_to_numpy(layer(X, sublayer=lambda x: x + x))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 if precision == "float16" else 1e-5)

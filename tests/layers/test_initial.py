@@ -13,7 +13,7 @@ from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.norms import LayerNorm
 from keras_transformer.layers.positions import LearnedPositions
-from keras_transformer.layers.residual import PostNorm, PreNorm
+from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models import Transformer
 from tests.layer_check import random
@@ -50,7 +50,7 @@ def dropped(layer, *inputs, **others):
     return np.abs(training - plain).max()
 
 
-@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm])
+@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm, NoResidual, SubNorm])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 def test_a_residual_drops_of_what_the_sublayer_adds(residual_class, rate):
     x = random(2, 5, 6)

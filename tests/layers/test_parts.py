@@ -79,7 +79,8 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
     block = {"num_heads": 1024, "key_dim": 4, "intermediate_dim": 5}
     sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
     for name, row in family.SLOTS[slot].items():
-        config = family.part(slot, {"name": name, **{key: option.most for key, option in row.options.items()}})
+        most = {key: not one.default if one.kind is bool else one.most for key, one in row.options.items()}
+        config = family.part(slot, {"name": name, **most})
         layer = make_part(slot, config, keras.dtype_policies.get("mixed_bfloat16"), sizes)
         told = layer.get_config()
         assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}

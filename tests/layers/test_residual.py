@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.residual import PostNorm, PreNorm, Residual
+from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
 from tests.layer_check import check_layer, random, randomize
 
 # The variance of the rows is small, so that ε 1e-6 and Keras's default 1e-3 give different results.
@@ -26,7 +26,7 @@ def residual(residual_class, shape=X.shape, **settings):
     return layer, dict(zip(("gain", "shift"), layer.norm.get_weights(), strict=True))
 
 
-@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm])
+@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm, NoResidual, SubNorm])
 def test_contract(tmp_path, residual_class):
     settings = {"dropout": 0.1, "norm": {"name": "layer", "epsilon": 1e-3}}
     check_layer(residual_class, settings, (X,), tmp_path, sublayer=keras.activations.tanh)
@@ -44,6 +44,20 @@ def test_pre_norm():
     output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
     np.testing.assert_allclose(output, X + 2 * normalize(X, **norm) + 1, atol=1e-5)
     assert layer.closes_stack
+
+
+def test_no_residual_is_post_norm_without_the_sum():
+    layer, norm = residual(NoResidual)
+    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
+    np.testing.assert_allclose(output, normalize(2 * X + 1, **norm), atol=1e-4)
+    assert not layer.closes_stack and not layer.has_inner_norm
+
+
+def test_sub_norm_is_pre_norm_around_a_sublayer_that_has_a_norm_inside():
+    layer, norm = residual(SubNorm)
+    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
+    np.testing.assert_allclose(output, X + 2 * normalize(X, **norm) + 1, atol=1e-5)
+    assert layer.closes_stack and layer.has_inner_norm
 
 
 @pytest.mark.parametrize("residual_class", [PostNorm, PreNorm])

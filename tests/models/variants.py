@@ -54,6 +54,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "embedding_norm": True,
         "positions": {"name": "sinusoidal", "offset": 2},
     },
+    # As in Magneto and Llama: a norm inside the sub-layers, and gates.
+    "sub-norm and gates": {
+        "encoder_layers": 1,
+        "residual": "sub_norm",
+        "norm": {"name": "rms", "epsilon": 1e-5},
+        "feed_forward": {"name": "gated", "use_bias": True},
+        "activation": "silu",
+    },
+    "no residual": {"residual": "none", "activation": "gelu_tanh", "num_layers": 1, "feed_forward": "gated"},
     "untied": {
         "encoder_layers": 3,
         "tied_output": False,
