@@ -21,9 +21,12 @@ from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.norms import LayerNorm
-from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
+from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
+from keras_transformer.layers.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from keras_transformer.layers.residual import PostNorm, PreNorm
+from keras_transformer.layers.rotary import RotaryPositions, XposPositions
 from keras_transformer.layers.score import ScaledDot
+from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
@@ -31,6 +34,7 @@ from keras_transformer.tensor import Tensor
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_positions import AddedPositions, BiasedPositions, RotatedPositions, WrittenPositions, rotated
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -113,12 +117,6 @@ def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: 
     return x if skip is None else g("Add", skip, x)
 
 
-def position_table(positions: Positions, num_positions: int) -> np.ndarray:
-    """(positions, D) What the part adds to embeddings at each position; the graph gathers rows of this table."""
-    nothing = ops.zeros((num_positions, positions.hidden_dim))
-    return array(positions.embed(nothing, ops.arange(num_positions)))
-
-
 class FullAttention:
     """Writes a `MultiHeadAttention`: over a sequence, for one position with a cache, and over a memory."""
 
@@ -127,15 +125,18 @@ class FullAttention:
         self.arithmetic = arithmetic
         self.score: Score = writer_of(layer.score)
 
-    def over_sequence(self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value) -> Value:
+    def over_sequence(
+        self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
+    ) -> Value:
         """Self-attention of whole sequences: (B · S, D) → (B · S, D).
 
         Args:
             skip: what the result is added to.
-            bias: (B, 1, 1, S) float32, added to the logits.
+            bias: (B, 1, 1, S) or (B, N, S, S) float32, added to the logits.
             shape: (2,) B and S.
+            rotation: of queries and keys, for `rotated`.
         """
-        query, keys, values = self.project(g, x, shape)
+        query, keys, values = self.project(g, x, shape, rotation)
         return self.attend(g, query, transposed(g, keys), values, bias, shape, skip)
 
     def cache_shapes(self, groups: int | str | None, past: int | str) -> list[list[int | str | None]]:
@@ -148,18 +149,26 @@ class FullAttention:
         return [ValueInfo(name, self.arithmetic.dtype, shape) for name, shape in zip(names, shapes, strict=True)]
 
     def step(
-        self, g: Graph, x: Value, skip: Value | None, cache: Sequence[Value], bias: Value | None, shape: Value | None
+        self,
+        g: Graph,
+        x: Value,
+        skip: Value | None,
+        cache: Sequence[Value],
+        bias: Value | None,
+        shape: Value | None,
+        rotation: Rotation | None = None,
     ) -> tuple[Value, list[Value]]:
         """Self-attention for the next position: (R, D) → (R, D), and the cache with this position in it.
 
         Args:
             skip: what the result is added to.
             cache: keys and values (groups, N, P, H).
-            bias: (B, 1, K, P + K) float32 if the rows of a sentence share keys and values; None if every row has its
-                own and sees all of them.
+            bias: float32, added to the logits: (B, 1, K, P + K) or (B, N, K, P + K) if the rows of a sentence share
+                keys and values; (1, N, 1, P + 1) or None if every row has its own and sees all of them.
             shape: (2,) B and K; None if every row has its own keys and values.
+            rotation: of query and key at this position, for `rotated`.
         """
-        query, key, value = self.project(g, x, shape)
+        query, key, value = self.project(g, x, shape, rotation)
         past_keys, past_values = cache
         keys, values = g.joined(past_keys, key, axis=2), g.joined(past_values, value, axis=2)
         return self.attend(g, query, transposed(g, keys), values, bias, shape, skip), [keys, values]
@@ -195,11 +204,15 @@ class FullAttention:
         kernel, bias = array(self.layer.query_kernel), bias_of(self.layer.query_bias)
         return Projection(kernel / divisor, None if bias is None else bias / divisor)
 
-    def project(self, g: Graph, x: Value, shape: Value | None) -> list[Value]:
+    def project(self, g: Graph, x: Value, shape: Value | None, rotation: Rotation | None) -> list[Value]:
         """Query, keys and values of self-attention in one product: (R, D) → three times (groups, N, rows, H)."""
         whole = Projection.joined([self.query_projection(), *self.memory_projections()])
         projected = self.arithmetic.product(g, x, whole.kernel, whole.bias)
-        return split_heads(g, projected, shape, 3, self.layer.num_heads, self.layer.key_dim)
+        query, keys, values = split_heads(g, projected, shape, 3, self.layer.num_heads, self.layer.key_dim)
+        if rotation is not None:
+            query = rotated(g, query, rotation.query_cosines, rotation.query_sines)
+            keys = rotated(g, keys, rotation.key_cosines, rotation.key_sines)
+        return [query, keys, values]
 
     def attend(
         self,
@@ -257,20 +270,25 @@ def transposed(g: Graph, keys: Value) -> Value:
 AROUND_IT = object()
 # The writer for each type of part.
 WRITERS: dict[type, Any] = {
+    AlibiPositions: BiasedPositions,
+    BucketPositions: BiasedPositions,
     DecoderBlock: AROUND_IT,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
     LayerNorm: write_norm,
-    LearnedPositions: position_table,
+    LearnedPositions: AddedPositions,
     MultiHeadAttention: FullAttention,
+    NoPositions: WrittenPositions,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation("Relu", is_positive=True),
+    RotaryPositions: RotatedPositions,
     ScaledDot: Score(divisor=math.sqrt),
-    SinusoidalPositions: position_table,
+    SinusoidalPositions: AddedPositions,
     Stack: AROUND_IT,
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
+    XposPositions: RotatedPositions,
     keras.layers.Dropout: AROUND_IT,
 }
 # The options that a writer assumes.
