@@ -74,6 +74,7 @@ LAYERS = [
         f"{PACKAGE}/layers/positions.py",
         ("base: float = 10_000.0", "base: float = 1_000.0"),
         ("[ops.sin(angles), ops.cos(angles)]", "[ops.cos(angles), ops.sin(angles)]"),
+        ('ops.cast(positions, "float32") / self.interpolation', "positions"),
         ("self.max_length + self.offset - 1)", "self.max_length + self.offset - 2)"),
         (
             'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1',

@@ -67,7 +67,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {
     name: {"positions": config, "num_layers": 1, "max_source_length": 11}
-    for name, config in {"none": "none", "alibi": "alibi", "xpos": {"name": "xpos", "scale_base": 15}}.items()
+    for name, config in {
+        "none": "none",
+        "alibi": "alibi",
+        "xpos": {"name": "xpos", "scale_base": 15},
+        "interpolated": {"name": "sinusoidal", "interpolation": 1.5},
+    }.items()
 }
 
 
