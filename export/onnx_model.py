@@ -66,7 +66,7 @@ class EncoderStates(NamedTuple):
 
 
 class SelfAttention(NamedTuple):
-    """What the self-attentions of all layers share in a step: see `FullAttention.step`."""
+    """What the self-attentions of a stack share: see `FullAttention.over_sequence` and `step`."""
 
     bias: Value | None
     shape: Value | None
@@ -112,15 +112,12 @@ class OnnxTransformer:
         vectors = self.positions.vectors(g, source_ids)  # (S, D)
         x = added(g, self.embedded(g, model.source_embedding, source_ids), vectors)
         x = self.normed(g, g("Reshape", x, [-1, model.hidden_dim]), model.source_norm)  # (B · S, D)
-        shared = {
-            "bias": self.positions.encoder_bias(g, source_ids, bias),
-            "rotation": self.positions.encoder_rotation(g, source_ids),
-        }
+        shared = SelfAttention(
+            self.positions.encoder_bias(g, source_ids, bias), shape, self.positions.encoder_rotation(g, source_ids)
+        )
         for block in self.encoder_blocks:
-            attention = self.attention(block.self_attention)
-            x = self.residual(
-                g, x, block.self_attention_residual, partial(attention.over_sequence, g, shape=shape, **shared)
-            )
+            attend = self.attention(block.self_attention).over_sequence
+            x = self.residual(g, x, block.self_attention_residual, partial(attend, g, **shared._asdict()))
             x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
         return EncoderStates(self.normed(g, x, model.encoder_stack.norm), bias, shape)
 

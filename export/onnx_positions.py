@@ -100,7 +100,7 @@ class RotatedPositions(WrittenPositions):
 
     def arrays(self, tables: Rotation) -> list[np.ndarray]:
         """The tables for `rotated`, which needs the sines of the first halves negative."""
-        signs = np.repeat(np.float32([-1, 1]), evaluated(tables.key_sines).shape[-1] // 2)
+        signs = np.repeat(np.array([-1, 1], "float32"), evaluated(tables.key_sines).shape[-1] // 2)
         query_cosines, query_sines, key_cosines, key_sines = (evaluated(table) for table in tables)
         signed = [query_cosines, query_sines * signs, key_cosines, key_sines * signs]
         return [self.arithmetic.array(table) for table in signed]

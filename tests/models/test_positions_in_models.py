@@ -60,8 +60,8 @@ def test_only_without_positions_the_encoder_knows_no_order(positions):
     scores = [model.attention_scores(each)["decoder"] for each in (inputs, swapped)]
     np.testing.assert_allclose(ops.convert_to_numpy(scores[0]).sum(-1), 1, atol=1e-5)
     # Without positions the last query sees the same keys in another order.
-    ends = [np.sort(ops.convert_to_numpy(each)[0, 0, :, -1]) for each in scores]
-    assert np.allclose(*ends, atol=1e-5) == (positions == "none")
+    first, second = (np.sort(ops.convert_to_numpy(each)[0, 0, :, -1]) for each in scores)
+    assert np.allclose(first, second, atol=1e-5) == (positions == "none")
 
 
 def test_a_model_that_was_trained_may_be_interpolated():
