@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.shared import Rotation
 from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import PAD
@@ -24,6 +25,7 @@ from .onnx_arithmetic import ARITHMETIC
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_heads import split_heads, transposed
 from .onnx_parts import FullAttention, Projection, Sublayer, array, bias_of, writer_of
+from .onnx_positions import WrittenPositions
 
 # The self-attentions' caches of the positions before: for each layer, what its writer defines.
 Past = list[list[Value]]
@@ -65,20 +67,30 @@ class EncoderStates(NamedTuple):
     shape: Value  # (2,) B and S
 
 
+class SelfAttention(NamedTuple):
+    """What the self-attentions of a stack share: see `FullAttention.over_sequence` and `step`."""
+
+    bias: Value | None
+    shape: Value | None
+    rotation: Rotation | None
+
+
 class OnnxTransformer:
     """Appends the nodes of a model to graphs.
 
     Args:
         model: the model, in float32; `require_writers` must accept it.
         precision: a key of `ARITHMETIC`.
+        num_sharing: how many rows of a sentence share keys and values in `step`; 1 if every row has its own.
     """
 
-    def __init__(self, model: Transformer, precision: str):
+    def __init__(self, model: Transformer, precision: str, num_sharing: int = 1):
         self.model = model
         self.arithmetic = ARITHMETIC[precision]
         self.dtype = self.arithmetic.dtype
-        table = writer_of(model.positions)(model.positions, longest(model.max_source_length))
-        self.positions = self.arithmetic.array(table)  # (positions, D)
+        num_positions = longest(model.max_source_length)
+        written = writer_of(model.positions)
+        self.positions: WrittenPositions = written(model.positions, self.arithmetic, num_positions, num_sharing)
         self.encoder_blocks = model.encoder_stack.blocks_in_order()
         self.decoder_blocks = model.decoder_stack.blocks_in_order()
         self.self_attentions = [self.attention(block.self_attention) for block in self.decoder_blocks]
@@ -99,14 +111,15 @@ class OnnxTransformer:
         model, shape = self.model, g("Shape", source_ids)
         pad = g.cast(g("Equal", source_ids, np.int32(PAD)), np.float32)
         bias = g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])  # (B, 1, 1, S)
-        positions = g("Slice", self.positions, [0], g.shape(source_ids, 1), [0])  # (S, D)
-        x = g("Add", self.embedded(g, model.source_embedding, source_ids), positions)
+        vectors = self.positions.vectors(g, source_ids)  # (S, D)
+        x = added(g, self.embedded(g, model.source_embedding, source_ids), vectors)
         x = self.normed(g, g("Reshape", x, [-1, model.hidden_dim]), model.source_norm)  # (B · S, D)
+        shared = SelfAttention(
+            self.positions.encoder_bias(g, source_ids, bias), shape, self.positions.encoder_rotation(g, source_ids)
+        )
         for block in self.encoder_blocks:
-            attention = self.attention(block.self_attention)
-            x = self.residual(
-                g, x, block.self_attention_residual, partial(attention.over_sequence, g, bias=bias, shape=shape)
-            )
+            attend = self.attention(block.self_attention).over_sequence
+            x = self.residual(g, x, block.self_attention_residual, partial(attend, g, **shared._asdict()))
             x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
         return EncoderStates(self.normed(g, x, model.encoder_stack.norm), bias, shape)
 
@@ -140,10 +153,12 @@ class OnnxTransformer:
         """
         model = self.model
         x = self.embedded(g, model.target_embedding, g("Reshape", token_ids, [-1]))
-        x = self.normed(g, g("Add", x, g("Gather", self.positions, index)), model.target_norm)
+        x = self.normed(g, added(g, x, self.positions.vector(g, index)), model.target_norm)
+        rotation = self.positions.step_rotation(g, index)
+        shared = SelfAttention(self.positions.step_bias(g, index, bias), shape if bias else None, rotation)
         present: Past = []
         for layer, cache in enumerate(past):
-            x, written = self.decode(g, layer, x, cache, memory, shape, bias, key_positions)
+            x, written = self.decode(g, layer, x, cache, memory, shape, shared, key_positions)
             present.append(written)
         x = self.normed(g, x, model.decoder_stack.norm)
         output = model.output_embedding
@@ -157,7 +172,7 @@ class OnnxTransformer:
         cache: Sequence[Value],
         memory: Memory,
         shape: Value | None,
-        bias: Value | None,
+        shared: SelfAttention,
         key_positions: Value | None,
     ) -> tuple[Value, list[Value]]:
         """One layer of `step`: states (R, D) → states (R, D), and the layer's cache with this position in it."""
@@ -165,7 +180,7 @@ class OnnxTransformer:
         written: list[Value] = []
 
         def attend_self(x: Value, skip: Value | None) -> Value:
-            x, present = own.step(g, x, skip, cache, bias, shape if bias else None, key_positions)
+            x, present = own.step(g, x, skip, cache, *shared, key_positions)
             written.extend(present)
             return x
 
@@ -231,3 +246,8 @@ class OnnxTransformer:
     def normed(self, g: Graph, x: Value, norm: keras.layers.Layer | None) -> Value:
         """The states after a norm; without a norm, the states."""
         return x if norm is None else writer_of(norm)(g, self.arithmetic, norm, x)
+
+
+def added(g: Graph, x: Value, vectors: Value | None) -> Value:
+    """x + vectors; x if there are none."""
+    return x if vectors is None else g("Add", x, vectors)

@@ -19,9 +19,12 @@ from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
-from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions
+from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
+from keras_transformer.layers.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
+from keras_transformer.layers.rotary import RotaryPositions, XposPositions
 from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
+from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
@@ -32,6 +35,7 @@ from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
 from .onnx_heads import regrouped, split_heads, transposed
 from .onnx_norms import write_layer_norm, write_rms_norm
+from .onnx_positions import AddedPositions, BiasedPositions, RotatedPositions, WrittenPositions, rotated
 from .onnx_scores import AdditiveScore, DotScore, GeneralScore, LocationScore, ScaledDotScore
 from .signatures import unwritable
 
@@ -106,12 +110,6 @@ def write_last_product(
     return g("Add", skip, arithmetic.product(g, x, kernel, bias, is_positive))
 
 
-def position_table(positions: Positions, num_positions: int) -> np.ndarray:
-    """(positions, D) What the part adds to embeddings at each position; the graph gathers rows of this table."""
-    nothing = ops.zeros((num_positions, positions.hidden_dim))
-    return array(positions.embed(nothing, ops.arange(num_positions)))
-
-
 class FullAttention:
     """Writes a `MultiHeadAttention`: over a sequence, for one position with a cache, and over a memory."""
 
@@ -120,15 +118,18 @@ class FullAttention:
         self.arithmetic = arithmetic
         self.score: DotScore = writer_of(layer.score)(layer.score, arithmetic)
 
-    def over_sequence(self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value) -> Value:
+    def over_sequence(
+        self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
+    ) -> Value:
         """Self-attention of whole sequences: (B · S, D) → (B · S, D).
 
         Args:
             skip: what the result is added to.
-            bias: (B, 1, 1, S) float32, added to the logits.
+            bias: (B, 1, 1, S) or (B, N, S, S) float32, added to the logits.
             shape: (2,) B and S.
+            rotation: of queries and keys, for `rotated`.
         """
-        query, keys, values = self.project(g, x, shape)
+        query, keys, values = self.project(g, x, shape, rotation)
         return self.attend(g, query, transposed(g, keys), values, bias, shape, skip, may_be_empty=True)
 
     def cache_shapes(self, groups: int | str | None, past: int | str) -> list[list[int | str | None]]:
@@ -148,6 +149,7 @@ class FullAttention:
         cache: Sequence[Value],
         bias: Value | None,
         shape: Value | None,
+        rotation: Rotation | None = None,
         positions: Value | None = None,
     ) -> tuple[Value, list[Value]]:
         """Self-attention for the next position: (R, D) → (R, D), and the cache with this position in it.
@@ -155,12 +157,13 @@ class FullAttention:
         Args:
             skip: what the result is added to.
             cache: keys and values (groups, G, P, H).
-            bias: (B, 1, K, P + K) float32 if the rows of a sentence share keys and values; None if every row has its
-                own and sees all of them.
+            bias: float32, added to the logits: (B, 1, K, P + K) or (B, N, K, P + K) if the rows of a sentence share
+                keys and values; (1, N, 1, P + 1) or None if every row has its own and sees all of them.
             shape: (2,) B and K; None if every row has its own keys and values.
+            rotation: of query and key at this position, for `rotated`.
             positions: (P + K,) the positions of the keys if the rows of a sentence share them and the score needs them.
         """
-        query, key, value = self.project(g, x, shape)
+        query, key, value = self.project(g, x, shape, rotation)
         past_keys, past_values = cache
         keys, values = g.joined(past_keys, key, axis=2), g.joined(past_values, value, axis=2)
         keys_and_values = [keys, values]
@@ -197,12 +200,16 @@ class FullAttention:
         kernel, bias = array(self.layer.query_kernel), bias_of(self.layer.query_bias)
         return Projection(kernel / divisor, None if bias is None else bias / divisor)
 
-    def project(self, g: Graph, x: Value, shape: Value | None) -> list[Value]:
+    def project(self, g: Graph, x: Value, shape: Value | None, rotation: Rotation | None) -> list[Value]:
         """Query, keys and values of self-attention in one product: (R, D) → (groups, N or G, rows, H) of each."""
         whole = Projection.joined([self.query_projection(), *self.memory_projections()])
         projected = self.arithmetic.product(g, x, whole.kernel, whole.bias)
         num_heads, num_groups = self.layer.num_heads, self.layer.num_groups
-        return split_heads(g, projected, shape, [num_heads, num_groups, num_groups], self.layer.key_dim)
+        query, keys, values = split_heads(g, projected, shape, [num_heads, num_groups, num_groups], self.layer.key_dim)
+        if rotation is not None:
+            query = rotated(g, query, rotation.query_cosines, rotation.query_sines)
+            keys = rotated(g, keys, rotation.key_cosines, rotation.key_sines)
+        return [query, keys, values]
 
     def attend(
         self,
@@ -248,6 +255,8 @@ AROUND_IT = object()
 # The writer for each type of part.
 WRITERS: dict[type, Any] = {
     Additive: AdditiveScore,
+    AlibiPositions: BiasedPositions,
+    BucketPositions: BiasedPositions,
     DecoderBlock: AROUND_IT,
     Dot: DotScore,
     EncoderBlock: AROUND_IT,
@@ -257,21 +266,24 @@ WRITERS: dict[type, Any] = {
     GeluTanh: Activation(gelu_tanh),
     General: GeneralScore,
     LayerNorm: write_layer_norm,
-    LearnedPositions: position_table,
+    LearnedPositions: AddedPositions,
     Location: LocationScore,
     MultiHeadAttention: FullAttention,
+    NoPositions: WrittenPositions,
     NoResidual: write_no_residual,
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     Relu: Activation(relu, is_positive=True),
     RmsNorm: write_rms_norm,
+    RotaryPositions: RotatedPositions,
     ScaledDot: ScaledDotScore,
     Silu: Activation(silu),
-    SinusoidalPositions: position_table,
+    SinusoidalPositions: AddedPositions,
     Stack: AROUND_IT,
     SubNorm: write_pre_norm,  # the sub-layers write their inner norms
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
+    XposPositions: RotatedPositions,
     keras.layers.Dropout: AROUND_IT,
 }
 # The options that a writer assumes.

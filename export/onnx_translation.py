@@ -59,7 +59,7 @@ class CachedDecoder:
 
     def __init__(self, model: Transformer, precision: str, source_ids: Value, num_beams: int):
         self.model = model
-        self.transformer = OnnxTransformer(model, precision)
+        self.transformer = OnnxTransformer(model, precision, num_beams)
         self.source_ids = source_ids
         self.num_beams = num_beams
         # (K, K) The bias between a position's beams: each sees itself alone.

@@ -80,7 +80,13 @@ SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
         "sinusoidal": Part(
             f"{LAYERS}.positions:SinusoidalPositions", "sine and cosine waves, added to the embedding", "paper, 3.5",
-            _OFFSET, _needs_even_width,
+            {
+                **_OFFSET,
+                "interpolation": Option(
+                    1.0, "divides every position, for inputs longer than in training", float, least=1, most=1_000
+                ),
+            },
+            _needs_even_width,
         ),
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",

@@ -95,6 +95,7 @@ LAYERS = [
         f"{PACKAGE}/layers/positions.py",
         ("base: float = 10_000.0", "base: float = 1_000.0"),
         ("[ops.sin(angles), ops.cos(angles)]", "[ops.cos(angles), ops.sin(angles)]"),
+        ('ops.cast(positions, "float32") / self.interpolation', "positions"),
         ("self.max_length + self.offset - 1)", "self.max_length + self.offset - 2)"),
         (
             'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1',
@@ -686,6 +687,10 @@ EXPORT = [
             'scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)',
             'scores = g("Softmax", logits, axis=-1)',
         ),
+        ("np.repeat(evaluated(table), self.num_sharing, axis=-1)", "np.repeat(evaluated(table), 1, axis=-1)"),
+        ('g("Add", g("Reshape", g.cast(index, np.int64), [1]), 1)', 'g("Reshape", g.cast(index, np.int64), [1])'),
+        ("query_sines * signs", "query_sines"),
+        ("is_causal=False)  # (N, 1, 2L - 1)", "is_causal=True)  # (N, 1, 2L - 1)"),
         ("epsilon=norm.epsilon", "epsilon=1e-5"),
     ),
     *by(

@@ -83,7 +83,7 @@ def test_the_kinds_of_models_are_there():
 def test_complete_fills_in_every_default():
     config = family.complete(SMALLEST)
     assert list(config) == list(family.ARGUMENTS)
-    assert config["positions"] == {"name": "sinusoidal", "offset": 0}
+    assert config["positions"] == {"name": "sinusoidal", "offset": 0, "interpolation": 1.0}
     assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
     assert config["decoder_attention"] is None and config["encoder_layers"] is None
     plain = {name: value for name, value in config.items() if name not in family.PART_ARGUMENTS}

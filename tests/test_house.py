@@ -42,13 +42,20 @@ MAY_IMPORT = {
     "export.onnx_activations": ["export.onnx_graph", "export.onnx_arithmetic"],
     "export.onnx_heads": ["export.onnx_graph"],
     "export.onnx_norms": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
+    "export.onnx_positions": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic"],
     "export.onnx_scores": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads"))],
     "export.onnx_parts": [
         PACKAGE,
-        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "activations", "heads", "norms", "scores")),
+        *(
+            f"export.onnx_{name}"
+            for name in ("graph", "arithmetic", "activations", "heads", "norms", "positions", "scores")
+        ),
         "export.signatures",
     ],
-    "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "parts"))],
+    "export.onnx_model": [
+        PACKAGE,
+        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "parts", "positions")),
+    ],
     "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],
     "export.onnx_text": [PACKAGE, "export.onnx_graph", "export.signatures"],
@@ -121,10 +128,8 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],
-    **{
-        f"{PACKAGE}.layers.{name}": [f"{PACKAGE}.layers.positions", f"{PACKAGE}.layers.shared"]
-        for name in ("position_biases", "rotary")
-    },
+    f"{PACKAGE}.layers.position_biases": [f"{PACKAGE}.layers.positions"],
+    f"{PACKAGE}.layers.rotary": [f"{PACKAGE}.layers.{name}" for name in ("positions", "shared")],
     f"{PACKAGE}.layers.blocks": [
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.errors import require_positive
+from keras_transformer.errors import require_at_least, require_positive
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.tensor import Tensor
 
@@ -87,9 +87,13 @@ class SinusoidalPositions(Positions):
     Args:
         hidden_dim: D, even.
         offset: added to every position.
+        interpolation: every position is divided by it (Chen et al. 2023, arXiv 2306.15595). A model that was trained
+            with 1 can be used with 2: twice as many positions then have angles in the range that it knows. The number
+            does not depend on an input's length: a decoder does not know how long its output will be, and the
+            positions of earlier tokens may not move while the output grows.
 
     Raises:
-        ValueError: `hidden_dim` is odd, or not positive.
+        ValueError: `hidden_dim` is odd, or not positive, or `interpolation` is less than 1.
 
     Example:
 
@@ -99,9 +103,10 @@ class SinusoidalPositions(Positions):
     (None, None, 512)
     """
 
-    def __init__(self, hidden_dim: int, offset: int = 0, **kwargs: Any):
+    def __init__(self, hidden_dim: int, offset: int = 0, interpolation: float = 1.0, **kwargs: Any):
         super().__init__(**kwargs)
         require_positive(hidden_dim=hidden_dim)
+        require_at_least(1, interpolation=interpolation)
         if hidden_dim % 2:
             raise ValueError(
                 "`hidden_dim` must be even: each frequency takes a sine and a cosine. "
@@ -109,9 +114,12 @@ class SinusoidalPositions(Positions):
             )
         self.hidden_dim = hidden_dim
         self.offset = offset
+        self.interpolation = interpolation
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
+        if self.interpolation != 1:
+            positions = ops.cast(positions, "float32") / self.interpolation
         positions = positions + self.offset if self.offset else positions
         return ops.cast(sinusoidal_positions(positions, self.hidden_dim), self.compute_dtype)
 
@@ -122,7 +130,8 @@ class SinusoidalPositions(Positions):
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "hidden_dim": self.hidden_dim, "offset": self.offset}
+        config = {"hidden_dim": self.hidden_dim, "offset": self.offset, "interpolation": self.interpolation}
+        return {**super().get_config(), **config}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

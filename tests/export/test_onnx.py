@@ -31,7 +31,15 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.export.sessions import of, session
-from tests.models.variants import VARIANTS, WITHOUT_ONNX, beams_of, cached_logits, make_inputs, make_model
+from tests.models.variants import (
+    POSITIONS,
+    VARIANTS,
+    WITHOUT_ONNX,
+    beams_of,
+    cached_logits,
+    make_inputs,
+    make_model,
+)
 from tests.text_operators import translate_texts
 from tests.tiny_text import lines
 
@@ -41,6 +49,7 @@ PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]
 STATES = 997
 WITH_WRITERS = [variant for variant in VARIANTS if variant not in WITHOUT_ONNX]
+EVERY_VARIANT = pytest.mark.parametrize("variant", [*WITH_WRITERS, *POSITIONS])
 
 
 def run_of(model):
@@ -151,7 +160,7 @@ def test_further_control_ids_are_never_emitted(tmp_path, num_beams):
 
 
 @pytest.mark.parametrize("decoding", [Decoding(4, max_length=9), Decoding(1), Decoding(3, -0.5, 4, 2)], ids=str)
-@pytest.mark.parametrize("variant", WITH_WRITERS)
+@EVERY_VARIANT
 def test_every_kind_of_model_translates_as_it_does_in_keras(tmp_path, variant, decoding):
     model = make_model(variant, max_source_length=11)
     translate = of(translate_model(run_of(model), decoding, "float32", with_n_best=True), tmp_path)
@@ -174,7 +183,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1e-1}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("variant", WITH_WRITERS)
+@EVERY_VARIANT
 def test_encoder_and_step_compute_the_logits_of_keras(tmp_path, variant, precision):
     model, inputs = make_model(variant), make_inputs()
     run = run_of(model)
@@ -202,6 +211,23 @@ def nothing_yet(step, rows):
     dtypes = {"tensor(float)": "float32", "tensor(float16)": "float16"}
     past = [one for one in step.get_inputs() if one.name.startswith("past_")]
     return {one.name: np.zeros((rows, one.shape[1], 0, one.shape[3]), dtypes[one.type]) for one in past}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("positions", ["rotary", "xpos", "alibi", "buckets"])
+def test_positions_in_every_precision_whether_beams_share_keys_or_not(tmp_path, positions, num_beams, precision):
+    """What the file says of its translation is what the model says of the same ids."""
+    model, inputs, decoding = make_model(positions=positions, num_layers=1), make_inputs(), Decoding(num_beams, 0.0)
+    translate = of(translate_model(run_of(model), decoding, precision), tmp_path)
+    target_ids, scores = translate.run(None, {"source_ids": inputs["source_ids"]})
+    before = np.pad(target_ids, [(0, 0), (1, 0)], constant_values=START)[:, :-1]
+    logits = ops.convert_to_numpy(model({**inputs, "target_ids": before})).astype("float64")
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    chosen = np.where(target_ids == PAD, 0, np.take_along_axis(log_p, target_ids[..., None], -1)[..., 0])
+    assert target_ids.shape[1] > 20, "many positions"
+    lengths = (target_ids[:2] != PAD).sum(-1)
+    assert (np.abs(chosen[:2].sum(-1) - scores[:2]) / lengths < TOLERANCE[precision]).all()
 
 
 def test_a_callers_loop_over_encoder_and_step_equals_greedy_search(tmp_path, run, source_ids):

@@ -26,7 +26,7 @@ def sinusoids(positions):
 
 
 def test_contract_of_sinusoidal_positions(tmp_path):
-    check_layer(SinusoidalPositions, {"hidden_dim": 10, "offset": 2}, (POSITIONS,), tmp_path)
+    check_layer(SinusoidalPositions, {"hidden_dim": 10, "offset": 2, "interpolation": 1.5}, (POSITIONS,), tmp_path)
 
 
 def test_contract_of_learned_positions(tmp_path):
@@ -86,6 +86,16 @@ def test_an_odd_width_is_refused():
     message = "`hidden_dim` must be even: each frequency takes a sine and a cosine. Received: hidden_dim=7"
     with pytest.raises(ValueError, match=f"^{message}$"):
         SinusoidalPositions(7)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_interpolation_squeezes_twice_as_many_positions_into_the_known_ones(dtype):
+    layer = SinusoidalPositions(HIDDEN_DIM, offset=2, interpolation=2.0)
+    found = ops.convert_to_numpy(layer(np.arange(12, dtype=dtype)))
+    np.testing.assert_allclose(found[::2], sinusoids(np.arange(6) + 2), atol=1e-6)
+    np.testing.assert_allclose(found[1::2], sinusoids(np.arange(6) + 2.5), atol=1e-6)
+    with pytest.raises(ValueError, match="^`interpolation` must be at least 1. Received: interpolation=0.5$"):
+        SinusoidalPositions(HIDDEN_DIM, interpolation=0.5)
 
 
 def test_learned_positions_are_rows_and_the_last_one_serves_beyond():

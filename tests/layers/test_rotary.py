@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from keras import ops
@@ -36,10 +38,11 @@ def by_formula(queries, keys, zeta=1.0, scale_base=512):
 
 
 def test_configurations_and_refusals():
-    for layer_class, settings in (
+    classes: list[tuple[type[Any], dict[str, Any]]] = [
         (RotaryPositions, {"key_dim": H, "base": 100.0}),
         (XposPositions, {"key_dim": H, "base": 100.0, "scale_base": 9}),
-    ):
+    ]
+    for layer_class, settings in classes:
         check_config(layer_class, settings)
         check_refusals(layer_class, settings)
         with pytest.raises(ValueError, match="^`key_dim` must be even: .*. Received: key_dim=7$"):

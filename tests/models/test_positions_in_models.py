@@ -17,7 +17,8 @@ from tests.models.variants import beams_of, cached_logits, make_inputs
 
 INPUTS = make_inputs()
 REAL = INPUTS["target_ids"] != 0
-EVERY_KIND = pytest.mark.parametrize("positions", family.SLOTS["positions"])
+INTERPOLATED = {"name": "sinusoidal", "interpolation": 1.5}
+EVERY_KIND = pytest.mark.parametrize("positions", [*family.SLOTS["positions"], INTERPOLATED], ids=str)
 
 
 def model_with(positions, **settings):
@@ -59,8 +60,18 @@ def test_only_without_positions_the_encoder_knows_no_order(positions):
     scores = [model.attention_scores(each)["decoder"] for each in (inputs, swapped)]
     np.testing.assert_allclose(ops.convert_to_numpy(scores[0]).sum(-1), 1, atol=1e-5)
     # Without positions the last query sees the same keys in another order.
-    ends = [np.sort(ops.convert_to_numpy(each)[0, 0, :, -1]) for each in scores]
-    assert np.allclose(*ends, atol=1e-5) == (positions == "none")
+    first, second = (np.sort(ops.convert_to_numpy(each)[0, 0, :, -1]) for each in scores)
+    assert np.allclose(first, second, atol=1e-5) == (positions == "none")
+
+
+def test_a_model_that_was_trained_may_be_interpolated():
+    """The same weights with other positions: every second token stands where the trained model had each."""
+    model, longer = model_with("sinusoidal"), model_with({"name": "sinusoidal", "interpolation": 2.0})
+    longer.set_weights(model.get_weights())
+    x = random(2, 6, model.hidden_dim)
+    known = ops.convert_to_numpy(model.positions.embed(x[:, ::2], np.arange(3)))
+    found = ops.convert_to_numpy(longer.positions.embed(x, np.arange(6)))
+    np.testing.assert_allclose(found[:, ::2], known, atol=1e-6)
 
 
 @EVERY_KIND

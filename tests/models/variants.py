@@ -75,6 +75,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_layers": 1,
     },
     "universal": {"stack": "universal", "num_layers": 3},
+    "rotary positions": {
+        "positions": {"name": "rotary", "base": 100.0},
+        "residual": "pre_norm",
+        "attention_bias": True,
+        "key_dim": 6,
+        "num_layers": 1,
+    },
+    "buckets": {
+        "positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6},
+        "encoder_layers": 1,
+        "embedding_norm": True,
+    },
+}
+# The other kinds of positions, for tests of exports.
+POSITIONS: dict[str, dict[str, Any]] = {
+    name: {"positions": config, "num_layers": 1, "max_source_length": 11}
+    for name, config in {
+        "none": "none",
+        "alibi": "alibi",
+        "xpos": {"name": "xpos", "scale_base": 15},
+        "interpolated": {"name": "sinusoidal", "interpolation": 1.5},
+    }.items()
 }
 # ONNX refuses these by name, for a part of each has no writer.
 WITHOUT_ONNX = {"universal": "UniversalStack"}
@@ -83,7 +105,7 @@ WITHOUT_ONNX = {"universal": "UniversalStack"}
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
     """A model whose biases are not 0 and whose gains are not 1. Every call makes the same model."""
     keras.utils.set_random_seed(1)
-    model = Transformer(**{**SIZES, **VARIANTS[variant], **settings})
+    model = Transformer(**{**SIZES, **{**VARIANTS, **POSITIONS}[variant], **settings})
     randomize(model)
     return model
 
