@@ -37,6 +37,11 @@ def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
 
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
+_PONDERING = {
+    "adaptive": Option(True, "adaptive computation time: each position halts by itself", bool),
+    "epsilon": Option(0.01, "a position halts when its probabilities sum to 1 - epsilon", float, least=0.0, most=0.5),
+    "ponder_cost": Option(0.01, "the weight of the mean of steps + remainder in the loss", float, least=0.0, most=0.5),
+}
 # The first part of a slot is its default.
 SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
@@ -85,7 +90,7 @@ SLOTS: dict[str, dict[str, Part]] = {
         "universal": Part(
             f"{LAYERS}.universal:UniversalStack",
             "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
-            {}, _needs_even_width_for_coordinates,
+            _PONDERING, _needs_even_width_for_coordinates,
         ),
     },
 }  # fmt: skip

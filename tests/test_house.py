@@ -69,6 +69,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.__main__": [PACKAGE, "export"],  # the top floor
     f"{PACKAGE}.commands": [PACKAGE],
     f"{PACKAGE}.family": [f"{PACKAGE}.options"],
+    f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("family", "files", "version")],
     f"{PACKAGE}.run_folder": [
@@ -116,10 +117,14 @@ MAY_IMPORT = {
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
     ],
     f"{PACKAGE}.layers.stack": [
+        f"{PACKAGE}.auxiliary_losses",
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "shared")),
     ],
-    f"{PACKAGE}.layers.universal": [f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")],
+    f"{PACKAGE}.layers.universal": [
+        f"{PACKAGE}.auxiliary_losses",
+        *(f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")),
+    ],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }
@@ -131,6 +136,7 @@ BACKEND_FREE = [
     for name in (
         "options",
         "family",
+        "auxiliary_losses",
         "lengths",
         "layers",
         "models",
@@ -260,7 +266,7 @@ def test_a_forbidden_import_is_found() -> None:
     assert most_exact("export.runner") == [], "it is run without this project"
     assert most_exact(f"{PACKAGE}.layers.masks") == []
     assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.{name}" for name in ("models", "layers", "family")]
-    assert most_exact(f"{PACKAGE}.options") == most_exact(f"{PACKAGE}.fit") == [], "they are leaves"
+    assert most_exact(f"{PACKAGE}.options") == most_exact(f"{PACKAGE}.auxiliary_losses") == [], "they are leaves"
 
 
 def test_tensorflow_is_imported_late() -> None:

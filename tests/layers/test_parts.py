@@ -79,7 +79,8 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
     block = {"num_heads": 2, "key_dim": 3, "intermediate_dim": 5}
     sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
     for name, row in family.SLOTS[slot].items():
-        config = family.part(slot, {"name": name, **{key: option.most for key, option in row.options.items()}})
+        values = {key: option.kind is bool or option.most for key, option in row.options.items()}
+        config = family.part(slot, {"name": name, **values})
         layer = make_part(slot, config, keras.dtype_policies.get("mixed_bfloat16"), sizes)
         told = layer.get_config()
         assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}
