@@ -30,6 +30,12 @@ def _needs_even_width(model: dict[str, Any]) -> str:
     return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
 
 
+def _needs_as_many_experts(model: dict[str, Any]) -> str:
+    top_k, num_experts = model["feed_forward"]["top_k"], model["feed_forward"]["num_experts"]
+    received = f"Received: top_k={top_k}, num_experts={num_experts}"
+    return f"`top_k` must be at most `num_experts`. {received}" if top_k > num_experts else ""
+
+
 def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
     width = model["hidden_dim"]
     return f"`hidden_dim` must be even for a universal stack. Received: hidden_dim={width}" if width % 2 else ""
@@ -37,6 +43,11 @@ def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
 
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
+_EXPERTS = {
+    "num_experts": Option(8, "feed-forward networks", least=1, most=256),
+    "top_k": Option(2, "networks that a position goes through", least=1, most=256),
+    "gated": Option(False, "gated networks without biases, as in Mixtral", bool),
+}
 _PONDERING = {
     "adaptive": Option(True, "adaptive computation time: each position halts by itself", bool),
     "epsilon": Option(0.01, "a position halts when its probabilities sum to 1 - epsilon", float, least=0.0, most=0.5),
@@ -80,6 +91,10 @@ SLOTS: dict[str, dict[str, Part]] = {
     "feed_forward": {
         "plain": Part(
             f"{LAYERS}.feed_forward:FeedForward", "two matrix products with the activation between them", "paper, 3.3"
+        ),
+        "experts": Part(
+            f"{LAYERS}.experts:Experts", "several networks, of which a router chooses some for each position",
+            "arXiv 2101.03961, arXiv 2401.04088", _EXPERTS, _needs_as_many_experts,
         ),
     },
     "activation": {

@@ -109,6 +109,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.attention": [
         f"{PACKAGE}.layers.{name}" for name in ("initial", "masks", "parts", "score", "shared")
     ],
+    f"{PACKAGE}.layers.experts": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],

@@ -52,9 +52,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_layers": 1,
     },
     "universal": {"stack": "universal", "num_layers": 3},
+    "experts": {"feed_forward": {"name": "experts", "num_experts": 3}, "residual": "pre_norm"},
 }
 # ONNX refuses these by name, for a part of each has no writer.
-WITHOUT_ONNX = {"universal": "UniversalStack"}
+WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
