@@ -47,6 +47,7 @@ _EXPERTS = {
     "num_experts": Option(8, "feed-forward networks", least=1, most=256),
     "top_k": Option(2, "networks that a position goes through", least=1, most=256),
     "gated": Option(False, "gated networks without biases, as in Mixtral", bool),
+    "alpha": Option(0.01, "the weight of the load-balancing loss", float, least=0.0, most=0.5),
 }
 _PONDERING = {
     "adaptive": Option(True, "adaptive computation time: each position halts by itself", bool),

@@ -161,6 +161,7 @@ LAYERS = [
         f"{PACKAGE}/layers/experts.py",
         ("glorot(self.gain * math.sqrt(self.num_experts))", "glorot(self.gain)"),
         ("return weights if self.top_k == 1 else", "return weights if True else"),
+        ("tokens = ops.sum(chosen * real, axis=0)", "tokens = ops.sum(chosen, axis=0)"),
         (
             "shape=(hidden_dim, self.num_experts), initializer=glorot(), autocast=False",
             "shape=(hidden_dim, self.num_experts), initializer=glorot()",

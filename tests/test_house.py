@@ -109,7 +109,10 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.attention": [
         f"{PACKAGE}.layers.{name}" for name in ("initial", "masks", "parts", "score", "shared")
     ],
-    f"{PACKAGE}.layers.experts": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
+    f"{PACKAGE}.layers.experts": [
+        f"{PACKAGE}.auxiliary_losses",
+        *(f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")),
+    ],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.errors import require_positive
+from keras_transformer import auxiliary_losses
+from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.parts import make_part
 from keras_transformer.tensor import Tensor
@@ -27,6 +28,11 @@ class Experts(keras.layers.Layer):
     All experts are computed for all positions, and those not chosen get the weight 0. The shapes are static, for
     every backend, XLA and export. The cost is that of E experts, where only k of them count.
 
+    In training, the loss gets the load-balancing loss α · E · Σ f · P over the experts: f is the share of the real
+    tokens that go through an expert, P is the mean of its probability over the real tokens. The shares sum to k, as in
+    Mixtral, so equal probabilities give k · α. For k = 1 this is the loss of Switch (section 2.2). Each layer adds a
+    loss of its own. f and P are those of the whole batch, over all replicas and micro-batches.
+
     Args:
         intermediate_dim: F of each expert.
         activation: the activation of the experts, a part.
@@ -34,6 +40,7 @@ class Experts(keras.layers.Layer):
         top_k: k.
         gated: False for experts as `FeedForward`, with biases. True for gated experts without biases, as in Mixtral:
             (activation(x W₁) · x W₃) W₂ (arXiv 2002.05202, section 2).
+        alpha: α, the weight of the load-balancing loss.
         inner_norm: the norm before the second product, a part, which the experts share; None for no norm.
         gain: factor on the initial kernels of the experts.
 
@@ -44,7 +51,8 @@ class Experts(keras.layers.Layer):
         (..., D).
 
     Raises:
-        ValueError: a size is not positive, or `top_k` is more than `num_experts`.
+        ValueError: a size is not positive, `top_k` is more than `num_experts`, or `alpha` is not at least 0 and less
+            than 1.
     """
 
     def __init__(
@@ -54,12 +62,14 @@ class Experts(keras.layers.Layer):
         num_experts: int = 8,
         top_k: int = 2,
         gated: bool = False,
+        alpha: float = 0.01,
         inner_norm: str | dict[str, Any] | None = None,
         gain: float = 1.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         require_positive(intermediate_dim=intermediate_dim, num_experts=num_experts, top_k=top_k)
+        require_rates(alpha=alpha)
         if top_k > num_experts:
             raise ValueError(
                 f"`top_k` must be at most `num_experts`. Received: top_k={top_k}, num_experts={num_experts}"
@@ -69,11 +79,17 @@ class Experts(keras.layers.Layer):
         self.num_experts = num_experts
         self.top_k = top_k
         self.gated = gated
+        self.alpha = alpha
         self.inner_norm_config = inner_norm
         self.gain = gain
         self.supports_masking = True
         self.activation = make_part("activation", activation, self.dtype_policy, {})
         self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, {})
+
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether it adds to the loss in training."""
+        return self.alpha > 0 and self.num_experts > 1
 
     def build(self, input_shape: tuple) -> None:
         hidden_dim, intermediate_dim = input_shape[-1], self.intermediate_dim
@@ -102,8 +118,10 @@ class Experts(keras.layers.Layer):
     def call(self, x: Tensor) -> Tensor:
         rows = ops.reshape(x, (-1, x.shape[-1]))  # (R, D)
         probabilities = self.probabilities(rows)
-        weights = self.weights_of(probabilities, self.chosen(probabilities))  # (R, E)
+        chosen = self.chosen(probabilities)
+        weights = self.weights_of(probabilities, chosen)  # (R, E)
         outputs = self._outputs(rows)  # (E, R, D)
+        self._report(x, probabilities, chosen)
         weights = ops.expand_dims(ops.cast(ops.transpose(weights), outputs.dtype), -1)  # (E, R, 1)
         return ops.reshape(ops.sum(outputs * weights, axis=0), ops.shape(x))
 
@@ -121,6 +139,20 @@ class Experts(keras.layers.Layer):
         """The weights (..., E) of the experts' outputs."""
         weights = probabilities * chosen
         return weights if self.top_k == 1 else weights / ops.sum(weights, axis=-1, keepdims=True)
+
+    def _report(self, x: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
+        """Reports the load-balancing loss of states (B, T, D), from what the router gives for each of them (R, E)."""
+        if not self.has_auxiliary_loss or not auxiliary_losses.are_collected():
+            return
+        real = ops.reshape(auxiliary_losses.real_tokens(x), (-1, 1))  # (R, 1)
+        sums = ops.sum(probabilities * real, axis=0)  # (E,)
+
+        def share(counts: Tensor) -> Tensor:
+            tokens, num_tokens = counts[:-1], ops.maximum(counts[-1], 1.0)
+            return self.alpha * self.num_experts * ops.sum(tokens / num_tokens * sums / num_tokens)
+
+        tokens = ops.sum(chosen * real, axis=0)  # (E,)
+        auxiliary_losses.report(ops.concatenate([tokens, ops.reshape(ops.sum(real), (1,))]), share)
 
     def _outputs(self, rows: Tensor) -> Tensor:
         """What each expert makes of each row: (R, D) → (E, R, D)."""
@@ -151,6 +183,7 @@ class Experts(keras.layers.Layer):
             "num_experts": self.num_experts,
             "top_k": self.top_k,
             "gated": self.gated,
+            "alpha": self.alpha,
             "inner_norm": self.inner_norm_config,
             "gain": self.gain,
         }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import family
+from keras_transformer import auxiliary_losses, family
 from keras_transformer.layers.experts import Experts
 from keras_transformer.layers.feed_forward import FeedForward
 from tests.layer_check import check_layer, random, randomize
@@ -33,7 +33,7 @@ def softmax(logits):
 @pytest.mark.parametrize("gated", [True, False])
 def test_contract(tmp_path, gated):
     options = {"activation": {"name": "relu"}, "inner_norm": {"name": "layer", "epsilon": 1e-3}, "gain": 0.5}
-    settings = {"intermediate_dim": 11, "num_experts": 3, "top_k": 2, "gated": gated, **options}
+    settings = {"intermediate_dim": 11, "num_experts": 3, "top_k": 2, "gated": gated, "alpha": 0.1, **options}
     check_layer(Experts, settings, (X,), tmp_path)
 
 
@@ -99,6 +99,54 @@ def test_parameters_are_counted_and_each_expert_begins_as_a_network_of_its_own(g
             assert not ops.convert_to_numpy(weight).any()
 
 
+def balance(layer, x=X, mask=None):
+    """The load-balancing loss."""
+    with auxiliary_losses.collected() as found, auxiliary_losses.of_stack(None, mask, training=True):
+        layer(x)
+    return float(auxiliary_losses.total(found))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_equal_probabilities_cost_k_alpha(top_k):
+    layer = experts(top_k=top_k, alpha=0.25)
+    layer.router.assign(0 * layer.router)
+    assert balance(layer) == pytest.approx(top_k * 0.25)
+
+
+def test_the_load_balancing_loss_is_that_of_the_real_tokens():
+    layer, real = experts(alpha=0.1), np.arange(5) < np.array([[5], [2], [0]])
+    probabilities = softmax(X[real] @ ops.convert_to_numpy(layer.router))
+    best = np.argsort(-probabilities, axis=-1)[:, :2]
+    shares = np.bincount(best.ravel(), minlength=4) / len(best)
+    expected = 0.1 * 4 * (shares * probabilities.mean(axis=0)).sum()
+    assert balance(layer, mask=real[:, None]) == pytest.approx(expected, rel=1e-5)
+    causal = np.tril(np.ones((5, 5), bool)) & real[:, None]
+    assert balance(layer, mask=causal) == pytest.approx(expected, rel=1e-5), "a decoder's mask tells the same"
+    assert balance(layer) != pytest.approx(expected, rel=1e-4), "padding would count"
+
+
+def test_parts_of_a_batch_share_the_loss_of_the_whole():
+    layer, parts = experts(alpha=0.1), []
+    for rows in (slice(0, 1), slice(1, 3)):
+        with auxiliary_losses.collected() as found:
+            layer(X[rows])
+        parts.append(found)
+    counts = sum(auxiliary_losses.counts_of(found) for found in parts)
+    assert ops.convert_to_numpy(counts)[-1] == 15 and ops.convert_to_numpy(counts)[:-1].sum() == 2 * 15
+    shares = [float(auxiliary_losses.total(found, counts)) for found in parts]
+    assert sum(shares) == pytest.approx(balance(layer), rel=1e-5)
+
+
+def test_nothing_is_reported_where_nothing_is_collected_or_lost():
+    assert experts().has_auxiliary_loss
+    assert not experts(alpha=0.0).has_auxiliary_loss and not experts(num_experts=1, top_k=1).has_auxiliary_loss
+    with auxiliary_losses.collected() as found:
+        experts(alpha=0.0)(X)
+        with auxiliary_losses.of_stack(None, None, training=False):
+            experts()(X)
+    assert found == []
+
+
 def test_more_choices_than_experts_are_refused():
     with pytest.raises(ValueError, match="^`top_k` must be at most `num_experts`. Received: top_k=3, num_experts=2$"):
         Experts(11, num_experts=2, top_k=3)
@@ -122,4 +170,8 @@ def test_equals_the_block_of_mixtral():
         theirs.experts.gate_up_proj.copy_(torch.tensor(first.swapaxes(1, 2)))
         theirs.experts.down_proj.copy_(torch.tensor(weights["kernel_out"].swapaxes(1, 2)))
         expected = theirs(torch.tensor(X)).numpy()
+        real = np.arange(5) < np.array([[5], [2], [1]])
+        logits = (torch.tensor(X.reshape(-1, 7) @ weights["router"]),)
+        loss = mixtral.load_balancing_loss_func(logits, 4, 2, torch.tensor(real.astype("int64")))
     np.testing.assert_allclose(output_of(layer), expected, atol=1e-5)
+    assert balance(layer, mask=real[:, None]) == pytest.approx(0.01 * float(loss), rel=1e-5)

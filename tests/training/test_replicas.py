@@ -175,6 +175,21 @@ CASES = {
             assert "ResourceApplyAdam" in operators
             assert not [name for name in operators if "scatter" in name.lower()], operators
     """,
+    "the load-balancing loss is of the shares and probabilities of the batch": """
+        again = functools.partial(trained.__wrapped__, optimizer=sgd)
+        def balancing(alpha):
+            return {"name": "experts", "num_experts": 4, "alpha": alpha}
+        once, free = again(feed_forward=balancing(0.5)), again(feed_forward=balancing(0.0))
+        assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0])) > 1e-3
+        for spread_out in dict(micro_batches=3), dict(num_replicas=2), dict(num_replicas=2, micro_batches=2):
+            assert_same(once, again(feed_forward=balancing(0.5), **spread_out), 1e-6)
+        keras.utils.set_random_seed(5)
+        model = Transformer(11, 1, 2, 8, 12, dropout=0.0, feed_forward=balancing(0.5))
+        model.compile(sgd(), SmoothedCrossEntropy(0.1))
+        batch = next(batches())
+        assert model.evaluate(*batch[:2], batch_size=12, verbose=0) == model.train_on_batch(*batch), "of labels alone"
+        assert not model.losses
+    """,
     "a model without auxiliary losses counts nothing": """
         loops = [sum(node.op in ("While", "StatelessWhile") for node in nodes(stack=stack))
                  for stack in ("layers", {"name": "universal", "adaptive": False}, "universal")]
