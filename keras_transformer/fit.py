@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer import auxiliary_losses
 from keras_transformer.tensor import Tensor
 
 
@@ -97,6 +98,9 @@ class _TensorFlowFit(_WeightedFit):
     * In float16, if a gradient of any replica overflows, no replica updates its weights.
     * `micro_batches` = k: each replica splits its rows into k parts, runs them one after the other, and sums their
       gradients before it updates the weights. Schedule and optimizer count one step.
+    * Auxiliary losses are those of the whole batch too. Replicas and micro-batches first run a pass that counts what
+      these losses need of the whole batch. TensorFlow prunes from this pass all that does not change the counts. With
+      dropout, the pass draws masks of its own.
     * `compile(jit_compile=True)` compiles only the forward and backward pass, because XLA cannot access the variables
       of other replicas.
     * With several workers the metrics travel as vectors, because their reduction does not support scalars (keras issue
@@ -122,7 +126,7 @@ class _TensorFlowFit(_WeightedFit):
         data = self._weighted(data, training=True)
         is_first = ops.equal(self._loss_tracker.count, 0)
         compute = self._accumulated_gradients if self.micro_batches > 1 else self._tracked_gradients
-        gradients = compute(data, is_first)
+        gradients = compute(data, is_first, self._counts(data[0]))
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             gradients = _overflowing_together(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
@@ -160,33 +164,67 @@ class _TensorFlowFit(_WeightedFit):
     def _normalized(self, weights: Tensor) -> Tensor:
         return weights  # `_weighted` has normalized them over all replicas
 
-    def _tracked_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
+    def _counts(self, inputs: Any) -> Tensor | None:
+        """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        is_whole = self.micro_batches == 1 and context.num_replicas_in_sync == 1
+        if is_whole or not any(getattr(layer, "has_auxiliary_loss", False) for layer in self._flatten_layers()):
+            return None
+
+        rows = self._rows_of_a_part(inputs)
+
+        def counts_of_part(part: Tensor) -> Tensor:
+            with auxiliary_losses.collected() as found:
+                self(_part_of(inputs, part, rows), training=True)
+            return auxiliary_losses.counts_of(found)
+
+        of_parts = tf.map_fn(
+            counts_of_part,
+            tf.range(self.micro_batches),
+            parallel_iterations=1,
+            fn_output_signature=tf.TensorSpec([None], tf.float32),
+        )
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_parts, axis=0))
+
+    def _rows_of_a_part(self, data: Any) -> Tensor:
+        """The number of rows of a micro-batch; the last may have fewer."""
+        import tensorflow as tf
+
+        return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
+
+    def _tracked_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
         inputs, labels, weights = data
         compute = self._compiled_gradients or self._gradients
-        gradients, loss, logits = compute(inputs, labels, weights)
+        gradients, loss, logits = compute(inputs, labels, weights, counts)
         self._track_loss(loss, weights)
         self._track_metrics(inputs, labels, logits, weights, is_first)
         return gradients
 
-    def _gradients(self, inputs: Any, labels: Tensor, weights: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _gradients(
+        self, inputs: Any, labels: Tensor, weights: Tensor, counts: Tensor | None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            logits = self(inputs, training=True)
+            with auxiliary_losses.collected() as found:
+                logits = self(inputs, training=True)
             loss = self._compute_loss(inputs, labels, logits, weights, training=True)
+            if found:
+                loss += auxiliary_losses.gradient_alone(auxiliary_losses.total(found, counts))
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, self.trainable_variables)
         # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
-    def _accumulated_gradients(self, data: tuple, is_first: Tensor) -> list[Tensor]:
+    def _accumulated_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
         import tensorflow as tf
 
-        rows = -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
+        rows = self._rows_of_a_part(data)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            rows_of_part = tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
-            gradients = self._tracked_gradients(rows_of_part, is_first)
+            gradients = self._tracked_gradients(_part_of(data, part, rows), is_first, counts)
             return part + 1, [old + new for old, new in zip(total, gradients, strict=True)]
 
         zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]
@@ -241,6 +279,13 @@ class _TensorFlowFit(_WeightedFit):
 
 # JAX and PyTorch train on one device, with Keras's own steps.
 ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else _WeightedFit
+
+
+def _part_of(data: Any, part: Tensor, rows: Tensor) -> Any:
+    """The rows of one micro-batch, each micro-batch with `rows` rows."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 
 
 def _overflowing_together(gradients: list[Tensor]) -> list[Tensor]:

@@ -34,6 +34,12 @@ def _needs_even_key_dim(model: dict[str, Any]) -> str:
     return f"`key_dim` must be even for {name} positions. Received: key_dim={size}" if size % 2 else ""
 
 
+def _needs_as_many_experts(model: dict[str, Any]) -> str:
+    top_k, num_experts = model["feed_forward"]["top_k"], model["feed_forward"]["num_experts"]
+    received = f"Received: top_k={top_k}, num_experts={num_experts}"
+    return f"`top_k` must be at most `num_experts`. {received}" if top_k > num_experts else ""
+
+
 def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
     width = model["hidden_dim"]
     return f"`hidden_dim` must be even for a universal stack. Received: hidden_dim={width}" if width % 2 else ""
@@ -75,6 +81,17 @@ def _needs_full_attention(model: dict[str, Any]) -> str:
 _BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
+_EXPERTS = {
+    "num_experts": Option(8, "feed-forward networks", least=1, most=256),
+    "top_k": Option(2, "networks that a position goes through", least=1, most=256),
+    "gated": Option(False, "gated networks without biases, as in Mixtral", bool),
+    "alpha": Option(0.01, "the weight of the load-balancing loss", float, least=0.0, most=0.5),
+}
+_PONDERING = {
+    "adaptive": Option(True, "adaptive computation time: each position halts by itself", bool),
+    "epsilon": Option(0.01, "a position halts when its probabilities sum to 1 - epsilon", float, least=0.0, most=0.5),
+    "ponder_cost": Option(0.01, "the weight of the mean of steps + remainder in the loss", float, least=0.0, most=0.5),
+}
 # The first part of a slot is its default.
 SLOTS: dict[str, dict[str, Part]] = {
     "positions": {
@@ -183,6 +200,10 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.feed_forward:GatedFeedForward", "a product times an activated gate (silu: SwiGLU, gelu: GEGLU)",
             "arXiv 2002.05202", {"use_bias": Option(False, "a bias for each product", bool)},
         ),
+        "experts": Part(
+            f"{LAYERS}.experts:Experts", "several networks, of which a router chooses some for each position",
+            "arXiv 2101.03961, arXiv 2401.04088", _EXPERTS, _needs_as_many_experts,
+        ),
     },
     "activation": {
         "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
@@ -197,7 +218,7 @@ SLOTS: dict[str, dict[str, Part]] = {
         "universal": Part(
             f"{LAYERS}.universal:UniversalStack",
             "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
-            {}, _needs_even_width_for_coordinates,
+            _PONDERING, _needs_even_width_for_coordinates,
         ),
     },
 }  # fmt: skip

@@ -194,8 +194,8 @@ LAYERS = [
         f"{PACKAGE}/layers/stack.py",
         ("return x if self.norm is None else self.norm(x)", "return x"),
         (
-            "x = block(x, **inputs, shared=shared, training=training)",
-            "x = block(x, **inputs, shared=shared, training=False)",
+            "[layer](x, **inputs, shared=shared, training=training)",
+            "[layer](x, **inputs, shared=shared, training=False)",
         ),
     ),
     *by(
@@ -210,6 +210,34 @@ LAYERS = [
         (
             "positions = ops.arange(ops.shape(x)[1]) if index is None else index",
             "positions = ops.arange(ops.shape(x)[1])",
+        ),
+        ("spent + probability >= 1.0 - self.epsilon", "spent + probability >= 2.0"),
+        ("x = ops.where(running > 0, advance(step, x), x)", "x = advance(step, x)"),
+        ("pondered = pondered + running + halts * weight", "pondered = pondered + running"),
+    ),
+    *by(
+        "layers/test_universal.py",
+        f"{PACKAGE}/auxiliary_losses.py",
+        ("return ones * ops.cast(", "return ones + 0 * ops.cast("),
+        ("loss.counts if counts is None else counts[", "loss.counts if True else counts["),
+    ),
+    *by(
+        ONE_MACHINE,
+        f"{PACKAGE}/fit.py",
+        (
+            "context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_parts, axis=0))",
+            "tf.reduce_sum(of_parts, axis=0)",
+        ),
+    ),
+    *by(
+        "layers/test_experts.py",
+        f"{PACKAGE}/layers/experts.py",
+        ("glorot(self.gain * math.sqrt(self.num_experts))", "glorot(self.gain)"),
+        ("return weights if self.top_k == 1 else", "return weights if True else"),
+        ("tokens = ops.sum(chosen * real, axis=0)", "tokens = ops.sum(chosen, axis=0)"),
+        (
+            "shape=(hidden_dim, self.num_experts), initializer=glorot(), autocast=False",
+            "shape=(hidden_dim, self.num_experts), initializer=glorot()",
         ),
     ),
     *by(

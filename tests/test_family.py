@@ -235,11 +235,15 @@ def test_a_part_has_one_spelling(slot, text, config):
     assert family.row(slot, config) is family.SLOTS[slot][config["name"]]
 
 
+def other_value(option):
+    """A value that is not the default."""
+    return not option.default if option.kind is bool else option.most
+
+
 @EVERY_ROW
 def test_spelling_and_parsing_are_inverse(slot, name):
     options = family.SLOTS[slot][name].options
-    most = {key: not option.default if option.kind is bool else option.most for key, option in options.items()}
-    config = {"name": name, **most}
+    config = {"name": name, **{key: other_value(option) for key, option in options.items()}}
     text = family.spelled(config, slot)
     assert family.parse(text, slot) == config
     assert text.startswith(name) and (":" in text) == bool(options)
@@ -324,8 +328,8 @@ def test_every_argument_is_a_setting_of_train():
     """All but two: train.py has another setting for separate vocabularies, and its tokenizers have four control ids."""
     assert set(family.ARGUMENTS) - set(MODEL_SETTINGS) == {"source_vocabulary_size", "num_control_ids"}
     help = " ".join(parser().format_help().split())
-    for slot, name in ROWS:
-        assert family.SLOTS[slot][name].usage(name) in help
+    for slot, name in ROWS:  # a long word goes on in the next line
+        assert "".join(family.SLOTS[slot][name].usage(name).split()) in "".join(help.split())
     assert "learned[:offset=0] (a learned vector for each position, added to the embedding)" in help
     assert help.isascii(), "a terminal may show only ASCII"
 

@@ -85,6 +85,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.commands": [PACKAGE],
     f"{PACKAGE}.slots": [f"{PACKAGE}.options"],
     f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
+    f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("family", "files", "version")],
     f"{PACKAGE}.run_folder": [
@@ -125,6 +126,10 @@ MAY_IMPORT = {
         f"{PACKAGE}.layers.{name}" for name in ("heads", "initial", "masks", "parts", "score", "shared")
     ],
     f"{PACKAGE}.layers.score": [f"{PACKAGE}.layers.{name}" for name in ("initial", "masks")],
+    f"{PACKAGE}.layers.experts": [
+        f"{PACKAGE}.auxiliary_losses",
+        *(f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")),
+    ],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],
@@ -135,10 +140,14 @@ MAY_IMPORT = {
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
     ],
     f"{PACKAGE}.layers.stack": [
+        f"{PACKAGE}.auxiliary_losses",
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "shared")),
     ],
-    f"{PACKAGE}.layers.universal": [f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")],
+    f"{PACKAGE}.layers.universal": [
+        f"{PACKAGE}.auxiliary_losses",
+        *(f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")),
+    ],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }
@@ -151,6 +160,7 @@ BACKEND_FREE = [
         "options",
         "slots",
         "family",
+        "auxiliary_losses",
         "lengths",
         "layers",
         "models",
@@ -280,7 +290,7 @@ def test_a_forbidden_import_is_found() -> None:
     assert most_exact("export.runner") == [], "it is run without this project"
     assert most_exact(f"{PACKAGE}.layers.masks") == []
     assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.{name}" for name in ("models", "layers", "family")]
-    assert most_exact(f"{PACKAGE}.options") == most_exact(f"{PACKAGE}.fit") == [], "they are leaves"
+    assert most_exact(f"{PACKAGE}.options") == most_exact(f"{PACKAGE}.auxiliary_losses") == [], "they are leaves"
 
 
 def test_tensorflow_is_imported_late() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
+    from keras_transformer.layers.experts import Experts as Experts
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
     from keras_transformer.layers.feed_forward import GatedFeedForward as GatedFeedForward
     from keras_transformer.layers.masks import causal_mask as causal_mask

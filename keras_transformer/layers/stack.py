@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer import family
+from keras_transformer import auxiliary_losses, family
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.parts import make_part
@@ -88,7 +88,9 @@ class Stack(keras.layers.Layer):
         def apply(layer: int, x: Tensor) -> Tensor:
             return self.blocks_in_order()[layer](x, **inputs, shared=shared, training=training)
 
-        return self._closed(self._through(x, apply))
+        with auxiliary_losses.of_stack(self, attention_mask, training):
+            x = self._through(x, apply)
+        return self._closed(x)
 
     def with_scores(
         self,

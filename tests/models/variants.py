@@ -87,6 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "encoder_layers": 1,
         "embedding_norm": True,
     },
+    "experts": {"feed_forward": {"name": "experts", "num_experts": 3}, "residual": "pre_norm"},
 }
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {
@@ -99,7 +100,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     }.items()
 }
 # ONNX refuses these by name, for a part of each has no writer.
-WITHOUT_ONNX = {"universal": "UniversalStack"}
+WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:

@@ -77,6 +77,15 @@ def assert_same(one, other, tolerance):
     for name, value in history.items():
         np.testing.assert_allclose(value, their_history[name], rtol=1e-5, err_msg=name)
 
+def nodes(**options):
+    model = Transformer(11, 1, 2, 8, 12, **options)
+    model.micro_batches = 2
+    model.compile(adam(), SmoothedCrossEntropy(0.1))
+    model.build_for_training()
+    step = tf.function(lambda *data: model.train_step(data)).get_concrete_function(*signature_of(True))
+    graph = step.graph.as_graph_def()
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+
 sgd = lambda: keras.optimizers.SGD(0.1)
 adam = lambda: replicas.Adam(1e-3)
 clipped = lambda: replicas.Adam(1e-3, global_clipnorm=0.05)
@@ -91,6 +100,19 @@ CASES = {
         assert_same(trained(1, sgd), trained(1, sgd, weighted=False), 1e-6)
         assert_same(trained(1, sgd), trained(2, sgd, weighted=False), 1e-6)
         assert_same(trained(1, sgd), trained(1, sgd, weighted=False, micro_batches=5), 1e-6)
+    """,
+    "the ponder cost is the mean over all tokens of the batch": """
+        again = functools.partial(trained.__wrapped__, optimizer=sgd, encoder_layers=3, decoder_layers=2)
+        def costing(cost):
+            return {"name": "universal", "ponder_cost": cost}
+        once, free = again(stack=costing(0.5)), again(stack=costing(0.0))
+        assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0])) > 1e-3
+        np.testing.assert_allclose(once[1]["loss"], free[1]["loss"], 0.02, err_msg="that of the labels alone")
+        for spread_out in dict(micro_batches=3), dict(num_replicas=2, micro_batches=2):
+            assert_same(once, again(stack=costing(0.5), **spread_out), 1e-6)
+        one_shape = list(batches(steps=1)) * 5
+        compiled = functools.partial(again, stack=costing(0.5), data=lambda: one_shape)
+        assert_same(compiled(), compiled(num_replicas=2, jit_compile=True), 1e-6)
     """,
     "any loss of Keras learns from weighted batches what their weighted sum teaches": """
         expected = trained(1, sgd, loss=SmoothedCrossEntropy(0.0))
@@ -152,6 +174,26 @@ CASES = {
             operators = {node.op for node in nodes}
             assert "ResourceApplyAdam" in operators
             assert not [name for name in operators if "scatter" in name.lower()], operators
+    """,
+    "the load-balancing loss is of the shares and probabilities of the batch": """
+        again = functools.partial(trained.__wrapped__, optimizer=sgd)
+        def balancing(alpha):
+            return {"name": "experts", "num_experts": 4, "alpha": alpha}
+        once, free = again(feed_forward=balancing(0.5)), again(feed_forward=balancing(0.0))
+        assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0])) > 1e-3
+        for spread_out in dict(micro_batches=3), dict(num_replicas=2), dict(num_replicas=2, micro_batches=2):
+            assert_same(once, again(feed_forward=balancing(0.5), **spread_out), 1e-6)
+        keras.utils.set_random_seed(5)
+        model = Transformer(11, 1, 2, 8, 12, dropout=0.0, feed_forward=balancing(0.5))
+        model.compile(sgd(), SmoothedCrossEntropy(0.1))
+        batch = next(batches())
+        assert model.evaluate(*batch[:2], batch_size=12, verbose=0) == model.train_on_batch(*batch), "of labels alone"
+        assert not model.losses
+    """,
+    "a model without auxiliary losses counts nothing": """
+        loops = [sum(node.op in ("While", "StatelessWhile") for node in nodes(stack=stack))
+                 for stack in ("layers", {"name": "universal", "adaptive": False}, "universal")]
+        assert loops == [1, 1, 2], loops
     """,
     "metrics look at the whole of the first step after a reset": """
         histories = []

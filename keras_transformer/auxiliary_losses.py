@@ -1,0 +1,127 @@
+"""Losses that layers add to the loss of the labels in training, such as what adaptive computation time costs.
+
+A batch may be spread over replicas and micro-batches, and the loss of the whole batch need not be the sum of the losses
+of its parts. So a layer reports two things: counts, which are summed over all parts; and a function that makes this
+part's share of the loss from the counts of the whole batch. The shares add up to the loss of the whole batch.
+
+These losses are never part of a value that `fit` or `evaluate` shows: there the loss is that of the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_transformer.tensor import Tensor
+
+
+class AuxiliaryLoss(NamedTuple):
+    """What one layer reports of one part of a batch.
+
+    Args:
+        counts: (C,) float32, without a gradient.
+        share: a function from the counts (C,) of the whole batch to this part's share of the loss, a scalar.
+    """
+
+    counts: Tensor
+    share: Callable[[Tensor], Tensor]
+
+
+@dataclass
+class _Collection:
+    """What was reported so far, and which tokens are real where it is reported."""
+
+    losses: list[AuxiliaryLoss] = field(default_factory=list)
+    attention_mask: Tensor | None = None
+
+
+_current: ContextVar[_Collection | None] = ContextVar("_current", default=None)
+
+
+@contextmanager
+def _collecting(collection: _Collection | None) -> Iterator[None]:
+    token = _current.set(collection)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def collected() -> Iterator[list[AuxiliaryLoss]]:
+    """Collects what the stacks within report in training."""
+    collection = _Collection()
+    with _collecting(collection):
+        yield collection.losses
+
+
+@contextmanager
+def of_stack(stack: Any, attention_mask: Tensor | None, training: bool) -> Iterator[None]:
+    """Lets the layers of a stack report in training.
+
+    If nobody collects, as in Keras's own step of training, the losses become those of the stack, by `add_loss`. They
+    then have the value 0 and their own gradient.
+
+    Args:
+        stack: the stack.
+        attention_mask: booleans that broadcast to (B, T, T), or None. A token that no query may see is padding.
+        training: whether anything is reported.
+    """
+    outer, inner = _current.get(), _Collection(attention_mask=attention_mask)
+    with _collecting(inner if training else None):
+        yield
+    if outer is not None:
+        outer.losses.extend(inner.losses)
+    elif inner.losses:
+        stack.add_loss(gradient_alone(total(inner.losses)))
+
+
+def are_collected() -> bool:
+    """Whether a layer should report."""
+    return _current.get() is not None
+
+
+def report(counts: Tensor, share: Callable[[Tensor], Tensor]) -> None:
+    """Reports an auxiliary loss, see `AuxiliaryLoss`."""
+    collection = _current.get()
+    assert collection is not None, "ask `are_collected` before"
+    collection.losses.append(AuxiliaryLoss(ops.stop_gradient(counts), share))
+
+
+def real_tokens(x: Tensor) -> Tensor:
+    """1 at the real tokens of states (B, T, D) in the stack, 0 at padding: (B, T) float32."""
+    collection = _current.get()
+    ones = ops.ones_like(x[..., 0], dtype="float32")
+    if collection is None or collection.attention_mask is None:
+        return ones
+    return ones * ops.cast(ops.any(collection.attention_mask, axis=1), "float32")
+
+
+def counts_of(losses: list[AuxiliaryLoss]) -> Tensor:
+    """The counts of all losses, one after the other."""
+    return ops.concatenate([loss.counts for loss in losses])
+
+
+def total(losses: list[AuxiliaryLoss], counts: Tensor | None = None) -> Tensor:
+    """The sum of the shares.
+
+    Args:
+        losses: what was reported.
+        counts: `counts_of` the losses, summed over all parts of the batch; None if this part is the whole batch.
+    """
+    shares, first = [], 0
+    for loss in losses:
+        size = loss.counts.shape[0]
+        shares.append(loss.share(loss.counts if counts is None else counts[first : first + size]))
+        first += size
+    return sum(shares[1:], start=shares[0])
+
+
+def gradient_alone(loss: Tensor) -> Tensor:
+    """0, with the gradient of the loss. NaN if the loss is NaN or infinite."""
+    return loss - ops.stop_gradient(loss)
