@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from keras_transformer.layers.stack import Stack
 from keras_transformer.models import Transformer
 from tests.layer_check import random
 
-SIZES = {"num_heads": 2, "key_dim": 4, "intermediate_dim": 24, "residual": "sub_norm", "norm": "rms"}
+SIZES: dict[str, Any] = {"num_heads": 2, "key_dim": 4, "intermediate_dim": 24, "residual": "sub_norm", "norm": "rms"}
 X, MEMORY = random(2, 5, 12), random(2, 3, 12, seed=1)
 
 
