@@ -114,7 +114,7 @@ LAYERS = [
     *by(
         "layers/test_position_biases.py",
         f"{PACKAGE}/layers/position_biases.py",
-        ("-slopes * ops.abs(relative_positions(queries, keys))", "slopes * relative_positions(queries, keys)"),
+        ("ops.abs(relative_positions(queries, keys))", "-relative_positions(queries, keys)"),
         ("2.0 ** (-4 * head / power)", "2.0 ** (-8 * head / power)"),
         ("self.decoder_biases if is_causal", "self.encoder_biases if is_causal"),
         ("np.where(relative > 0, one_side, 0)", "np.where(relative < 0, one_side, 0)"),

@@ -37,7 +37,7 @@ class AlibiPositions(Positions):
 
     def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor:
         slopes = alibi_slopes(self.num_heads)[:, None, None]
-        return -slopes * ops.abs(relative_positions(queries, keys))
+        return ops.multiply(-slopes, ops.abs(relative_positions(queries, keys)))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_heads": self.num_heads}

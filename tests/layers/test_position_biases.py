@@ -61,7 +61,7 @@ def test_alibi_is_the_distance_times_the_slope_in_both_directions(is_causal):
     expected = -alibi_slopes(3)[:, None, None] * np.abs(QUERIES[:, None] - KEYS)
     found = bias_of(AlibiPositions(3), is_causal=is_causal)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found.dtype == "float32" and AlibiPositions(3, dtype="float16").bias(QUERIES, KEYS, True).dtype == "float32"
+    assert found.dtype == "float32" and bias_of(AlibiPositions(3, dtype="float16")).dtype == "float32"
 
 
 def test_buckets_by_hand():

@@ -68,7 +68,7 @@ def test_a_model_that_was_trained_may_be_interpolated():
     """The same weights with other positions: every second token stands where the trained model had each."""
     model, longer = model_with("sinusoidal"), model_with({"name": "sinusoidal", "interpolation": 2.0})
     longer.set_weights(model.get_weights())
-    x = random(2, 6, model.hidden_dim)
+    x = ops.convert_to_tensor(random(2, 6, model.hidden_dim))
     known = ops.convert_to_numpy(model.positions.embed(x[:, ::2], np.arange(3)))
     found = ops.convert_to_numpy(longer.positions.embed(x, np.arange(6)))
     np.testing.assert_allclose(found[:, ::2], known, atol=1e-6)
