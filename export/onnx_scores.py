@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from keras import ops
 
 from keras_transformer.layers.masks import HIDDEN
@@ -80,7 +81,9 @@ class LocationScore(DotScore):
 
     def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         if positions is None:
-            positions = g("Range", 0, g("Squeeze", g.shape(keys, 3), [0]), 1)
+            # Not `Range`: on a GPU it reads its constants on the host, and others read them on the device.
+            ones = g("Add", g.zeros(g.shape(keys, 3), np.int64), 1)
+            positions = g("CumSum", ones, np.int32(-1), exclusive=1)
         kernel, max_length = ops.convert_to_numpy(self.layer.kernel), self.layer.max_length
         columns = g("Gather", self.arithmetic.array(kernel.T), g("Min", positions, max_length - 1), axis=1)  # (H, S)
         bias = g("Where", g("Less", positions, max_length), 0.0, HIDDEN)

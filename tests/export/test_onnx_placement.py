@@ -14,6 +14,9 @@ from onnx import TensorProto
 from export.onnx import translate_model, translate_text_model
 from export.onnx_graph import write_model
 from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.translator import Translator
+from tests.models.variants import make_model
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -92,7 +95,18 @@ class Body:
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("make", [translate_model, translate_text_model])
 def test_the_loops_use_operators_that_gpus_have_and_copy_nothing(translator, tmp_path, make, num_beams, precision):
-    model = make(TrainedRun(translator), Decoding(num_beams), precision)
+    assert_nothing_is_copied(make(TrainedRun(translator), Decoding(num_beams), precision), tmp_path)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("variant", ["general, grouped heads", "location"])
+def test_the_loops_of_other_attentions_copy_nothing(tmp_path, variant, num_beams):
+    translator = Translator.__new__(Translator)
+    translator.decoder = KerasDecoder(make_model(variant))
+    assert_nothing_is_copied(translate_model(TrainedRun(translator), Decoding(num_beams), "float32"), tmp_path)
+
+
+def assert_nothing_is_copied(model, tmp_path):
     (path,) = write_model(tmp_path / "model.onnx", model, {})
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     types = types_of(graph)

@@ -124,7 +124,9 @@ def test_equals_llamas_attention(num_groups):
 
     hidden_dim = NUM_HEADS * KEY_DIM
     sizes = {"hidden_size": hidden_dim, "num_attention_heads": NUM_HEADS, "num_key_value_heads": num_groups}
-    llama = LlamaAttention(LlamaConfig(**sizes, attn_implementation="eager"), layer_idx=0).eval()
+    config = LlamaConfig(**sizes)
+    config._attn_implementation = "eager"
+    llama = LlamaAttention(config, layer_idx=0).eval()
     layer = MultiHeadAttention(NUM_HEADS, KEY_DIM, num_key_value_heads=num_groups)
     x = random(BATCH, QUERIES, hidden_dim)
     layer.build(x.shape)

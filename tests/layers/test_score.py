@@ -12,6 +12,7 @@ from keras import ops
 from keras_transformer import family
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.parts import make_part
+from tests import toys
 from tests.layer_check import check_layer, random, randomize
 
 BATCH, HEADS, QUERIES, KEYS, KEY_DIM, HIDDEN_DIM = 2, 3, 5, 7, 4, 11
@@ -169,3 +170,13 @@ def test_the_score_by_location_depends_on_positions_alone():
     assert (found[..., 5:] == 0).all(), "as the source ignores the words at the end of a long sentence"
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
     assert [weight.name for weight in attention.weights] == ["query", "value", "output", "kernel"], "no keys"
+
+
+def test_the_score_by_location_is_for_full_attention_alone(monkeypatch):
+    """Another attention may keep other keys than those from position 0 on."""
+    parts = {**family.SLOTS["attention"], "running_mean": toys.ROWS["attention", "running_mean"]}
+    monkeypatch.setitem(family.SLOTS, "attention", parts)
+    for argument in ("attention", "decoder_attention"):
+        message = f"^`{argument}` must be 'full' for the score 'location', .*Received: {argument}='running_mean'$"
+        with pytest.raises(ValueError, match=message):
+            family.complete({"vocabulary_size": 9, "score": "location", argument: "running_mean"})
