@@ -80,6 +80,7 @@ def test_the_router_computes_in_float32():
     layer.build(X.shape)
     layer.router.assign(np.array([[1.0, 1.0001]] * 7))
     layer.kernel_out.assign(0 * layer.kernel_out)
+    assert layer.bias_out is not None
     layer.bias_out.assign(np.array([[[0.0] * 7], [[1.0] * 7]]))
     output = ops.convert_to_numpy(ops.cast(layer(np.ones((1, 1, 7), "float32")), "float32"))
     np.testing.assert_array_equal(output, 0.5)  # the second expert's output, weighed by its probability
