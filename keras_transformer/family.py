@@ -48,6 +48,12 @@ SLOTS: dict[str, dict[str, Part]] = {
         "full": Part(
             f"{LAYERS}.attention:MultiHeadAttention", "multi-head attention over all positions", "paper, 3.2.2"
         ),
+        "windowed": Part(
+            f"{LAYERS}.windowed:WindowedAttention",
+            "a position sees `width` keys: around itself in the encoder, itself and those before in the decoder",
+            "paper, 4",
+            {"width": Option(33, "keys that a position sees, itself included", least=1, most=1_000_000)},
+        ),
     },
     "score": {
         "scaled_dot": Part(

@@ -47,7 +47,7 @@ LAYERS = [
     *by(
         "models/test_transformer.py::test_steps_equal_the_full_pass",
         f"{PACKAGE}/layers/attention.py",
-        ("ops.less_equal(self.positions_of_keys(cache), index)", "ops.less(self.positions_of_keys(cache), index)"),
+        ("ops.less_equal(positions, index)", "ops.less(positions, index)"),
         ("ops.equal(positions, index), -1), new, cache)", "ops.equal(positions, 0), -1), new, cache)"),
     ),
     *by(
@@ -55,6 +55,14 @@ LAYERS = [
         f"{PACKAGE}/layers/attention.py",
         ("logits = ops.add(logits, shared.bias)", "pass"),
         ("keys = keys if rotation is None else rotate(keys", "keys = keys if True else rotate(keys"),
+    ),
+    *by(
+        "layers/test_windowed.py",
+        f"{PACKAGE}/layers/windowed.py",
+        ("width - 1 if is_causal else width // 2", "width // 2"),
+        ("keys_at < length)", "keys_at <= length)"),
+        ("return ops.mod(index, self.width)", "return index"),
+        ("Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))", "None"),
     ),
     *by(
         "layers/test_attention.py",

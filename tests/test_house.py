@@ -39,7 +39,12 @@ MAY_IMPORT = {
     ],
     "export.onnx_graph": [PACKAGE],
     "export.onnx_arithmetic": ["export.onnx_graph"],
-    "export.onnx_parts": [PACKAGE, "export.onnx_graph", "export.onnx_arithmetic", "export.signatures"],
+    "export.onnx_parts": [
+        PACKAGE,
+        *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "windows")),
+        "export.signatures",
+    ],
+    "export.onnx_windows": ["export.onnx_graph"],
     "export.onnx_model": [PACKAGE, *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "parts"))],
     "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],
@@ -108,6 +113,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.attention": [
         f"{PACKAGE}.layers.{name}" for name in ("initial", "masks", "parts", "score", "shared")
     ],
+    f"{PACKAGE}.layers.windowed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "shared")],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.residual import Residual as Residual
     from keras_transformer.layers.score import ScaledDot as ScaledDot
     from keras_transformer.layers.stack import Stack as Stack
+    from keras_transformer.layers.windowed import WindowedAttention as WindowedAttention
 
 # The classes of parts stand in the family's table.
 _HOMES = {

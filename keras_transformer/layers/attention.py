@@ -157,6 +157,18 @@ class MultiHeadAttention(keras.layers.Layer):
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
+        query, keys_values, attention_mask = self._projected(query, memory, attention_mask, memory_mask, shared)
+        return self._attend(query, keys_values, attention_mask, shared, training)
+
+    def _projected(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: Shared | None,
+    ) -> tuple[Tensor, KeysValues, Tensor | None]:
+        """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         if memory_mask is not None:
@@ -164,7 +176,7 @@ class MultiHeadAttention(keras.layers.Layer):
             attention_mask = visible if attention_mask is None else ops.logical_and(attention_mask, visible)
         # Memory first, then query: version 0.1 summed gradients in this order.
         keys_values = self.project_memory(memory, shared)
-        return self._attend(self.project_query(query, shared), keys_values, attention_mask, shared, training)
+        return self.project_query(query, shared), keys_values, attention_mask
 
     def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The scores (B, N, T, S)."""
@@ -179,8 +191,8 @@ class MultiHeadAttention(keras.layers.Layer):
         shape = (batch_size, num_beams, self.num_heads, max_length, self.key_dim)
         return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
-    def positions_of_keys(self, cache: Any) -> Tensor:
-        """The positions (S,) of the keys in a cache."""
+    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
         return ops.arange(ops.shape(cache.keys)[-2])
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
@@ -197,10 +209,16 @@ class MultiHeadAttention(keras.layers.Layer):
         """
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
         new = self.project_memory(x, shared)  # each (B, K, N, 1, H)
-        cache = KeysValues(write_at(cache.keys, new.keys, index), write_at(cache.values, new.values, index))
-        visible = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
+        slot = self._slot(index)
+        cache = KeysValues(write_at(cache.keys, new.keys, slot), write_at(cache.values, new.values, slot))
+        positions = self.positions_of_keys(cache, index)
+        visible = ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))  # (S,)
         x, _ = self._attend(self.project_query(x, shared), cache, visible[None, None, None], shared)
         return ops.squeeze(x, -2), cache
+
+    def _slot(self, index: Tensor) -> Tensor:
+        """The place in the cache of the key at position `index`."""
+        return index
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
         """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).

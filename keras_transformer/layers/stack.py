@@ -128,9 +128,9 @@ class Stack(keras.layers.Layer):
             "sentences": [block.cross_attention.project_memory(memory) for block in blocks],
         }
 
-    def positions_of_keys(self, cache: dict[str, Any]) -> Tensor:
-        """The positions (S,) of the keys in a cache."""
-        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0])
+    def positions_of_keys(self, cache: dict[str, Any], index: Tensor) -> Tensor:
+        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
+        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(
         self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor, index: Tensor, shared: Shared | None = None

@@ -196,7 +196,7 @@ class Transformer(ReplicatedFit):
         sentences = cache["sentences"]
         stack_cache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
-        keys = self.decoder_stack.positions_of_keys(stack_cache)
+        keys = self.decoder_stack.positions_of_keys(stack_cache, position)
         shared = Shared(
             self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True), self.positions.rotation(position)
         )
