@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.layers.activations import Relu
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward
@@ -25,12 +25,14 @@ from keras_transformer.layers.positions import LearnedPositions, Positions, Sinu
 from keras_transformer.layers.residual import PostNorm, PreNorm
 from keras_transformer.layers.score import ScaledDot
 from keras_transformer.layers.stack import Stack
+from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
 from .onnx_arithmetic import Arithmetic
 from .onnx_graph import Graph, Value, ValueInfo
+from .onnx_windows import END, Windows
 from .signatures import unwritable
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
@@ -162,7 +164,12 @@ class FullAttention:
         query, key, value = self.project(g, x, shape)
         past_keys, past_values = cache
         keys, values = g.joined(past_keys, key, axis=2), g.joined(past_values, value, axis=2)
+        keys, values, bias = self.seen(g, keys, values, bias)
         return self.attend(g, query, transposed(g, keys), values, bias, shape, skip), [keys, values]
+
+    def seen(self, g: Graph, keys: Value, values: Value, bias: Value | None) -> tuple[Value, Value, Value | None]:
+        """What a step sees, and hands on, of keys and values (groups, N, P, H), and the bias of these keys."""
+        return keys, values, bias
 
     def attend_memory(
         self, g: Graph, x: Value, skip: Value | None, memory: Sequence[Value], bias: Value, shape: Value | None
@@ -218,19 +225,47 @@ class FullAttention:
             keys: (..., N, H, S), transposed.
             values: (..., N, S, H).
         """
-        layer, arithmetic = self.layer, self.arithmetic
-        logits = self.score.logits(g, arithmetic, query, keys)  # (..., N, T, S)
-        scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
-        heads = g("MatMul", arithmetic.from_float32(g, scores), values)  # (..., N, T, H)
+        heads = self.weighted_values(g, query, keys, values, bias)
         if shape is not None:
             heads = g("Transpose", heads, perm=[0, 2, 1, 3])  # (..., T, N, H)
-        joined = g("Reshape", heads, [-1, layer.num_heads * layer.key_dim])
+        return self.output(g, g("Reshape", heads, [-1, self.layer.num_heads * self.layer.key_dim]), skip)
+
+    def weighted_values(self, g: Graph, query: Value, keys: Value, values: Value, bias: Value | None) -> Value:
+        """softmax(logits + bias) V, with the softmax in float32: (..., N, T, H)."""
+        arithmetic = self.arithmetic
+        logits = self.score.logits(g, arithmetic, query, keys)  # (..., N, T, S)
+        scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
+        return g("MatMul", arithmetic.from_float32(g, scores), values)
+
+    def output(self, g: Graph, joined: Value, skip: Value | None) -> Value:
+        """skip + the output projection of joined heads (R, N · H): → (R, D)."""
+        layer, arithmetic = self.layer, self.arithmetic
         if layer.inner_norm is not None:
             joined = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, joined)
         kernel, output_bias = array(layer.output_kernel), bias_of(layer.output_bias)
         if output_bias is None or skip is None:
             return arithmetic.product(g, joined, kernel, output_bias if skip is None else skip)
         return g("Add", skip, arithmetic.product(g, joined, kernel, output_bias))
+
+
+class WindowAttention(FullAttention):
+    """Writes a `WindowedAttention`: over a sequence in blocks, and for one position with the keys of its window."""
+
+    layer: WindowedAttention
+
+    def over_sequence(self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value) -> Value:
+        query, keys, values = self.project(g, x, shape)
+        windows = Windows(g, shape, self.layer.width, self.layer.num_before)
+        keys, values = transposed(g, windows.keys(keys)), windows.keys(values)
+        heads = self.weighted_values(g, windows.queries(query), keys, values, windows.bias(bias, HIDDEN))
+        return self.output(g, windows.rows(heads, self.layer.num_heads * self.layer.key_dim), skip)
+
+    def seen(self, g: Graph, keys: Value, values: Value, bias: Value | None) -> tuple[Value, Value, Value | None]:
+        width = self.layer.width
+        # If the beams of a sentence share their keys, each position of the window has a key for each beam.
+        start = [-width] if bias is None else g("Mul", g.shape(bias, 2), [-width])
+        keys, values = (g("Slice", each, start, [END], [2]) for each in (keys, values))
+        return keys, values, None if bias is None else g("Slice", bias, start, [END], [3])
 
 
 def split_heads(g: Graph, x: Value, shape: Value | None, count: int, num_heads: int, key_dim: int) -> list[Value]:
@@ -271,6 +306,7 @@ WRITERS: dict[type, Any] = {
     Stack: AROUND_IT,
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
+    WindowedAttention: WindowAttention,
     keras.layers.Dropout: AROUND_IT,
 }
 # The options that a writer assumes.

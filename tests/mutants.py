@@ -592,6 +592,12 @@ EXPORT = [
         ("epsilon=norm.epsilon", "epsilon=1e-5"),
     ),
     *by(
+        "export/test_onnx.py",
+        "export",
+        ("(place < width), 0, hidden)", "(place <= width), 0, hidden)"),
+        ('g("Mul", g.shape(bias, 2), [-width])', "[-width]"),
+    ),
+    *by(
         "export/test_tflite.py::test_ids_outside_the_vocabulary_are_read_as_unknown",
         "export/signatures.py",
         ("ops.where(known, source_ids, UNKNOWN)", "ops.where(known, source_ids, PAD)"),

@@ -51,6 +51,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "embedding_norm": True,
         "num_layers": 1,
     },
+    "windowed": {
+        "attention": {"name": "windowed", "width": 4},
+        "decoder_attention": {"name": "windowed", "width": 2},
+        "attention_bias": True,
+    },
 }
 
 
