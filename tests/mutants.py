@@ -65,6 +65,26 @@ LAYERS = [
         ("Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))", "None"),
     ),
     *by(
+        "layers/test_compressed.py",
+        f"{PACKAGE}/layers/compressed.py",
+        ("* STRIDE + STRIDE - 1", "* STRIDE + STRIDE - 2"),
+        ("index // STRIDE", "index // STRIDE + 1"),
+        ("full.values * is_seen)", "full.values)"),
+    ),
+    *by(
+        "layers/test_compressed.py",
+        f"{PACKAGE}/layers/local.py",
+        ("keys_at <= queries_at if self.is_causal else queries_at >= 0", "queries_at >= 0"),
+        ("index - ops.mod(index, self.width)", "0 * index"),
+    ),
+    *by(
+        "models/test_attentions.py",
+        PACKAGE,
+        ("return config if layer % 2 else", "return config if layer % 2 == 0 else"),
+        ("of_blocks[layer % len(of_blocks)]", "of_blocks[0]"),
+        ("is_causal = True", "is_causal = False"),
+    ),
+    *by(
         "layers/test_attention.py",
         f"{PACKAGE}/layers/score.py",
         ("math.sqrt(query.shape[-1])", "query.shape[-1]"),

@@ -114,6 +114,8 @@ MAY_IMPORT = {
         f"{PACKAGE}.layers.{name}" for name in ("initial", "masks", "parts", "score", "shared")
     ],
     f"{PACKAGE}.layers.windowed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "shared")],
+    f"{PACKAGE}.layers.local": [f"{PACKAGE}.layers.windowed"],
+    f"{PACKAGE}.layers.compressed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "shared", "windowed")],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
+    from keras_transformer.layers.compressed import CompressedAttention as CompressedAttention
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
+    from keras_transformer.layers.local import LocalAttention as LocalAttention
     from keras_transformer.layers.masks import causal_mask as causal_mask
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask

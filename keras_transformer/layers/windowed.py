@@ -47,6 +47,7 @@ class WindowedAttention(MultiHeadAttention):
         self.width = width
         self.is_causal = is_causal
         self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
+        self.num_keys = 2 * width  # that a block scores
 
     def call(
         self,
@@ -93,7 +94,7 @@ class WindowedAttention(MultiHeadAttention):
         training: bool,
     ) -> tuple[Tensor, Tensor]:
         """(B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
-        _check_lengths(query.shape, memory.shape)
+        require_one_length(query.shape, memory.shape)
         query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
         length = ops.shape(query)[-2]
         count = (length + self.width - 1) // self.width
@@ -104,14 +105,14 @@ class WindowedAttention(MultiHeadAttention):
         if shared is not None and shared.bias is not None:
             shared = Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))  # (blocks, N, r, 2r)
         blocks = KeysValues(*(self._key_blocks(each, count) for each in (keys, values)))
-        x, scores = self._attend(_blocks(query, 0, count, self.width), blocks, visible, shared, training)
+        x, scores = self._attend(blocks_of(query, 0, count, self.width), blocks, visible, shared, training)
         x = ops.reshape(x, (ops.shape(x)[0], count * self.width, x.shape[-1]))
         return x[:, :length], scores
 
     def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""
         starts = ops.reshape(ops.arange(count) * self.width, (-1, 1, 1))
-        return starts + ops.arange(self.width)[:, None], starts - self.num_before + ops.arange(2 * self.width)
+        return starts + ops.arange(self.width)[:, None], starts - self.num_before + ops.arange(self.num_keys)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         """Whether the key exists and lies in the query's window."""
@@ -121,29 +122,29 @@ class WindowedAttention(MultiHeadAttention):
 
     def _key_blocks(self, x: Tensor, count: int | Tensor) -> Tensor:
         """(B, N, S, H) → (B, blocks, N, 2r, H): two neighbours of the blocks that begin where a window begins."""
-        blocks = _blocks(x, self.num_before, count + 1, self.width)
+        blocks = blocks_of(x, self.num_before, count + 1, self.width)
         return ops.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=-2)
 
     def _spread(self, scores: Tensor, length: int | Tensor) -> Tensor:
         """(B, blocks, N, r, 2r) → (B, N, S, S), with 0 outside of the windows."""
         rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
-        rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, 2 * self.width))[:, :, :length]
+        rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, self.num_keys))[:, :, :length]
         positions = ops.arange(length)
         starts = positions // self.width * self.width - self.num_before  # of the keys of a query's block
         places = positions - starts[:, None]  # (S, S) of a key among them
-        inside = ops.logical_and(places >= 0, places < 2 * self.width)
-        places = ops.broadcast_to(ops.clip(places, 0, 2 * self.width - 1), (*ops.shape(rows)[:3], length))
+        inside = ops.logical_and(places >= 0, places < self.num_keys)
+        places = ops.broadcast_to(ops.clip(places, 0, self.num_keys - 1), (*ops.shape(rows)[:3], length))
         return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
 
     def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
-        _check_lengths(query_shape, memory_shape)
+        require_one_length(query_shape, memory_shape)
         return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
 
 
-def _blocks(x: Tensor, num_before: int, count: int | Tensor, size: int) -> Tensor:
+def blocks_of(x: Tensor, num_before: int, count: int | Tensor, size: int) -> Tensor:
     """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
     x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
     x = ops.reshape(x, (*ops.shape(x)[:2], count, size, x.shape[-1]))
@@ -160,10 +161,10 @@ def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
     return ops.take(ops.reshape(x, (ops.shape(x)[0], -1)), places, axis=-1)
 
 
-def _check_lengths(query: tuple, memory: tuple) -> None:
+def require_one_length(query: tuple, memory: tuple) -> None:
     """Raises ValueError if it is not self-attention."""
     if len(query) == len(memory) == 3 and None not in (query[1], memory[1]) and query[1] != memory[1]:
         raise ValueError(
-            "`memory` must be as long as `query`: windowed attention is self-attention. "
+            "`memory` must be as long as `query`: the layer is for self-attention alone. "
             f"Received the shapes {tuple(query)} and {tuple(memory)}"
         )

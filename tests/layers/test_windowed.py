@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import family
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.shared import Rotation, Shared
 from keras_transformer.layers.windowed import WindowedAttention
-from tests import toys
 from tests.gradients import gradient
 from tests.layer_check import check_layer, random, randomize
-from tests.models.variants import cached_logits, make_inputs, make_model
 
 BATCH, LENGTH, WIDTH, NUM_HEADS, KEY_DIM = 3, 11, 6, 2, 4
 LENGTHS = [LENGTH, 8, 1]  # of the sentences in a batch
@@ -134,26 +131,3 @@ def test_the_memory_is_as_long_as_the_query():
     layer = WindowedAttention(NUM_HEADS, KEY_DIM, WIDTH)
     with pytest.raises(ValueError, match=r"`memory` must be as long as `query`.*\(2, 3, 5\) and \(2, 4, 5\)"):
         layer(random(2, 3, 5), random(2, 4, 5))
-
-
-@pytest.mark.parametrize("positions", ["sinusoidal", "turned", "distance"])
-def test_in_a_model_the_decoder_is_causal_and_its_steps_equal_the_full_pass(monkeypatch, positions):
-    for slot in family.SLOTS:
-        monkeypatch.setitem(family.SLOTS, slot, dict(family.SLOTS[slot]))
-    toys.enter()
-    settings = {"positions": positions, "num_heads": 3, "hidden_dim": 12}
-    model = make_model(attention={"name": "windowed", "width": 3}, **settings)
-    full, inputs = make_model(**settings), make_inputs()
-    full.set_weights(model.get_weights())
-    real = inputs["target_ids"] != 0
-    logits = ops.convert_to_numpy(model(inputs))
-    steps = cached_logits(model, inputs, num_beams=2)
-    np.testing.assert_allclose(steps[:, 0][real], logits[real], atol=1e-4)
-    assert np.abs(logits - ops.convert_to_numpy(full(inputs))).max() > 1e-3
-    scores = model.attention_scores(inputs)
-    length = inputs["target_ids"].shape[1]
-    seen = ops.convert_to_numpy(scores["decoder"])[:, 0].max(axis=(0, 1)) > 0
-    np.testing.assert_array_equal(seen, window(length, 3, True))
-    seen = ops.convert_to_numpy(scores["encoder"])[:, 0].max(axis=(0, 1)) > 0
-    np.testing.assert_array_equal(seen, window(inputs["source_ids"].shape[1], 3, False))
-    assert type(model.decoder_blocks[0].cross_attention) is MultiHeadAttention
