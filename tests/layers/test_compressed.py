@@ -16,7 +16,7 @@ from tests.layer_check import check_layer, random, randomize
 LENGTH, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 11, 5, 2, 4
 LAYERS = pytest.mark.parametrize("layer_class", [LocalAttention, CompressedAttention])
 CAUSAL = pytest.mark.parametrize("is_causal", [False, True], ids=["encoder", "causal"])
-EVERY_LENGTH = pytest.mark.parametrize("length", [1, 2, 3, 4, 6, LENGTH])
+EVERY_LENGTH = pytest.mark.parametrize("length", [2, 3, LENGTH])
 X = random(2, LENGTH, HIDDEN_DIM)
 
 
@@ -49,11 +49,11 @@ def test_contract(tmp_path, layer_class):
 
 @CAUSAL
 @EVERY_LENGTH
-@pytest.mark.parametrize("width", [1, 3, 4, 20])
+@pytest.mark.parametrize("width", [1, 4, 20])
 def test_local_attention_is_full_attention_under_a_mask_of_the_blocks(is_causal, length, width):
     layer, x = layer_of(LocalAttention, is_causal, width), X[:, :length]
     positions = np.arange(length)
-    mask = positions[:, None] // width == positions // width
+    mask = np.equal(positions[:, None] // width, positions // width)
     mask &= (positions <= positions[:, None]) | (not is_causal)
     padding = positions < np.array([[length], [(length + 1) // 2]])
     for given in (None, padding[:, None]):

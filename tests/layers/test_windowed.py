@@ -17,7 +17,7 @@ BATCH, LENGTH, WIDTH, NUM_HEADS, KEY_DIM = 3, 11, 6, 2, 4
 LENGTHS = [LENGTH, 8, 1]  # of the sentences in a batch
 PADDING = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
 EVERY_WINDOW = pytest.mark.parametrize("is_causal", [False, True], ids=["centred", "causal"])
-EVERY_WIDTH = pytest.mark.parametrize("width", [1, 2, 3, 4, 9, 10, 40])
+EVERY_WIDTH = pytest.mark.parametrize("width", [1, 2, 3, 10, 40])
 
 
 def window(length, width, is_causal):
@@ -54,7 +54,7 @@ def test_contract(tmp_path):
 
 @EVERY_WINDOW
 @EVERY_WIDTH
-@pytest.mark.parametrize("length", [1, 2, LENGTH, 18])
+@pytest.mark.parametrize("length", [1, LENGTH])
 def test_equals_full_attention_under_a_mask_of_the_window(width, is_causal, length):
     windowed, full = layers(width, is_causal)
     x, mask = random(2, length, 5), window(length, width, is_causal)[None]
@@ -90,7 +90,7 @@ def test_masks_biases_and_rotations_are_those_of_full_attention(masked, is_causa
 def test_gradients_are_those_of_full_attention(is_causal):
     windowed, full = layers(3, is_causal)
     band = window(LENGTH, 3, is_causal)[None]
-    x, direction = random(BATCH, LENGTH, 5), random(BATCH, LENGTH, 5, seed=2)
+    x, direction = random(BATCH, LENGTH, 5), ops.convert_to_tensor(random(BATCH, LENGTH, 5, seed=2))
     found = gradient(lambda x: ops.sum(direction * windowed(x, x, PADDING[:, None])), x)
     expected = gradient(lambda x: ops.sum(direction * full(x, x, band & PADDING[:, None])), x)
     np.testing.assert_allclose(found, expected, atol=1e-5)
