@@ -10,7 +10,7 @@ import numpy as np
 
 from .onnx_graph import Graph, Model, Value, ValueInfo, write_model
 from .onnx_model import Memory, OnnxTransformer, flat_past, past_from_flat
-from .onnx_parts import require_writers
+from .onnx_support import require_writers
 from .onnx_text import detokenized, tokenized
 from .onnx_translation import limits_of, permitted, translation
 from .signatures import Decoding, TrainedRun, require_precision, stem

@@ -6,7 +6,7 @@ those of `onnx_model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
@@ -26,7 +26,7 @@ from keras_transformer.layers.rotary import RotaryPositions, XposPositions
 from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.inspection import Difference, parts_of
+from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
@@ -37,7 +37,7 @@ from .onnx_heads import regrouped, split_heads, transposed
 from .onnx_norms import write_layer_norm, write_rms_norm
 from .onnx_positions import AddedPositions, BiasedPositions, RotatedPositions, WrittenPositions, rotated
 from .onnx_scores import AdditiveScore, DotScore, GeneralScore, LocationScore, ScaledDotScore
-from .signatures import unwritable
+from .onnx_windows import END, Windows
 
 # `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
 Sublayer = Callable[[Value, Value | None], Value]
@@ -166,8 +166,12 @@ class FullAttention:
         query, key, value = self.project(g, x, shape, rotation)
         past_keys, past_values = cache
         keys, values = g.joined(past_keys, key, axis=2), g.joined(past_values, value, axis=2)
-        keys_and_values = [keys, values]
-        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip, positions), keys_and_values
+        keys, values, bias = self.seen(g, keys, values, bias)
+        return self.attend(g, query, transposed(g, keys), values, bias, shape, skip, positions), [keys, values]
+
+    def seen(self, g: Graph, keys: Value, values: Value, bias: Value | None) -> tuple[Value, Value, Value | None]:
+        """What a step sees, and hands on, of keys and values (groups, N, P, H), and the bias of these keys."""
+        return keys, values, bias
 
     def attend_memory(
         self, g: Graph, x: Value, skip: Value | None, memory: Sequence[Value], bias: Value, shape: Value | None
@@ -232,22 +236,61 @@ class FullAttention:
             positions: (S,) the positions of the keys; None if they are 0, 1, 2, …
             may_be_empty: whether the graph may run with no sentence.
         """
-        layer, arithmetic = self.layer, self.arithmetic
-        num_heads, num_groups = layer.num_heads, layer.num_groups
+        heads = self.weighted_values(g, query, keys, values, bias, positions, may_be_empty)
+        if shape is not None:
+            heads = g("Transpose", heads, perm=[0, 2, 1, 3])  # (..., T, N, H)
+        return self.output(g, g("Reshape", heads, [-1, self.layer.num_heads * self.layer.key_dim]), skip)
+
+    def weighted_values(
+        self,
+        g: Graph,
+        query: Value,
+        keys: Value,
+        values: Value,
+        bias: Value | None,
+        positions: Value | None = None,
+        may_be_empty: bool = False,
+    ) -> Value:
+        """softmax(logits + bias) V, with the softmax in float32: (..., N, T, H). For the arguments see `attend`."""
+        num_heads, num_groups = self.layer.num_heads, self.layer.num_groups
         logits = self.score.logits(g, regrouped(g, query, num_heads, num_groups, may_be_empty), keys, positions)
         logits = regrouped(g, logits, num_groups, num_heads, may_be_empty)  # (..., N, T, S)
         scores = g("Softmax", logits if bias is None else g("Add", logits, bias), axis=-1)
-        scores = regrouped(g, arithmetic.from_float32(g, scores), num_heads, num_groups, may_be_empty)
-        heads = regrouped(g, g("MatMul", scores, values), num_groups, num_heads, may_be_empty)  # (..., N, T, H)
-        if shape is not None:
-            heads = g("Transpose", heads, perm=[0, 2, 1, 3])  # (..., T, N, H)
-        joined = g("Reshape", heads, [-1, num_heads * layer.key_dim])
+        scores = regrouped(g, self.arithmetic.from_float32(g, scores), num_heads, num_groups, may_be_empty)
+        return regrouped(g, g("MatMul", scores, values), num_groups, num_heads, may_be_empty)
+
+    def output(self, g: Graph, joined: Value, skip: Value | None) -> Value:
+        """skip + the output projection of joined heads (R, N · H): → (R, D)."""
+        layer, arithmetic = self.layer, self.arithmetic
         if layer.inner_norm is not None:
             joined = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, joined)
         kernel, output_bias = array(layer.output_kernel), bias_of(layer.output_bias)
         if output_bias is None or skip is None:
             return arithmetic.product(g, joined, kernel, output_bias if skip is None else skip)
         return g("Add", skip, arithmetic.product(g, joined, kernel, output_bias))
+
+
+class WindowAttention(FullAttention):
+    """Writes a `WindowedAttention`: over a sequence in blocks, and for one position with the keys of its window."""
+
+    layer: WindowedAttention
+
+    def over_sequence(
+        self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
+    ) -> Value:
+        query, keys, values = self.project(g, x, shape, rotation)
+        windows = Windows(g, shape, self.layer.width, self.layer.num_before)
+        keys, values = transposed(g, windows.keys(keys)), windows.keys(values)
+        bias = windows.bias(bias, HIDDEN)
+        heads = self.weighted_values(g, windows.queries(query), keys, values, bias, may_be_empty=True)
+        return self.output(g, windows.rows(heads, self.layer.num_heads * self.layer.key_dim), skip)
+
+    def seen(self, g: Graph, keys: Value, values: Value, bias: Value | None) -> tuple[Value, Value, Value | None]:
+        width = self.layer.width
+        # If the beams of a sentence share their keys, each position of the window has a key for each beam.
+        start = [-width] if bias is None else g("Mul", g.shape(bias, 2), [-width])
+        keys, values = (g("Slice", each, start, [END], [2]) for each in (keys, values))
+        return keys, values, None if bias is None else g("Slice", bias, start, [END], [3])
 
 
 # Stands for a writer where the layer around the part, or the model, writes the part.
@@ -283,34 +326,15 @@ WRITERS: dict[type, Any] = {
     SubNorm: write_pre_norm,  # the sub-layers write their inner norms
     TokenEmbedding: AROUND_IT,
     Transformer: AROUND_IT,
+    WindowedAttention: WindowAttention,
     XposPositions: RotatedPositions,
     keras.layers.Dropout: AROUND_IT,
 }
-# The options that a writer assumes.
-WRITTEN_OPTIONS: dict[type, dict[str, Any]] = {LayerNorm: {"center": True, "scale": True}}
 
 
 def writer_of(part: object) -> Any:
     """The writer of a part."""
     return WRITERS[type(part)]
-
-
-def require_writers(model: Transformer, precision: str) -> None:
-    """Raises RequestError, which names the part, unless every part of the model and its options can be written."""
-    for found in unwritten(model):
-        raise unwritable("onnx", precision, found)
-
-
-def unwritten(model: Transformer) -> Iterator[Difference]:
-    """The parts and options of a model that no writer writes."""
-    for path, part in parts_of(model, "model"):
-        if type(part) not in WRITERS:
-            known = [each.__name__ for each in WRITERS if isinstance(part, each)]
-            expected = known[0] if known else "parts of the family that have a writer"
-            yield Difference(path, expected, type(part).__name__)
-        for name, value in WRITTEN_OPTIONS.get(type(part), {}).items():
-            if getattr(part, name) != value:
-                yield Difference(f"{path}.{name}", value, getattr(part, name))
 
 
 def array(variable: Tensor) -> np.ndarray:

@@ -81,6 +81,8 @@ class Part:
         source: where the part is defined, such as a section of the paper.
         options: the part's options by name.
         fault: a function of a model's complete configuration. It returns why this part does not fit there, or "".
+        of_layer: a function of this part's complete configuration and a layer's number, from 0. It returns the part
+            that a stack has in this layer.
     """
 
     home: str
@@ -88,6 +90,7 @@ class Part:
     source: str
     options: dict[str, Option] = field(default_factory=dict)
     fault: Callable[[dict[str, Any]], str] = lambda model: ""
+    of_layer: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, layer: config
 
     @property
     def module(self) -> str:

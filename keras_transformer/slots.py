@@ -78,6 +78,21 @@ def _needs_full_attention(model: dict[str, Any]) -> str:
     return ""
 
 
+def _needs_added_positions_and_layers(model: dict[str, Any]) -> str:
+    allowed = {"positions": ("sinusoidal", "learned", "none"), "stack": ("layers",)}
+    for slot, names in allowed.items():
+        name = model[slot]["name"]
+        if name not in names:
+            return f"`{slot}` must be {' or '.join(names)} with compressed attention. Received: {slot}={name!r}"
+    return ""
+
+
+def _local_first(config: dict[str, Any], layer: int) -> dict[str, Any]:
+    """Local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
+    return config if layer % 2 else {"name": "local", "width": config["width"]}
+
+
+_WIDTH_OF_BLOCKS = {"width": Option(256, "positions in a block of local attention", least=1, most=1_000_000)}
 _BASE = {"base": Option(10_000.0, "the longest wavelength is nearly 2 pi times this", float, least=1, most=1e9)}
 _OFFSET = {"offset": Option(0, "added to every position", least=0, most=1_000)}
 
@@ -147,6 +162,21 @@ SLOTS: dict[str, dict[str, Part]] = {
                 )
             },
             _needs_whole_groups,
+        ),
+        "windowed": Part(
+            f"{LAYERS}.windowed:WindowedAttention",
+            "a position sees `width` keys: around itself in the encoder, itself and those before in the decoder",
+            "paper, 4",
+            {"width": Option(33, "keys that a position sees, itself included", least=1, most=1_000_000)},
+        ),
+        "local": Part(
+            f"{LAYERS}.local:LocalAttention", "attention within blocks of `width` positions, each block alone",
+            "arXiv 1801.10198, 4.2.3", _WIDTH_OF_BLOCKS,
+        ),
+        "compressed": Part(
+            f"{LAYERS}.compressed:CompressedAttention",
+            "a convolution makes one key of three; layers of local attention come between", "arXiv 1801.10198, 4.2.3",
+            _WIDTH_OF_BLOCKS, _needs_added_positions_and_layers, _local_first,
         ),
     },
     "score": {

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
     ),
     "an unknown part in a dictionary": (
         {"decoder_attention": {"name": "none"}},
-        "`decoder_attention` must be one of full. Received: decoder_attention='none'",
+        "`decoder_attention` must be one of full, windowed, local, compressed. Received: decoder_attention='none'",
     ),
     "an unknown option": (
         {"positions": {"name": "learned", "offsets": 2}},

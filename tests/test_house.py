@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "export.saved_model": [PACKAGE, "export.signatures"],
     "export.onnx": [
         PACKAGE,
-        *(f"export.onnx_{name}" for name in ("graph", "model", "parts", "text", "translation")),
+        *(f"export.onnx_{name}" for name in ("graph", "model", "support", "text", "translation")),
         "export.signatures",
     ],
     "export.onnx_translation": [
@@ -48,7 +48,7 @@ MAY_IMPORT = {
         PACKAGE,
         *(
             f"export.onnx_{name}"
-            for name in ("graph", "arithmetic", "activations", "heads", "norms", "positions", "scores")
+            for name in ("graph", "arithmetic", "activations", "heads", "norms", "positions", "scores", "windows")
         ),
         "export.signatures",
     ],
@@ -56,6 +56,8 @@ MAY_IMPORT = {
         PACKAGE,
         *(f"export.onnx_{name}" for name in ("graph", "arithmetic", "heads", "parts", "positions")),
     ],
+    "export.onnx_windows": ["export.onnx_graph"],
+    "export.onnx_support": [PACKAGE, "export.onnx_parts", "export.onnx_positions", "export.signatures"],
     "export.onnx_beams": [PACKAGE, "export.onnx_graph", "export.signatures"],
     "export.onnx_search": [PACKAGE, "export.onnx_beams", "export.onnx_graph", "export.signatures"],
     "export.onnx_text": [PACKAGE, "export.onnx_graph", "export.signatures"],
@@ -123,12 +125,17 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.__init__": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lazy")],
     f"{PACKAGE}.layers.parts": [f"{PACKAGE}.family"],
     f"{PACKAGE}.layers.attention": [
-        f"{PACKAGE}.layers.{name}" for name in ("heads", "initial", "masks", "parts", "score", "shared")
+        f"{PACKAGE}.layers.{name}" for name in ("cache", "heads", "initial", "masks", "parts", "score", "shared")
     ],
     f"{PACKAGE}.layers.score": [f"{PACKAGE}.layers.{name}" for name in ("initial", "masks")],
     f"{PACKAGE}.layers.experts": [
         f"{PACKAGE}.auxiliary_losses",
         *(f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")),
+    ],
+    f"{PACKAGE}.layers.windowed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "shared")],
+    f"{PACKAGE}.layers.local": [f"{PACKAGE}.layers.windowed"],
+    f"{PACKAGE}.layers.compressed": [
+        f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "heads", "shared", "windowed")
     ],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],

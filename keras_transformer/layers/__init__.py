@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
+    from keras_transformer.layers.compressed import CompressedAttention as CompressedAttention
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
     from keras_transformer.layers.experts import Experts as Experts
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
     from keras_transformer.layers.feed_forward import GatedFeedForward as GatedFeedForward
+    from keras_transformer.layers.local import LocalAttention as LocalAttention
     from keras_transformer.layers.masks import causal_mask as causal_mask
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.score import ScaledDot as ScaledDot
     from keras_transformer.layers.stack import Stack as Stack
     from keras_transformer.layers.universal import UniversalStack as UniversalStack
+    from keras_transformer.layers.windowed import WindowedAttention as WindowedAttention
 
 # The classes of parts stand in the family's table.
 _HOMES = {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_transformer.errors import require_positive, require_rates
+from keras_transformer.layers.cache import KeysValues as KeysValues
+from keras_transformer.layers.cache import write_at as write_at
 from keras_transformer.layers.heads import grouped, joined_heads, split_heads, ungrouped
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.masks import HIDDEN as HIDDEN
@@ -19,13 +21,6 @@ from keras_transformer.layers.shared import Shared, rotate
 from keras_transformer.tensor import Tensor
 
 Shape = Sequence[int | None]
-
-
-class KeysValues(NamedTuple):
-    """Projected keys and values, each (..., G, S, H)."""
-
-    keys: Tensor
-    values: Tensor
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -173,6 +168,18 @@ class MultiHeadAttention(keras.layers.Layer):
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
+        query, keys_values, attention_mask = self._projected(query, memory, attention_mask, memory_mask, shared)
+        return self._attend(query, keys_values, attention_mask, shared, training)
+
+    def _projected(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: Shared | None,
+    ) -> tuple[Tensor, KeysValues, Tensor | None]:
+        """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         if memory_mask is not None:
@@ -180,7 +187,7 @@ class MultiHeadAttention(keras.layers.Layer):
             attention_mask = visible if attention_mask is None else ops.logical_and(attention_mask, visible)
         # Memory first, then query: version 0.1 summed gradients in this order.
         keys_values = self.project_memory(memory, shared)
-        return self._attend(self.project_query(query, shared), keys_values, attention_mask, shared, training)
+        return self.project_query(query, shared), keys_values, attention_mask
 
     def attention_scores(self, query: Tensor, memory: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The scores (B, N, T, S)."""
@@ -195,8 +202,8 @@ class MultiHeadAttention(keras.layers.Layer):
         shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)
         return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
-    def positions_of_keys(self, cache: Any) -> Tensor:
-        """The positions (S,) of the keys in a cache."""
+    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
         return ops.arange(ops.shape(cache.keys)[-2])
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
@@ -213,10 +220,16 @@ class MultiHeadAttention(keras.layers.Layer):
         """
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
         new = self.project_memory(x, shared)  # each (B, K, G, 1, H)
-        cache = KeysValues(write_at(cache.keys, new.keys, index), write_at(cache.values, new.values, index))
-        visible = ops.less_equal(self.positions_of_keys(cache), index)  # (S,)
+        slot = self._slot(index)
+        cache = KeysValues(write_at(cache.keys, new.keys, slot), write_at(cache.values, new.values, slot))
+        positions = self.positions_of_keys(cache, index)
+        visible = ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))  # (S,)
         x, _ = self._attend(self.project_query(x, shared), cache, visible[None, None, None], shared)
         return ops.squeeze(x, -2), cache
+
+    def _slot(self, index: Tensor) -> Tensor:
+        """The place in the cache of the key at position `index`."""
+        return index
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
         """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).
@@ -308,15 +321,6 @@ class MultiHeadAttention(keras.layers.Layer):
             "num_key_value_heads": self.num_key_value_heads,
         }
         return {**super().get_config(), **config}
-
-
-def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
-    """Returns `cache` (..., L, H) with `new` (..., 1, H) at position `index`.
-
-    It selects by `where`, which every backend, XLA, tf2onnx and LiteRT support. Not all support a slice update.
-    """
-    positions = ops.arange(ops.shape(cache)[-2])  # (L,)
-    return ops.where(ops.expand_dims(ops.equal(positions, index), -1), new, cache)
 
 
 def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memory_mask: Shape | None) -> None:

@@ -22,6 +22,8 @@ Sublayer = Callable[[Tensor], Tensor]
 class _Block(keras.layers.Layer):
     """The configuration of both blocks. Each block makes its own sub-layers."""
 
+    is_causal = False  # whether no position sees a later one
+
     def __init__(
         self,
         num_heads: int,
@@ -64,7 +66,8 @@ class _Block(keras.layers.Layer):
 
     def _self_attention(self) -> Any:
         required = {"use_bias": self.attention_bias, "inner_norm": self._inner_norm(), "gain": self.gain}
-        return make_part("attention", self.attention, self.dtype_policy, self._attention_sizes(), **required)
+        sizes = {**self._attention_sizes(), "is_causal": self.is_causal}
+        return make_part("attention", self.attention, self.dtype_policy, sizes, **required)
 
     def _cross_attention(self) -> MultiHeadAttention:
         groups = {"num_key_value_heads": family.part("attention", self.attention).get("num_key_value_heads")}
@@ -215,6 +218,8 @@ class DecoderBlock(_Block):
     Raises:
         ValueError: as for `EncoderBlock`.
     """
+
+    is_causal = True
 
     def _make_sublayers(self) -> None:
         self.self_attention = self._self_attention()

@@ -55,10 +55,17 @@ class Stack(keras.layers.Layer):
         gain = residual.gain(encoder_layers, decoder_layers, is_decoder)
         block_class = DecoderBlock if is_decoder else EncoderBlock
         count = self.num_different_blocks(num_layers)
-        self.blocks = [block_class(**block, gain=gain, dtype=self.dtype_policy) for _ in range(count)]
+        self.blocks = [
+            block_class(**self._block_of_layer(layer), gain=gain, dtype=self.dtype_policy) for layer in range(count)
+        ]
         self.norm = None
         if residual.closes_stack:
             self.norm = make_part("norm", block.get("norm", "layer"), self.dtype_policy, {})
+
+    def _block_of_layer(self, layer: int) -> dict[str, Any]:
+        """The arguments of a layer's block. Some attentions alternate with another."""
+        attention = family.part("attention", self.block.get("attention", "full"))
+        return {**self.block, "attention": family.row("attention", attention).of_layer(attention, layer)}
 
     def num_different_blocks(self, num_layers: int) -> int:
         """The number of blocks with their own weights among `num_layers` layers."""
@@ -136,9 +143,9 @@ class Stack(keras.layers.Layer):
             "sentences": [block.cross_attention.project_memory(memory) for block in blocks],
         }
 
-    def positions_of_keys(self, cache: dict[str, Any]) -> Tensor:
-        """The positions (S,) of the keys in a cache."""
-        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0])
+    def positions_of_keys(self, cache: dict[str, Any], index: Tensor) -> Tensor:
+        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
+        return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(
         self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor, index: Tensor, shared: Shared | None = None
@@ -194,10 +201,14 @@ class Stack(keras.layers.Layer):
         return x_shape
 
     def num_parameters(self, hidden_dim: int, num_layers: int | None = None) -> int:
-        """The number of parameters of a stack of `num_layers` layers, by default as many as this stack has."""
+        """The number of parameters of a stack of `num_layers` layers, by default as many as this stack has.
+
+        The layers of a longer stack are as these, in turn.
+        """
         count = self.num_different_blocks(num_layers or self.num_layers)
         norm = 0 if self.norm is None else self.norm.num_parameters(hidden_dim)
-        return count * self.blocks[0].num_parameters(hidden_dim) + norm
+        of_blocks = [block.num_parameters(hidden_dim) for block in self.blocks]
+        return sum(of_blocks[layer % len(of_blocks)] for layer in range(count)) + norm
 
     def get_config(self) -> dict[str, Any]:
         config = {

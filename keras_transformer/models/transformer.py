@@ -196,7 +196,7 @@ class Transformer(ReplicatedFit):
         sentences = cache["sentences"]
         stack_cache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
-        keys = self.decoder_stack.positions_of_keys(stack_cache)
+        keys = self.decoder_stack.positions_of_keys(stack_cache, position)
         shared = Shared(
             self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True),
             self.positions.rotation(position, is_causal=True),
@@ -289,8 +289,10 @@ class Transformer(ReplicatedFit):
         It makes no weights and draws no seeds.
         """
         width, depths = config["hidden_dim"], family.depths(config)
-        # One layer a stack: an untrusted configuration may ask for hundreds. No dropout: it would draw a seed.
-        changes = {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0, "attention_dropout": 0.0}
+        # Two layers a stack, which may differ: an untrusted configuration may ask for hundreds. No dropout: it would
+        # draw a seed.
+        few = dict(zip(("encoder_layers", "decoder_layers"), (min(depth, 2) for depth in depths), strict=True))
+        changes = {**few, "dropout": 0.0, "attention_dropout": 0.0}
         layers = make_layers({**config, **changes}, "float32")
         stacks = [layers.pop("encoder_stack"), layers.pop("decoder_stack")]
         layers.pop("embedding_dropout")

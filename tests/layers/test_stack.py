@@ -63,7 +63,7 @@ def test_steps_equal_the_whole(residual):
     layer, num_beams = stack(residual, is_decoder=True), 3
     x = random(BATCH, num_beams, TARGET, HIDDEN_DIM, seed=2)
     cache = layer.init_cache(ops.convert_to_tensor(MEMORY), num_beams, TARGET + 2)
-    assert ops.convert_to_numpy(layer.positions_of_keys(cache)).tolist() == list(range(TARGET + 2))
+    assert ops.convert_to_numpy(layer.positions_of_keys(cache, 0)).tolist() == list(range(TARGET + 2))
     for index in range(TARGET):
         output, cache = layer.step(ops.convert_to_tensor(x[:, :, index]), cache, MEMORY_MASK, index)
         for beam in range(num_beams):

@@ -88,6 +88,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "embedding_norm": True,
     },
     "experts": {"feed_forward": {"name": "experts", "num_experts": 3}, "residual": "pre_norm"},
+    "windowed": {
+        "attention": {"name": "windowed", "width": 4},
+        "decoder_attention": {"name": "windowed", "width": 2},
+        "attention_bias": True,
+    },
 }
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {

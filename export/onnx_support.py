@@ -1,0 +1,38 @@
+"""Tells whether every part of a model has a writer of ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from keras_transformer.layers.norms import LayerNorm
+from keras_transformer.models.inspection import Difference, parts_of
+from keras_transformer.models.transformer import Transformer
+
+from .onnx_parts import WRITERS, WindowAttention
+from .onnx_positions import BiasedPositions
+from .signatures import unwritable
+
+# The options that a writer assumes.
+WRITTEN_OPTIONS: dict[type, dict[str, Any]] = {LayerNorm: {"center": True, "scale": True}}
+
+
+def require_writers(model: Transformer, precision: str) -> None:
+    """Raises RequestError, which names the part, unless every part of the model and its options can be written."""
+    for found in unwritten(model):
+        raise unwritable("onnx", precision, found)
+
+
+def unwritten(model: Transformer) -> Iterator[Difference]:
+    """The parts and options of a model that no writer writes."""
+    for path, part in parts_of(model, "model"):
+        if type(part) not in WRITERS:
+            known = [each.__name__ for each in WRITERS if isinstance(part, each)]
+            expected = known[0] if known else "parts of the family that have a writer"
+            yield Difference(path, expected, type(part).__name__)
+        for name, value in WRITTEN_OPTIONS.get(type(part), {}).items():
+            if getattr(part, name) != value:
+                yield Difference(f"{path}.{name}", value, getattr(part, name))
+    encoder_attention, positions = type(model.encoder_stack.blocks[0].self_attention), type(model.positions)
+    if WRITERS.get(encoder_attention) is WindowAttention and WRITERS.get(positions) is BiasedPositions:
+        yield Difference("model.positions", "positions without a bias, in windows", positions.__name__)

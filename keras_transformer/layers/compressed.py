@@ -1,0 +1,173 @@
+"""Memory-compressed attention (Liu et al. 2018, arXiv 1801.10198, section 4.2.3): a convolution shortens the memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_transformer.errors import require_positive
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.cache import KeysValues, write_at
+from keras_transformer.layers.heads import split_heads
+from keras_transformer.layers.shared import Shared
+from keras_transformer.layers.windowed import require_one_length
+from keras_transformer.tensor import Tensor
+
+STRIDE = 3  # of the convolution, and the size of its kernel: each block of so many positions becomes one key
+
+
+class CompressedCache(NamedTuple):
+    """The cache of a step: the keys and values of blocks (B, K, N, blocks, H), and the last positions' (B, K, N, 3, H).
+
+    The last block may be unfinished; no query sees it yet.
+    """
+
+    keys: Tensor
+    values: Tensor
+    last_keys: Tensor
+    last_values: Tensor
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CompressedAttention(MultiHeadAttention):
+    """Multi-head self-attention over keys and values that a convolution compresses (Liu et al. 2018, section 4.2.3).
+
+    The convolution has a kernel of 3 positions, a stride of 3, and no bias. It mixes all heads. Positions that no
+    query sees count as zeros in it.
+
+    A causal query sees a block only from the block's last position on; a query that sees no block gets zeros. In an
+    encoder every query sees all blocks; zeros fill the last one.
+
+    In a stack, layers of `LocalAttention` come between, and the first layer is one (see `family.Part.of_layer`).
+
+    Args:
+        num_heads: N.
+        key_dim: H.
+        width: the positions in a block of the local layers between. This layer does not use it.
+        is_causal: whether no position sees a later one.
+        **kwargs: see `MultiHeadAttention`.
+
+    Call arguments:
+        As for `MultiHeadAttention`; `memory` is as long as `query`, and `shared` has neither bias nor rotation.
+
+    Returns:
+        (B, S, D).
+
+    Raises:
+        ValueError: as for `MultiHeadAttention`; `memory` is not as long as `query`; or `shared` has a bias or a
+            rotation.
+    """
+
+    def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
+        super().__init__(num_heads, key_dim, **kwargs)
+        require_positive(width=width)
+        self.width = width
+        self.is_causal = is_causal
+
+    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+        super().build(query_shape, memory_shape)
+        self.key_convolution = self._convolution("key_convolution")
+        self.value_convolution = self._convolution("value_convolution")
+
+    def with_scores(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
+        training: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The output of `call`, and scores (B, N, S, S): the positions of a block have equal parts of its score."""
+        require_one_length(query.shape, memory.shape)
+        _require_no_positions(shared)
+        query, full, mask = self._projected(query, memory, attention_mask, memory_mask, None)
+        length = ops.shape(query)[-2]
+        mask = ops.ones((1, 1, length), "float32") if mask is None else ops.cast(mask, "float32")  # (B, S or 1, S)
+        is_seen = ops.max(mask, axis=1)[:, None]  # (B, 1, S)
+        visible = self._visible_blocks(mask, length)
+        x, scores = self._attend(query, self._compressed(full, is_seen), visible, training=training)
+        share = is_seen / ops.maximum(ops.repeat(ops.sum(_in_blocks(is_seen), -1), STRIDE, -1)[..., :length], 1.0)
+        share = ops.cast(share, scores.dtype)[:, None]  # (B, 1, 1, S)
+        return x, ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
+
+    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
+        """The empty cache of `step`, see `CompressedCache`."""
+        blocks = super().init_cache(batch_size, num_beams, (max_length + STRIDE - 1) // STRIDE)
+        return CompressedCache(*blocks, *super().init_cache(batch_size, num_beams, STRIDE))
+
+    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        """The last position (blocks,) of each block in a cache."""
+        return _ends(ops.shape(cache.keys)[-2])
+
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+        """Self-attention at one position, see `MultiHeadAttention.step`. Each step writes the block that it is in."""
+        _require_no_positions(shared)
+        x = ops.expand_dims(x, -2)  # (B, K, 1, D)
+        new, place = self.project_memory(x), ops.mod(index, STRIDE)
+        last = KeysValues(write_at(cache.last_keys, new.keys, place), write_at(cache.last_values, new.values, place))
+        block, at = self._compressed(last), index // STRIDE
+        blocks = KeysValues(write_at(cache.keys, block.keys, at), write_at(cache.values, block.values, at))
+        visible = ops.less_equal(self.positions_of_keys(cache, index), index)
+        x, _ = self._attend(self.project_query(x), blocks, visible[None, None, None])
+        return ops.squeeze(x, -2), CompressedCache(*blocks, *last)
+
+    def _visible_blocks(self, mask: Tensor, length: int | Tensor) -> Tensor:
+        """Which blocks a query sees (B, S or 1, blocks), from the positions that it sees (B, S or 1, S)."""
+        blocks = _in_blocks(mask)
+        if not self.is_causal:
+            return ops.max(blocks, axis=-1) > 0
+        is_over = _ends(ops.shape(blocks)[-2]) <= ops.arange(length)[:, None]
+        return ops.logical_and(ops.min(blocks, axis=-1) > 0, is_over)
+
+    def _compressed(self, full: KeysValues, is_seen: Tensor | None = None) -> KeysValues:
+        """Keys and values (..., N, S, H) → (..., N, blocks, H); positions (B, 1, S) that none sees count as zeros."""
+        if is_seen is not None:
+            is_seen = ops.cast(is_seen, self.compute_dtype)[..., None]
+            full = KeysValues(full.keys * is_seen, full.values * is_seen)
+        return KeysValues(
+            self._convolved(full.keys, self.key_convolution), self._convolved(full.values, self.value_convolution)
+        )
+
+    def _convolved(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """(..., N, S, H) → (..., N, blocks, H): a product with the joined heads of three positions at a time."""
+        size = self.num_groups * self.key_dim
+        x = ops.swapaxes(x, -2, -3)  # (..., S, G, H)
+        *others, length = ops.shape(x)[:-2]
+        count = (length + STRIDE - 1) // STRIDE
+        x = ops.pad(ops.reshape(x, (*others, length, size)), [*[(0, 0)] * len(others), (0, STRIDE - 1), (0, 0)])
+        x = ops.reshape(x[..., : count * STRIDE, :], (*others, count, STRIDE * size))
+        return split_heads(self._project(x, ops.reshape(kernel, (STRIDE * size, size)), None), self.num_groups)
+
+    def _convolution(self, name: str) -> Tensor:
+        size = self.num_groups * self.key_dim
+        return self.add_weight(name=name, shape=(STRIDE, size, size), initializer="glorot_uniform")
+
+    def num_parameters(self, hidden_dim: int) -> int:
+        """The number of parameters: as `MultiHeadAttention`, and two convolutions."""
+        return super().num_parameters(hidden_dim) + 2 * STRIDE * (self.num_groups * self.key_dim) ** 2
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
+
+
+def _in_blocks(x: Tensor) -> Tensor:
+    """(..., S) → (..., blocks, 3), after the last with zeros."""
+    count = (ops.shape(x)[-1] + STRIDE - 1) // STRIDE
+    x = ops.pad(x, [*[(0, 0)] * (len(x.shape) - 1), (0, STRIDE - 1)])[..., : count * STRIDE]
+    return ops.reshape(x, (*ops.shape(x)[:-1], count, STRIDE))
+
+
+def _ends(count: int | Tensor) -> Tensor:
+    """The last position of each block."""
+    return ops.arange(count) * STRIDE + STRIDE - 1
+
+
+def _require_no_positions(shared: Shared | None) -> None:
+    if shared is not None and (shared.bias is not None or shared.rotation is not None):
+        raise ValueError(
+            "`shared` must have neither bias nor rotation: a compressed key stands for three positions. "
+            f"Received: bias={shared.bias is not None}, rotation={shared.rotation is not None}"
+        )

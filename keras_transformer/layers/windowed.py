@@ -1,0 +1,171 @@
+"""Restricted self-attention (paper, section 4 and table 1): each position sees only the positions near it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.errors import require_positive
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.cache import KeysValues
+from keras_transformer.layers.shared import Shared
+from keras_transformer.tensor import Tensor
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class WindowedAttention(MultiHeadAttention):
+    """Multi-head self-attention of which a position sees `width` keys in all (paper, section 4: its r is `width`).
+
+    The result is that of `MultiHeadAttention` under a mask of the window. But time and memory grow with S · r, not with
+    S²: queries are cut into blocks of r positions, and a block scores only the 2 · r keys that its windows lie in. Only
+    `with_scores` makes numbers for all pairs of positions. `step` keeps the last r positions, in a ring of r slots.
+
+    A bias of positions (N, S, S) and a mask (B, S, S) come whole; the layer takes the band of them.
+
+    Args:
+        num_heads: N.
+        key_dim: H.
+        width: r, the keys that a position sees, itself included.
+        is_causal: True: the window is the position and the r - 1 before it. False: the position is in the middle; of
+            an even r, one more key lies before it than after it.
+        **kwargs: see `MultiHeadAttention`.
+
+    Call arguments:
+        As for `MultiHeadAttention`; `memory` is as long as `query`.
+
+    Returns:
+        (B, S, D).
+
+    Raises:
+        ValueError: as for `MultiHeadAttention`; or `memory` is not as long as `query`.
+    """
+
+    def __init__(self, num_heads: int, key_dim: int, width: int = 33, is_causal: bool = False, **kwargs: Any):
+        super().__init__(num_heads, key_dim, **kwargs)
+        require_positive(width=width)
+        self.width = width
+        self.is_causal = is_causal
+        self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
+        self.num_keys = 2 * width  # that a block scores
+
+    def call(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        output, _ = self._over_blocks(query, memory, attention_mask, memory_mask, shared, training)
+        return output
+
+    def with_scores(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        shared: Shared | None = None,
+        training: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        output, scores = self._over_blocks(query, memory, attention_mask, memory_mask, shared, training)
+        return output, self._spread(scores, ops.shape(query)[1])
+
+    def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
+        """The empty cache of `step`: keys and values (B, K, N, r, H). It does not grow with `max_length`."""
+        return super().init_cache(batch_size, num_beams, self.width)
+
+    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+        ages = ops.mod(ops.subtract(index, ops.arange(self.width)), self.width)  # of the keys, in steps
+        return ops.subtract(index, ages)
+
+    def _slot(self, index: Tensor) -> Tensor:
+        return ops.mod(index, self.width)
+
+    def _over_blocks(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: Shared | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """(B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
+        require_one_length(query.shape, memory.shape)
+        query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
+        length = ops.shape(query)[-2]
+        count = (length + self.width - 1) // self.width
+        queries_at, keys_at = self._positions(count)
+        visible = self._is_visible(queries_at, keys_at, length)[None]  # (1, blocks, r, 2r)
+        if mask is not None:
+            visible = ops.logical_and(visible, _band(mask, queries_at, keys_at))
+        if shared is not None and shared.bias is not None:
+            shared = Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))  # (blocks, N, r, 2r)
+        blocks = KeysValues(*(self._key_blocks(each, count) for each in (keys, values)))
+        x, scores = self._attend(blocks_of(query, 0, count, self.width), blocks, visible, shared, training)
+        x = ops.reshape(x, (ops.shape(x)[0], count * self.width, x.shape[-1]))
+        return x[:, :length], scores
+
+    def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
+        """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""
+        starts = ops.reshape(ops.arange(count) * self.width, (-1, 1, 1))
+        return starts + ops.arange(self.width)[:, None], starts - self.num_before + ops.arange(self.num_keys)
+
+    def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
+        """Whether the key exists and lies in the query's window."""
+        exists = ops.logical_and(keys_at >= 0, keys_at < length)
+        place = keys_at - queries_at + self.num_before  # in the window, from 0
+        return ops.logical_and(exists, ops.logical_and(place >= 0, place < self.width))
+
+    def _key_blocks(self, x: Tensor, count: int | Tensor) -> Tensor:
+        """(B, N, S, H) → (B, blocks, N, 2r, H): two neighbours of the blocks that begin where a window begins."""
+        blocks = blocks_of(x, self.num_before, count + 1, self.width)
+        return ops.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=-2)
+
+    def _spread(self, scores: Tensor, length: int | Tensor) -> Tensor:
+        """(B, blocks, N, r, 2r) → (B, N, S, S), with 0 outside of the windows."""
+        rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
+        rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, self.num_keys))[:, :, :length]
+        positions = ops.arange(length)
+        starts = positions // self.width * self.width - self.num_before  # of the keys of a query's block
+        places = positions - starts[:, None]  # (S, S) of a key among them
+        inside = ops.logical_and(places >= 0, places < self.num_keys)
+        places = ops.broadcast_to(ops.clip(places, 0, self.num_keys - 1), (*ops.shape(rows)[:3], length))
+        return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
+
+    def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
+        require_one_length(query_shape, memory_shape)
+        return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
+
+
+def blocks_of(x: Tensor, num_before: int, count: int | Tensor, size: int) -> Tensor:
+    """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""
+    x = ops.pad(x, [(0, 0), (0, 0), (num_before, 2 * size), (0, 0)])[:, :, : count * size]
+    x = ops.reshape(x, (*ops.shape(x)[:2], count, size, x.shape[-1]))
+    return ops.swapaxes(x, 1, 2)
+
+
+def _band(x: Tensor, queries_at: Tensor, keys_at: Tensor) -> Tensor:
+    """What stands in (A, S, S), or in what broadcasts to it, at some queries and keys: (A, blocks, r, 2r).
+
+    Positions that do not exist get the number of the nearest that does.
+    """
+    rows, columns = ops.shape(x)[-2:]
+    places = ops.minimum(queries_at, rows - 1) * columns + ops.clip(keys_at, 0, columns - 1)
+    return ops.take(ops.reshape(x, (ops.shape(x)[0], -1)), places, axis=-1)
+
+
+def require_one_length(query: tuple, memory: tuple) -> None:
+    """Raises ValueError if it is not self-attention."""
+    if len(query) == len(memory) == 3 and None not in (query[1], memory[1]) and query[1] != memory[1]:
+        raise ValueError(
+            "`memory` must be as long as `query`: the layer is for self-attention alone. "
+            f"Received the shapes {tuple(query)} and {tuple(memory)}"
+        )
