@@ -113,6 +113,7 @@ def test_a_model_that_a_peer_cannot_hold_is_refused_and_the_difference_named(var
         (["loss", "--small", "--device", "cuda", "--against", "products"], "needs a GPU"),
         (["growth", "--small", "--device", "cuda"], "onnxruntime-gpu[cuda,cudnn] in place of onnxruntime"),
         (["growth", "--small", "--curves", "source"], "`--small` has the curves batch, steps"),
+        (["layers", "--out", "nowhere/layers.png"], "`--out` must be a .png in a folder that exists"),
         (["growth", "--small", "--out", "nowhere/growth.png"], "`--out` must be a .png in a folder that exists"),
         (["multi30k", "nowhere"], "expected a run folder"),
     ],
@@ -139,6 +140,16 @@ def test_growth_is_measured_and_drawn(tmp_path):
     rows = table_of("growth", "--small", "--out", str(tmp_path / "growth.png"))
     assert [row[:2] for row in rows] == [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]]
     assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+def test_layers_are_measured_over_lengths_and_drawn(tmp_path):
+    kinds = ["restricted self-attention", "convolutional"]
+    picture = tmp_path / "layers.png"
+    rows = table_of("layers", "--layers", *kinds, "--lengths", "8", "70", "--rounds", "1", "--out", str(picture))
+    assert [row[:2] for row in rows] == [[kind, length] for kind in kinds for length in ("8", "70")]
+    # By hand: 69 places in steps of 16 to a side (33 keys are seen), and in steps of one (three are).
+    assert [row[5:] for row in rows[1::2]] == [["r·n·d", "1", "5"], ["k·n·d²", "1", "69"]]
+    assert picture.stat().st_size > 10_000
 
 
 def test_training_is_compared_with_its_matrix_products():

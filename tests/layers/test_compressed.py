@@ -77,7 +77,11 @@ def by_keras(layer, x, is_causal, real):
     logits = np.einsum("tnh,bnh->ntb", (x @ q).reshape(length, NUM_HEADS, KEY_DIM), keys) / np.sqrt(KEY_DIM)
     in_blocks = np.pad(real, (0, 3 * count - length)).reshape(count, 3)
     ends = np.arange(count) * 3 + 2
-    seen = ((ends <= np.arange(length)[:, None]) & in_blocks.all(-1)) if is_causal else np.any(in_blocks, axis=-1, keepdims=True).T
+    seen = (
+        ((ends <= np.arange(length)[:, None]) & in_blocks.all(-1))
+        if is_causal
+        else np.any(in_blocks, axis=-1, keepdims=True).T
+    )
     scores = np.exp(logits) * seen
     scores /= np.maximum(scores.sum(-1, keepdims=True), 1e-30)
     return np.einsum("ntb,bnh->tnh", scores, values).reshape(length, -1) @ o, scores

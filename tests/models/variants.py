@@ -92,7 +92,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention": {"name": "windowed", "width": 4},
         "decoder_attention": {"name": "windowed", "width": 2},
         "attention_bias": True,
+        "positions": "rotary",
     },
+    "windows and slopes": {"attention": {"name": "windowed", "width": 3}, "positions": "alibi", "num_layers": 1},
 }
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {
@@ -105,7 +107,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     }.items()
 }
 # ONNX refuses these by name, for a part of each has no writer.
-WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts"}
+WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts", "windows and slopes": "AlibiPositions"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
