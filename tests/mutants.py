@@ -48,6 +48,10 @@ LAYERS = [
         "models/test_transformer.py::test_steps_equal_the_full_pass",
         f"{PACKAGE}/layers/attention.py",
         ("ops.less_equal(positions, index)", "ops.less(positions, index)"),
+    ),
+    *by(
+        "models/test_transformer.py::test_steps_equal_the_full_pass",
+        f"{PACKAGE}/layers/cache.py",
         ("ops.equal(positions, index), -1), new, cache)", "ops.equal(positions, 0), -1), new, cache)"),
     ),
     *by(

@@ -128,7 +128,7 @@ CONFIGS = {
     ),
     "an unknown part": (
         lambda c: changed(c, "norm", "Lambda"),
-        "`norm` must be one of layer. Received: norm='Lambda'",
+        "`norm` must be one of layer, rms. Received: norm='Lambda'",
     ),
     "an unknown option": (
         lambda c: changed(c, "norm", {"name": "layer", "class_name": "Lambda"}),

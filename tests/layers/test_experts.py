@@ -104,7 +104,7 @@ def balance(layer, x=X, mask=None):
     """The load-balancing loss."""
     with auxiliary_losses.collected() as found, auxiliary_losses.of_stack(None, mask, training=True):
         layer(x)
-    return float(auxiliary_losses.total(found))
+    return float(ops.convert_to_numpy(auxiliary_losses.total(found)))
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
@@ -134,7 +134,7 @@ def test_parts_of_a_batch_share_the_loss_of_the_whole():
         parts.append(found)
     counts = sum(auxiliary_losses.counts_of(found) for found in parts)
     assert ops.convert_to_numpy(counts)[-1] == 15 and ops.convert_to_numpy(counts)[:-1].sum() == 2 * 15
-    shares = [float(auxiliary_losses.total(found, counts)) for found in parts]
+    shares = [float(ops.convert_to_numpy(auxiliary_losses.total(found, counts))) for found in parts]
     assert sum(shares) == pytest.approx(balance(layer), rel=1e-5)
 
 

@@ -48,7 +48,8 @@ def states_of(layer, mask=None):
     states, x = [], ops.convert_to_tensor(X)
     memory = [MEMORY] if layer.is_decoder else []
     for step in range(layer.num_layers):
-        x = layer.blocks[0](x + by_numpy(range(TARGET), step).astype("float32"), *memory, attention_mask=mask)
+        x = x + ops.convert_to_tensor(by_numpy(range(TARGET), step), "float32")
+        x = layer.blocks[0](x, *memory, attention_mask=mask)
         states.append(x)
     return states
 
@@ -78,7 +79,7 @@ def test_with_coordinates_added_it_equals_layers_with_tied_weights(residual):
         block.set_weights(layer.blocks[0].get_weights())
     x = ops.convert_to_tensor(X)
     for step, block in enumerate(layers.blocks):
-        x = block(x + by_numpy(range(TARGET), step).astype("float32"), causal_mask(TARGET))
+        x = block(x + ops.convert_to_tensor(by_numpy(range(TARGET), step), "float32"), causal_mask(TARGET))
     if layer.norm is not None and layers.norm is not None:
         layers.norm.set_weights(layer.norm.get_weights())
         x = layers.norm(x)
@@ -103,7 +104,8 @@ def test_steps_equal_the_whole(residual, adaptive):
 @ADAPTIVE
 def test_scores_of_every_step_come_with_the_output(adaptive):
     layer = stack(True, adaptive=adaptive)
-    x, scores = layer.with_scores(X, causal_mask(TARGET), MEMORY, MEMORY_MASK)
+    inputs = ops.convert_to_tensor(X), causal_mask(TARGET), *map(ops.convert_to_tensor, (MEMORY, MEMORY_MASK))
+    x, scores = layer.with_scores(*inputs)
     whole = layer(X, causal_mask(TARGET), MEMORY, MEMORY_MASK)
     np.testing.assert_allclose(ops.convert_to_numpy(x), ops.convert_to_numpy(whole), atol=1e-6)
     assert tuple(scores["self"].shape) == (STEPS, BATCH, 2, TARGET, TARGET)
@@ -145,9 +147,11 @@ def test_the_output_is_the_mean_of_the_states_weighted_by_halting_probabilities(
         layer(X, SEES_ITSELF, training=True)
     (loss,) = found
     assert ops.convert_to_numpy(loss.counts).tolist() == [BATCH * TARGET]
-    cost = float(auxiliary_losses.total(found))
+    cost = float(ops.convert_to_numpy(auxiliary_losses.total(found)))
     np.testing.assert_allclose(cost, 0.01 * pondered.mean(), rtol=1e-5)
-    np.testing.assert_allclose(float(auxiliary_losses.total(found, loss.counts * 4)), cost / 4, rtol=1e-5)
+    np.testing.assert_allclose(
+        float(ops.convert_to_numpy(auxiliary_losses.total(found, loss.counts * 4))), cost / 4, rtol=1e-5
+    )
 
 
 def test_weights_sum_to_1_and_a_halted_position_stays_frozen():
@@ -177,7 +181,7 @@ def test_padding_pays_no_ponder_cost_and_changes_nothing():
     for x, each in ((X, mask), (X[:, :width], None), (X[:, :width], np.ones((BATCH, width, width), bool))):
         with auxiliary_losses.collected() as found:
             outputs.append(ops.convert_to_numpy(layer(x, each, training=True))[:, :width])
-        costs.append(float(auxiliary_losses.total(found)))
+        costs.append(float(ops.convert_to_numpy(auxiliary_losses.total(found))))
     np.testing.assert_allclose(costs, costs[0], rtol=1e-5)
     np.testing.assert_allclose(outputs[1:], outputs[:1] * 2, atol=1e-5)
 
