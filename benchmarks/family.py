@@ -42,7 +42,6 @@ COMPANIONS = {
 }
 MORE = {"attention full, one key head": ["--attention", "full:num_key_value_heads=1"]}
 BATCH_SIZE = 32
-TURNS = 3  # of the ONNX translator
 
 
 class Quality(NamedTuple):
@@ -87,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
         print_head(head)
         for variant in options.variants:
             train(folder, variant, [*recipe, *variants()[variant]], options)
-            figures[variant] = in_process(measure, folder, variant)
+            figures[variant] = in_process(measure, folder, variant, options.rounds)
             print_row([variant, *cells(figures[variant])])
     if options.out:
         draw(figures, options.out)
@@ -105,6 +104,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--sentences", type=at_least_one, default=500, help="held-out sentences of each kind (default: 500)")
     add("--seed", type=int, default=1)
     add("--threads", type=at_least_one, default=2, help="in training (default: 2)")
+    add("--rounds", type=at_least_one, default=3, help="of the ONNX translator (default: 3)")
     add("--out", help="write a picture of quality over speed here, .png")
     return parser.parse_args(arguments)
 
@@ -165,7 +165,7 @@ def train(folder: Path, variant: str, flags: Sequence[str], options: argparse.Na
         raise JobError(f"the training of {variant!r} failed: {done.stderr[-500:]}")
 
 
-def measure(folder: Path, variant: str) -> Figures:
+def measure(folder: Path, variant: str, count: int) -> Figures:
     """Measures a run, in a process of its own."""
     from export.signatures import open_run
 
@@ -180,7 +180,7 @@ def measure(folder: Path, variant: str) -> Figures:
         tokens / float(last["seconds"]),
         quality(trained.translator, folder / "short"),
         quality(trained.translator, folder / "long"),
-        onnx_speed(folder, trained),
+        onnx_speed(folder, trained, count),
     )
 
 
@@ -213,7 +213,7 @@ def inner_size(product: Any) -> int:
     return product.inputs[0].shape[-2 if is_transposed else -1]
 
 
-def onnx_speed(folder: Path, trained: Any) -> float | None:
+def onnx_speed(folder: Path, trained: Any, count: int) -> float | None:
     """Sentences a second of the ONNX translator; None if the model has no writer."""
     from benchmarks.devices import onnx_session
     from benchmarks.sentences import END, padded
@@ -229,12 +229,12 @@ def onnx_speed(folder: Path, trained: Any) -> float | None:
     ids = sorted(([*pieces, END] for pieces in trained.translator.source_tokenizer.encode(sources)), key=len)
     batches = [padded(ids[start : start + BATCH_SIZE]) for start in range(0, len(ids), BATCH_SIZE)]
     session = onnx_session(path, "cpu", 1)
-    return len(ids) / statistics.median(turns(session, batches))
+    return len(ids) / statistics.median(turns(session, batches, count))
 
 
-def turns(session: Any, batches: Sequence[Any]) -> Iterator[float]:
+def turns(session: Any, batches: Sequence[Any], count: int) -> Iterator[float]:
     """The seconds of each turn, which translates all batches; the first one is for warming up."""
-    for turn in range(TURNS + 1):
+    for turn in range(count + 1):
         started = time.perf_counter()
         for batch in batches:
             session.run(["target_ids"], {"source_ids": batch})

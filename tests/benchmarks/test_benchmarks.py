@@ -113,6 +113,7 @@ def test_a_model_that_a_peer_cannot_hold_is_refused_and_the_difference_named(var
         (["loss", "--small", "--device", "cuda", "--against", "products"], "needs a GPU"),
         (["growth", "--small", "--device", "cuda"], "onnxruntime-gpu[cuda,cudnn] in place of onnxruntime"),
         (["growth", "--small", "--curves", "source"], "`--small` has the curves batch, steps"),
+        (["family", "--out", "nowhere/family.png"], "`--out` must be a .png in a folder that exists"),
         (["layers", "--out", "nowhere/layers.png"], "`--out` must be a .png in a folder that exists"),
         (["growth", "--small", "--out", "nowhere/growth.png"], "`--out` must be a .png in a folder that exists"),
         (["multi30k", "nowhere"], "expected a run folder"),
@@ -149,6 +150,19 @@ def test_layers_are_measured_over_lengths_and_drawn(tmp_path):
     assert [row[:2] for row in rows] == [[kind, length] for kind in kinds for length in ("8", "70")]
     # By hand: 69 places in steps of 16 to a side (33 keys are seen), and in steps of one (three are).
     assert [row[5:] for row in rows[1::2]] == [["r·n·d", "1", "5"], ["k·n·d²", "1", "69"]]
+    assert picture.stat().st_size > 10_000
+
+
+def test_variants_of_the_family_are_trained_and_measured(tmp_path):
+    picture = tmp_path / "family.png"
+    small = ["--steps", "2", "--sentences", "5", "--out", str(picture)]
+    rows = table_of("family", "--variants", "norm rms", "stack universal", *small)
+    rms, universal = rows
+    assert [rms[0], universal[0]] == ["norm rms", "stack universal"]
+    # Two layers a stack, D 128, F 256, 200 pieces; by hand: embedding, then kernels, biases and norms of both stacks.
+    attention, feed_forward, norm = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
+    assert rms[1] == f"{200 * 128 + 2 * (3 * attention + 2 * feed_forward + 5 * norm):,}"
+    assert float(rms[6].replace(",", "")) > 0 and universal[6] == "–"
     assert picture.stat().st_size > 10_000
 
 
