@@ -30,8 +30,6 @@ LAYERS = [
         f"{PACKAGE}/layers/attention.py",
         ("+ (1.0 - seen) * HIDDEN) * seen", "+ (1.0 - seen) * HIDDEN)"),
         ("weights = self.scores_dropout(scores, training=training)", "weights = scores"),
-        ("else ops.logical_and(attention_mask, visible)", "else attention_mask"),
-        ("visible = keys_mask(memory_mask)", "visible = keys_mask(ops.ones_like(memory_mask))"),
         (
             'self._projection("value", memory_dim, groups_dim, self.gain)',
             'self._projection("value", memory_dim, groups_dim)',
@@ -53,6 +51,12 @@ LAYERS = [
         "models/test_transformer.py::test_steps_equal_the_full_pass",
         f"{PACKAGE}/layers/cache.py",
         ("ops.equal(positions, index), -1), new, cache)", "ops.equal(positions, 0), -1), new, cache)"),
+    ),
+    *by(
+        "layers/test_attention.py",
+        f"{PACKAGE}/layers/masks.py",
+        ("else ops.logical_and(attention_mask, visible)", "else attention_mask"),
+        ("visible = keys_mask(memory_mask)", "visible = keys_mask(ops.ones_like(memory_mask))"),
     ),
     *by(
         "layers/test_attention.py",

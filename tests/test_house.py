@@ -135,7 +135,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.windowed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "shared")],
     f"{PACKAGE}.layers.local": [f"{PACKAGE}.layers.windowed"],
     f"{PACKAGE}.layers.compressed": [
-        f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "heads", "shared", "windowed")
+        f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "heads", "masks", "shared", "windowed")
     ],
     f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],

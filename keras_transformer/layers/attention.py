@@ -14,7 +14,7 @@ from keras_transformer.layers.cache import write_at as write_at
 from keras_transformer.layers.heads import grouped, joined_heads, split_heads, ungrouped
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.masks import HIDDEN as HIDDEN
-from keras_transformer.layers.masks import keys_mask
+from keras_transformer.layers.masks import joint_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.score import scaled_dot
 from keras_transformer.layers.shared import Shared, rotate
@@ -155,7 +155,7 @@ class MultiHeadAttention(keras.layers.Layer):
         shared: Shared | None = None,
         training: bool = False,
     ) -> Tensor:
-        output, _ = self.with_scores(query, memory, attention_mask, memory_mask, shared, training)
+        output, _ = self._output_and_scores(query, memory, attention_mask, memory_mask, shared, training)
         return output
 
     def with_scores(
@@ -168,6 +168,18 @@ class MultiHeadAttention(keras.layers.Layer):
         training: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and the scores (B, N, T, S) that weigh the values."""
+        return self._output_and_scores(query, memory, attention_mask, memory_mask, shared, training)
+
+    def _output_and_scores(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: Shared | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, D), and the scores in the form in which this attention computes them."""
         query, keys_values, attention_mask = self._projected(query, memory, attention_mask, memory_mask, shared)
         return self._attend(query, keys_values, attention_mask, shared, training)
 
@@ -182,9 +194,7 @@ class MultiHeadAttention(keras.layers.Layer):
         """The projected query (B, N, T, H), keys and values (B, N, S, H), and one mask of both."""
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
-        if memory_mask is not None:
-            visible = keys_mask(memory_mask)  # (B, 1, S)
-            attention_mask = visible if attention_mask is None else ops.logical_and(attention_mask, visible)
+        attention_mask = joint_mask(attention_mask, memory_mask)
         # Memory first, then query: version 0.1 summed gradients in this order.
         keys_values = self.project_memory(memory, shared)
         return self.project_query(query, shared), keys_values, attention_mask

@@ -11,6 +11,7 @@ from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.cache import KeysValues, write_at
 from keras_transformer.layers.heads import split_heads
+from keras_transformer.layers.masks import joint_mask
 from keras_transformer.layers.shared import Shared
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.tensor import Tensor
@@ -77,21 +78,34 @@ class CompressedAttention(MultiHeadAttention):
         memory: Tensor,
         attention_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
-        training: bool = False,
+        *others: Any,
+        **named: Any,
     ) -> tuple[Tensor, Tensor]:
         """The output of `call`, and scores (B, N, S, S): the positions of a block have equal parts of its score."""
+        output, scores = super().with_scores(query, memory, attention_mask, memory_mask, *others, **named)
+        length = ops.shape(query)[1]
+        is_seen = _is_seen(_as_numbers(joint_mask(attention_mask, memory_mask), length))  # (B, 1, S)
+        in_block = ops.repeat(ops.sum(_in_blocks(is_seen), -1), STRIDE, -1)[..., :length]
+        share = ops.cast(is_seen / ops.maximum(in_block, 1.0), scores.dtype)[:, None]  # (B, 1, 1, S)
+        return output, ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
+
+    def _output_and_scores(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        shared: Shared | None,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, S, D), and the scores (B, N, S, blocks)."""
         require_one_length(query.shape, memory.shape)
         _require_no_positions(shared)
         query, full, mask = self._projected(query, memory, attention_mask, memory_mask, None)
         length = ops.shape(query)[-2]
-        mask = ops.ones((1, 1, length), "float32") if mask is None else ops.cast(mask, "float32")  # (B, S or 1, S)
-        is_seen = ops.max(mask, axis=1)[:, None]  # (B, 1, S)
+        mask = _as_numbers(mask, length)
         visible = self._visible_blocks(mask, length)
-        x, scores = self._attend(query, self._compressed(full, is_seen), visible, training=training)
-        share = is_seen / ops.maximum(ops.repeat(ops.sum(_in_blocks(is_seen), -1), STRIDE, -1)[..., :length], 1.0)
-        share = ops.cast(share, scores.dtype)[:, None]  # (B, 1, 1, S)
-        return x, ops.repeat(scores, STRIDE, axis=-1)[..., :length] * share
+        return self._attend(query, self._compressed(full, _is_seen(mask)), visible, training=training)
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
         """The empty cache of `step`, see `CompressedCache`."""
@@ -151,6 +165,16 @@ class CompressedAttention(MultiHeadAttention):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
+
+
+def _as_numbers(mask: Tensor | None, length: int | Tensor) -> Tensor:
+    """A mask (B, S or 1, S) as 1 and 0; without a mask, ones."""
+    return ops.ones((1, 1, length), "float32") if mask is None else ops.cast(mask, "float32")
+
+
+def _is_seen(mask: Tensor) -> Tensor:
+    """Which positions any query sees: (B, S or 1, S) → (B, 1, S)."""
+    return ops.max(mask, axis=1)[:, None]
 
 
 def _in_blocks(x: Tensor) -> Tensor:

@@ -23,3 +23,11 @@ def causal_mask(length: int | Tensor) -> Tensor:
 def keys_mask(mask: Tensor) -> Tensor:
     """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
     return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT cannot slice booleans
+
+
+def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
+    """What both masks show: an attention mask (B, T, S) or what broadcasts to it, and a padding mask (B, S)."""
+    if memory_mask is None:
+        return attention_mask
+    visible = keys_mask(memory_mask)  # (B, 1, S)
+    return visible if attention_mask is None else ops.logical_and(attention_mask, visible)

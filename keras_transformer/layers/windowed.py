@@ -50,28 +50,8 @@ class WindowedAttention(MultiHeadAttention):
         self.num_before = width - 1 if is_causal else width // 2  # the keys of a window before its query
         self.num_keys = 2 * width  # that a block scores
 
-    def call(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
-        training: bool = False,
-    ) -> Tensor:
-        output, _ = self._over_blocks(query, memory, attention_mask, memory_mask, shared, training)
-        return output
-
-    def with_scores(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attention_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        shared: Shared | None = None,
-        training: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        output, scores = self._over_blocks(query, memory, attention_mask, memory_mask, shared, training)
+    def with_scores(self, query: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        output, scores = super().with_scores(query, *others, **named)
         return output, self._spread(scores, ops.shape(query)[1])
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
@@ -85,7 +65,7 @@ class WindowedAttention(MultiHeadAttention):
     def _slot(self, index: Tensor) -> Tensor:
         return ops.mod(index, self.width)
 
-    def _over_blocks(
+    def _output_and_scores(
         self,
         query: Tensor,
         memory: Tensor,
@@ -94,7 +74,7 @@ class WindowedAttention(MultiHeadAttention):
         shared: Shared | None,
         training: bool,
     ) -> tuple[Tensor, Tensor]:
-        """(B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
+        """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
         require_one_length(query.shape, memory.shape)
         query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
         length = ops.shape(query)[-2]
