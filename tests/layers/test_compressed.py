@@ -148,3 +148,18 @@ def test_what_it_cannot_compress_is_refused():
         layer(X, X, shared=Shared(random(NUM_HEADS, LENGTH, LENGTH)))
     with pytest.raises(ValueError, match=r"`memory` must be as long as `query`.*\(2, 11, 5\) and \(2, 4, 5\)"):
         layer(X, X[:, :4])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_no_tensor_has_all_pairs_of_positions(is_causal):
+    """In the graph of the layer, queries meet blocks alone; only `with_scores` spreads scores over positions."""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("it reads TensorFlow's graph")
+    import tensorflow as tf
+
+    length, layer = 60, CompressedAttention(NUM_HEADS, KEY_DIM, is_causal=is_causal)
+    signature = [tf.TensorSpec((1, length, 5), "float32"), tf.TensorSpec((1, 1, length), "bool")]
+    graph = tf.function(lambda x, mask: layer(x, x, mask), signature).get_concrete_function().graph
+    shapes = [tuple(output.shape) for operation in graph.get_operations() for output in operation.outputs]
+    assert any(shape[-2:] == (length, length // 3) for shape in shapes)
+    assert not any(shape[-2:] == (length, length) for shape in shapes)
