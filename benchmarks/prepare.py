@@ -62,7 +62,7 @@ def prepare(
 def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collection[str]) -> None:
     """Writes our ONNX graph, and if they are compared our TFLite file and SavedModel, unless they are there."""
     from export.onnx import translate_model
-    from export.onnx_graph import write_model
+    from export.onnx.graph import write_model
     from export.saved_model import export_saved_model
     from export.signatures import Decoding
     from export.tflite import export_tflite

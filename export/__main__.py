@@ -112,7 +112,7 @@ def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
 
     for format, precision in plan:
         if format == "onnx":
-            from .onnx_support import require_writers
+            from .onnx.support import require_writers
 
             require_writers(model, precision)
         elif (format, precision) in REMADE:

@@ -707,12 +707,12 @@ EXPORT = [
     ),
     *by(
         "export/test_certificate.py::test_float16_that_fails_on_a_gpu_or_ends_without_a_word_does_not_hold",
-        "export/certificate.py",
+        "export/certificate/comparison.py",
         ("broken.had_no_gpu and ", ""),
     ),
     *by(
         "export/test_runner.py",
-        "export/runner.py",
+        "export/certificate/runner.py",
         ("np.delete(np.arange(num_control_ids), END)", "np.delete(np.arange(4), END)"),
     ),
     *by(
@@ -739,7 +739,7 @@ EXPORT = [
     ),
     *by(
         "export/test_onnx_parts.py",
-        "export/onnx_norms.py",
+        "export/onnx/norms.py",
         ("float(norm.epsilon)", "1e-6"),
         ("x = arithmetic.float32(g, x)", "x = g.cast(g.cast(x, np.float16), np.float32)"),
     ),
@@ -798,7 +798,7 @@ EXPORT = [
     ),
     *by(
         "export/test_onnx_text.py",
-        "export/onnx_text.py",
+        "export/onnx/text.py",
         ("surface[0] >= 0x80", "surface[0] > 0x80"),
         ("np.int32(END), ids)", "np.int32(PAD), ids)"),
     ),

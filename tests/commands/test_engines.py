@@ -173,7 +173,7 @@ def test_where_the_cache_cannot_be_written_keras_translates(run_folder, translat
 def test_a_part_without_a_writer_leaves_the_run_to_keras(run_folder, translate, keras_is_used, monkeypatch):
     from keras_transformer.layers.activations import Relu
 
-    monkeypatch.delitem(export_module("onnx_parts").WRITERS, Relu)
+    monkeypatch.delitem(export_module("onnx.parts").WRITERS, Relu)
     assert translate(run_folder, "--beams", 1)[0] == 0
     assert len(keras_is_used) == 1 and not graphs_in(run_folder)
     status, _, err = translate(run_folder, "--beams", 1, "--engine", "onnx")

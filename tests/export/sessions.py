@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnxruntime
 
-from export.onnx_graph import write_model
+from export.onnx.graph import write_model
 
 
 def session(path):

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from export import certificate as module
-from export import execution
-from export.certificate import Artefact, artefacts_in, certify, validation_text, write_certificate
+from export.certificate import (
+    Artefact,
+    artefacts_in,
+    certify,
+    comparison,
+    execution,
+    validation_text,
+    write_certificate,
+)
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
@@ -68,7 +74,7 @@ def stub(folder: Path, code: str, monkeypatch) -> Artefact:
         f"import json, os, sys, pathlib\ntask = json.loads(pathlib.Path(sys.argv[1]).read_text())\n{code}\n"
     )
     monkeypatch.setattr(execution, "RUNNER", runner)
-    monkeypatch.setattr(module, "contents_of", lambda artefact: None)
+    monkeypatch.setattr(comparison, "contents_of", lambda artefact: None)
     return Artefact(folder / "translate.onnx", "onnx", "ids", "float32")
 
 
@@ -105,7 +111,7 @@ names += [place for place in sys.path if pathlib.Path(place, "keras_transformer"
 seen = f"{names} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
 """
     code += failing("seen")
-    monkeypatch.setenv("PYTHONPATH", str(Path(module.__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(comparison.__file__).parent.parent.parent))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     artefact = replace(stub(tmp_path, code, monkeypatch), precision=precision)
     (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries

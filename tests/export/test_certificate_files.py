@@ -6,12 +6,12 @@ import json
 import math
 from dataclasses import replace
 
-from export.certificate_files import write_certificate
-from export.certificate_records import Certificate, Entry, Machine
-from export.contents import Contents
-from export.judgement import Judgement
-from export.measured import Measured
-from export.rules import Difference, low_precision_fault
+from export.certificate.contents import Contents
+from export.certificate.files import write_certificate
+from export.certificate.judgement import Judgement
+from export.certificate.measured import Measured
+from export.certificate.records import Certificate, Entry, Machine
+from export.certificate.rules import Difference, low_precision_fault
 
 MEASURED = Measured(
     sentences=100,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.onnx import export_onnx
-from export.onnx_support import unwritten
+from export.onnx.support import unwritten
 from export.saved_model import export_saved_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from export.artefacts import artefacts_in
-from export.contents import contents_of
+from export.certificate.contents import contents_of
 from tests.export.echo import echo
 
 pytest_plugins = ["tests.tiny_run"]

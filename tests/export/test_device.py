@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from export.artefacts import Artefact
-from export.device import device_notes, why_no_gpu
-from export.execution import task_of
+from export.certificate.device import device_notes, why_no_gpu
+from export.certificate.execution import task_of
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from export.artefacts import BrokenArtefact
-from export.execution import run_artefact, task_of
+from export.certificate.execution import run_artefact, task_of
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END
 from tests.export.echo import echo

@@ -11,10 +11,10 @@ import pytest
 from keras import ops
 
 from export.artefacts import BrokenArtefact
-from export.bleu_loss import bleu_of, bleu_statistics, compare_bleu
-from export.judgement import Judge, is_whole
-from export.near_ties import Choice, best_left_out
-from export.runner import Answers, Result
+from export.certificate.bleu_loss import bleu_of, bleu_statistics, compare_bleu
+from export.certificate.judgement import Judge, is_whole
+from export.certificate.near_ties import Choice, best_left_out
+from export.certificate.runner import Answers, Result
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, PAD, START
 from tests.tiny_text import lines
@@ -108,7 +108,7 @@ def test_another_translation_that_is_as_good_holds(judge, sure):
 
 @pytest.mark.parametrize(("margin", "holds"), [(9e-5, True), (1.1e-4, False)])
 def test_a_worse_translation_holds_only_by_a_near_tie(judge, monkeypatch, margin, holds):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(margin, 3))
+    monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(margin, 3))
     result = result_of(judge)
     result["batched"]["outputs"][0] = [7, 8, END]
     judgement = judge.judge("float32", result)
@@ -117,7 +117,7 @@ def test_a_worse_translation_holds_only_by_a_near_tie(judge, monkeypatch, margin
 
 
 def test_two_percent_that_differ_do_not_hold(judge, monkeypatch):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(0.0, 1))
+    monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(0.0, 1))
     result = result_of(judge)
     for place in (0, 1):
         result["batched"]["outputs"][place] = [7, 8, END]
@@ -137,7 +137,7 @@ def test_a_wrong_score_does_not_hold(judge, score):
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 8], [7, START, END], [7, END, 8], [7, PAD, END], [END, END]])
 def test_an_incomplete_translation_does_not_hold(judge, sure, monkeypatch, ids):
-    monkeypatch.setattr("export.judgement.narrowest_choice", lambda *_: Choice(1.0, 1))
+    monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(1.0, 1))
     place = sure
     result = result_of(judge)
     result["batched"]["outputs"][place] = ids

@@ -10,20 +10,20 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from export.contents import onnx_contents
+from export.certificate.contents import onnx_contents
 from export.onnx import (
     INT8_OPERATORS,
-    SOURCE,
     TEXT_OPERATORS,
     encoder_model,
     export_onnx,
     step_model,
     translate_model,
 )
-from export.onnx_beams import Vocabulary
-from export.onnx_graph import Graph, Model, Value, ValueInfo, all_nodes, check, write_model
-from export.onnx_model import OnnxTransformer
-from export.onnx_search import Cache, SearchedModel, search
+from export.onnx.beams import Vocabulary
+from export.onnx.export import SOURCE
+from export.onnx.graph import Graph, Model, Value, ValueInfo, all_nodes, check, write_model
+from export.onnx.model import OnnxTransformer
+from export.onnx.search import Cache, SearchedModel, search
 from export.signatures import Decoding, TrainedRun, translate_ids
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.search import beam_search

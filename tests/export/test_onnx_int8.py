@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from export.onnx import export_onnx
-from export.onnx_arithmetic import Int8Arithmetic, quantize
-from export.onnx_graph import Graph, Model, ValueInfo, all_nodes
-from export.onnx_parts import write_feed_forward
+from export.onnx.arithmetic import Int8Arithmetic, quantize
+from export.onnx.graph import Graph, Model, ValueInfo, all_nodes
+from export.onnx.parts import write_feed_forward
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.layers.feed_forward import FeedForward
 from tests.export.sessions import of

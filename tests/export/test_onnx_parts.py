@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from export.onnx_arithmetic import ARITHMETIC
-from export.onnx_graph import Graph, Model, ValueInfo
-from export.onnx_parts import writer_of
+from export.onnx.arithmetic import ARITHMETIC
+from export.onnx.graph import Graph, Model, ValueInfo
+from export.onnx.parts import writer_of
 from keras_transformer import family
 from keras_transformer.layers.parts import make_part
 from tests.export.sessions import of

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from export.onnx import translate_model, translate_text_model
-from export.onnx_graph import write_model
+from export.onnx.graph import write_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.translator import Translator

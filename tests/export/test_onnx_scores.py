@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from export.onnx_arithmetic import ARITHMETIC
-from export.onnx_graph import Graph, Model, ValueInfo
-from export.onnx_parts import writer_of
+from export.onnx.arithmetic import ARITHMETIC
+from export.onnx.graph import Graph, Model, ValueInfo
+from export.onnx.parts import writer_of
 from tests.export.sessions import of
 from tests.layers.test_score import EVERY_SCORE, KEY, KEY_DIM, QUERY, score_of
 

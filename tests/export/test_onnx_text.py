@@ -11,8 +11,8 @@ import pytest
 import sentencepiece
 
 from export.onnx import translate_text_model
-from export.onnx_graph import Graph, Model, ValueInfo, write_model
-from export.onnx_text import detokenized
+from export.onnx.graph import Graph, Model, ValueInfo, write_model
+from export.onnx.text import detokenized
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import Transformer

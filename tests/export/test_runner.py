@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from export import runner
 from export.artefacts import Artefact
-from export.execution import task_of
+from export.certificate import runner
+from export.certificate.execution import task_of
 from export.onnx import encoder_model, step_model, translate_model
-from export.onnx_graph import write_model
+from export.onnx.graph import write_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import make_model, model_config

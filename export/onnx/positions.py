@@ -1,7 +1,7 @@
 """Writes positions as ONNX nodes.
 
 The layer itself computes tables: vectors, cosines and sines, biases. They are constants, of which a graph takes the
-rows that it needs. The letters in shapes are those of `onnx_model`; L is the number of positions in a table.
+rows that it needs. The letters in shapes are those of `model`; L is the number of positions in a table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.tensor import Tensor
 
-from .onnx_arithmetic import Arithmetic
-from .onnx_graph import Graph, Value
+from .arithmetic import Arithmetic
+from .graph import Graph, Value
 
 
 class WrittenPositions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .artefacts import Artefact
+from ..artefacts import Artefact
 
 
 def may_use_gpu(artefact: Artefact) -> bool:

@@ -1,6 +1,6 @@
 """A translator as ONNX nodes: the model inside the search, from source ids to the ids and scores of the translations.
 
-The letters in shapes are those of `onnx_search`.
+The letters in shapes are those of `search`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 
-from .onnx_beams import Vocabulary
-from .onnx_graph import Graph, Value
-from .onnx_model import Memory, OnnxTransformer, flat_past, past_from_flat
-from .onnx_search import Cache, SearchedModel, search
-from .signatures import Decoding
+from ..signatures import Decoding
+from .beams import Vocabulary
+from .graph import Graph, Value
+from .model import Memory, OnnxTransformer, flat_past, past_from_flat
+from .search import Cache, SearchedModel, search
 
 
 class Translations(NamedTuple):

@@ -12,7 +12,7 @@ from keras_transformer.decoding import search
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END
 
-from .signatures import Decoding
+from ..signatures import Decoding
 
 
 class Choice(NamedTuple):

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from keras_transformer.errors import RequestError
 
-from .artefacts import Artefact, BrokenArtefact
+from ..artefacts import Artefact, BrokenArtefact
+from ..signatures import INSTALL_EXTRA, Decoding
 from .device import may_use_gpu, why_no_gpu
 from .runner import Result, Task
-from .signatures import INSTALL_EXTRA, Decoding
 
 RUNNER = Path(__file__).with_name("runner.py")
 BATCH_SIZE = 32

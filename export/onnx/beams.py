@@ -1,6 +1,6 @@
 """One step of the search as ONNX nodes: extends live hypotheses, keeps the best, and collects those that end.
 
-The letters in shapes are those of `onnx_search`.
+The letters in shapes are those of `search`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_transformer.text.tokenizer import END, PAD
 
-from .onnx_graph import Graph, Value
-from .signatures import Decoding
+from ..signatures import Decoding
+from .graph import Graph, Value
 
 NONE = np.float32(-np.inf)  # the log-probability and score of a hypothesis that does not exist
 

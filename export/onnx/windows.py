@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .onnx_graph import Graph, Value
+from .graph import Graph, Value
 
 END = np.iinfo(np.int64).max  # as the end of a slice: to the end of the axis
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError
 
-from .artefacts import Artefact, BrokenArtefact
-from .signatures import import_optional
+from ..artefacts import Artefact, BrokenArtefact
+from ..signatures import import_optional
 
 if TYPE_CHECKING:
     import onnx

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from keras import ops
+from typing import Any
+
+import keras
 
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
 
-from .onnx_arithmetic import Arithmetic
-from .onnx_graph import Graph, Value
+from .arithmetic import Arithmetic
+from .graph import Graph, Value
+from .weights import array
 
 
 def write_layer_norm(g: Graph, arithmetic: Arithmetic, norm: LayerNorm, x: Value) -> Value:
     """Layer normalisation, which ONNX computes in float32 inside."""
-    gamma, beta = (arithmetic.array(ops.convert_to_numpy(weight)) for weight in (norm.gamma, norm.beta))
+    gamma, beta = (arithmetic.array(array(weight)) for weight in (norm.gamma, norm.beta))
     return g("LayerNormalization", x, gamma, beta, axis=-1, epsilon=norm.epsilon)
 
 
@@ -24,5 +27,14 @@ def write_rms_norm(g: Graph, arithmetic: Arithmetic, norm: RmsNorm, x: Value) ->
     x = arithmetic.float32(g, x)
     squares = g("ReduceMean", g("Pow", x, 2.0), axes=[-1], keepdims=1)  # (R, 1)
     root = g("Sqrt", g("Add", squares, float(norm.epsilon)))
-    scale = ops.convert_to_numpy(norm.scale).astype("float32")
+    scale = array(norm.scale).astype("float32")
     return arithmetic.from_float32(g, g("Mul", g("Div", x, root), scale))
+
+
+# The writer for each type of norm.
+NORMS: dict[type, Any] = {LayerNorm: write_layer_norm, RmsNorm: write_rms_norm}
+
+
+def write_norm(g: Graph, arithmetic: Arithmetic, norm: keras.layers.Layer, x: Value) -> Value:
+    """Writes a norm, by its type."""
+    return NORMS[type(norm)](g, arithmetic, norm, x)

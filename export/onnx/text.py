@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
-from .onnx_graph import TEXT_DOMAIN, Graph, Value
-from .signatures import BLANK, LINE_BREAKS
+from ..signatures import BLANK, LINE_BREAKS
+from .graph import TEXT_DOMAIN, Graph, Value
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()

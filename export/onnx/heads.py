@@ -1,13 +1,13 @@
 """Heads of attention in ONNX graphs: how they lie in rows, and how groups of query heads share keys and values.
 
-The letters in shapes are those of `onnx_model`. G counts the heads of keys and values, a divisor of N.
+The letters in shapes are those of `model`. G counts the heads of keys and values, a divisor of N.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .onnx_graph import Graph, Value
+from .graph import Graph, Value
 
 
 def split_heads(g: Graph, x: Value, shape: Value | None, counts: Sequence[int], key_dim: int) -> list[Value]:

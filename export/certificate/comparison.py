@@ -1,4 +1,4 @@
-"""The certificate: runs every artefact in a process of its own and compares it with the model, sentence by sentence."""
+"""Certifies the artefacts of an export folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from keras_transformer.errors import RequestError, say
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.corpora import read_lines
 
-from .artefacts import Artefact as Artefact
-from .artefacts import BrokenArtefact
-from .artefacts import artefacts_in as artefacts_in
-from .certificate_files import write_certificate as write_certificate
-from .certificate_records import Certificate as Certificate
-from .certificate_records import Entry as Entry
-from .contents import contents_of as contents_of
+from ..artefacts import Artefact, BrokenArtefact
+from ..signatures import Decoding, TrainedRun
+from .contents import contents_of
 from .device import device_notes
 from .execution import run_artefact, task_of
 from .judgement import Judge
+from .records import Certificate, Entry
 from .rules import RULES
-from .signatures import Decoding, TrainedRun
 
 QUICK_SENTENCES = 200  # enough to show that an artefact is the model; what a low precision costs takes all sentences
 

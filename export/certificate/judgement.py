@@ -12,12 +12,12 @@ from keras_transformer.decoding.translator import SearchOptions, Translator, is_
 from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import END, plain
 
-from .artefacts import BrokenArtefact
+from ..artefacts import BrokenArtefact
+from ..signatures import Decoding, limits_of
 from .measured import Answer, Ids, Measured, Trials, measure
 from .near_ties import Choice, narrowest_choice
 from .rules import Difference, float32_fault, is_identical_enough, low_precision_fault
 from .runner import Answers, Result
-from .signatures import Decoding, limits_of
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault
 SCORED_AT_ONCE = 32

@@ -1,6 +1,6 @@
 """Writes the scores of attention as ONNX nodes: queries (..., T, H) and keys (..., H, S) → logits (..., T, S) float32.
 
-The letters in shapes are those of `onnx_model`. Keys come transposed: a product takes them as they are.
+The letters in shapes are those of `model`. Keys come transposed: a product takes them as they are.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from keras import ops
 
 from keras_transformer.layers.masks import HIDDEN
-from keras_transformer.layers.score import Score
+from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot, Score
 
-from .onnx_arithmetic import Arithmetic
-from .onnx_graph import Graph, Value
-from .onnx_heads import transposed
+from .arithmetic import Arithmetic
+from .graph import Graph, Value
+from .heads import transposed
+from .weights import array
 
 
 class DotScore:
@@ -56,7 +56,7 @@ class GeneralScore(DotScore):
     """Writes a `General`. Its matrix keeps the precision of states: a rotation may stand before it."""
 
     def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
-        kernel = self.arithmetic.array(ops.convert_to_numpy(self.layer.kernel))
+        kernel = self.arithmetic.array(array(self.layer.kernel))
         return super().logits(g, g("MatMul", query, kernel), keys)
 
 
@@ -66,7 +66,7 @@ class AdditiveScore(DotScore):
     def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         layer, arithmetic = self.layer, self.arithmetic
         query_kernel, key_kernel, v = (
-            arithmetic.array(ops.convert_to_numpy(each)) for each in (layer.query_kernel, layer.key_kernel, layer.v)
+            arithmetic.array(array(each)) for each in (layer.query_kernel, layer.key_kernel, layer.v)
         )
         query = g("Unsqueeze", g("MatMul", query, query_kernel), [-2])  # (..., T, 1, H)
         keys = g("Unsqueeze", g("MatMul", transposed(g, keys), key_kernel), [-3])  # (..., 1, S, H)
@@ -84,7 +84,17 @@ class LocationScore(DotScore):
             # Not `Range`: on a GPU it reads its constants on the host, and others read them on the device.
             ones = g("Add", g.zeros(g.shape(keys, 3), np.int64), 1)
             positions = g("CumSum", ones, np.int32(-1), exclusive=1)
-        kernel, max_length = ops.convert_to_numpy(self.layer.kernel), self.layer.max_length
+        kernel, max_length = array(self.layer.kernel), self.layer.max_length
         columns = g("Gather", self.arithmetic.array(kernel.T), g("Min", positions, max_length - 1), axis=1)  # (H, S)
         bias = g("Where", g("Less", positions, max_length), 0.0, HIDDEN)
         return g("Add", super().logits(g, query, columns), bias)
+
+
+# The writer for each type of score.
+SCORES: dict[type, type[DotScore]] = {
+    Additive: AdditiveScore,
+    Dot: DotScore,
+    General: GeneralScore,
+    Location: LocationScore,
+    ScaledDot: ScaledDotScore,
+}

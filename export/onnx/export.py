@@ -1,4 +1,4 @@
-"""ONNX: translators of ids and of text, with the search inside; and encoder and step, for a caller's own loop."""
+"""Writes the ONNX files of an export folder, and makes the graph of each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .onnx_graph import Graph, Model, Value, ValueInfo, write_model
-from .onnx_model import Memory, OnnxTransformer, flat_past, past_from_flat
-from .onnx_support import require_writers
-from .onnx_text import detokenized, tokenized
-from .onnx_translation import limits_of, permitted, translation
-from .signatures import Decoding, TrainedRun, require_precision, stem
+from ..signatures import Decoding, TrainedRun, require_precision, stem
+from .graph import Graph, Model, Value, ValueInfo, write_model
+from .model import Memory, OnnxTransformer, flat_past, past_from_flat
+from .support import require_writers
+from .text import detokenized, tokenized
+from .translation import limits_of, permitted, translation
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
 SCORE = ValueInfo("score", np.float32, ["batch"])

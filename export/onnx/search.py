@@ -8,7 +8,7 @@ are few.
 A sentence that is done has no live hypothesis any more (log-probability -inf), so nothing about it can change. When an
 eighth of the active sentences are done, or one reaches its limit, the search stores the results of those that are done
 and goes on with the others. It does so in rounds: the outer loop runs rounds, the inner loop runs the steps of a round.
-`onnx_beams` writes such a step.
+`beams` writes such a step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 from keras_transformer.text.tokenizer import END, PAD, START
 
-from .onnx_beams import NONE, BeamSearch, GreedySearch, State, Vocabulary, first, gather
-from .onnx_graph import Graph, Value
-from .signatures import Decoding
+from ..signatures import Decoding
+from .beams import NONE, BeamSearch, GreedySearch, State, Vocabulary, first, gather
+from .graph import Graph, Value
 
 DONE_SHARE = 8  # a round ends when one in so many active sentences is done
 

@@ -9,9 +9,10 @@ from keras_transformer.layers.norms import LayerNorm
 from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
 
-from .onnx_parts import WRITERS, WindowAttention
-from .onnx_positions import BiasedPositions
-from .signatures import unwritable
+from ..signatures import unwritable
+from .attention import WindowAttention
+from .parts import WRITERS
+from .positions import BiasedPositions
 
 # The options that a writer assumes.
 WRITTEN_OPTIONS: dict[type, dict[str, Any]] = {LayerNorm: {"center": True, "scale": True}}

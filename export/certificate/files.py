@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_transformer.files import write_text
 
-from .certificate_records import Certificate, Entry
+from .records import Certificate, Entry
 from .rules import Difference
 
 LISTED = 20  # CERTIFICATE.md shows so many differing sentences of an artefact; certificate.json has all of them

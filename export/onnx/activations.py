@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .onnx_arithmetic import Arithmetic
-from .onnx_graph import Graph, Value
+from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
+
+from .arithmetic import Arithmetic
+from .graph import Graph, Value
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,12 @@ def gelu_tanh(g: Graph, arithmetic: Arithmetic, x: Value) -> Value:
 def silu(g: Graph, arithmetic: Arithmetic, x: Value) -> Value:
     """x σ(x)."""
     return g("Mul", x, g("Sigmoid", x))
+
+
+# The writer for each type of activation.
+ACTIVATIONS: dict[type, Activation] = {
+    Gelu: Activation(gelu),
+    GeluTanh: Activation(gelu_tanh),
+    Relu: Activation(relu, is_positive=True),
+    Silu: Activation(silu),
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .onnx_graph import CONTRIB_DOMAIN, Graph, Value
+from .graph import CONTRIB_DOMAIN, Graph, Value
 
 Addend = Value | np.ndarray | None  # what is added to a product: a bias (out,), other rows (R, out), or nothing
 

@@ -21,11 +21,14 @@ from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import PAD
 
-from .onnx_arithmetic import ARITHMETIC
-from .onnx_graph import Graph, Value, ValueInfo
-from .onnx_heads import split_heads, transposed
-from .onnx_parts import FullAttention, Projection, Sublayer, array, bias_of, writer_of
-from .onnx_positions import WrittenPositions
+from .arithmetic import ARITHMETIC
+from .attention import FullAttention
+from .graph import Graph, Value, ValueInfo
+from .heads import split_heads, transposed
+from .parts import writer_of
+from .positions import WrittenPositions
+from .residuals import Sublayer
+from .weights import Projection, array, bias_of
 
 # The self-attentions' caches of the positions before: for each layer, what its writer defines.
 Past = list[list[Value]]

@@ -1,60 +1,24 @@
-"""Writes each part of a model as ONNX nodes. A table gives the writer for the exact type of a part.
-
-A subclass may compute something else, so it has no writer unless the table has one for it. The letters in shapes are
-those of `onnx_model`.
-"""
+"""Writes each attention as ONNX nodes. The letters in shapes are those of `model`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import keras
 import numpy as np
-from keras import ops
 
-from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
-from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
-from keras_transformer.layers.norms import LayerNorm, RmsNorm
-from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
-from keras_transformer.layers.positions import LearnedPositions, NoPositions, SinusoidalPositions
-from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
-from keras_transformer.layers.rotary import RotaryPositions, XposPositions
-from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
 from keras_transformer.layers.shared import Rotation
-from keras_transformer.layers.stack import Stack
 from keras_transformer.layers.windowed import WindowedAttention
-from keras_transformer.models.transformer import Transformer
-from keras_transformer.tensor import Tensor
 
-from .onnx_activations import Activation, gelu, gelu_tanh, relu, silu
-from .onnx_arithmetic import Arithmetic
-from .onnx_graph import Graph, Value, ValueInfo
-from .onnx_heads import regrouped, split_heads, transposed
-from .onnx_norms import write_layer_norm, write_rms_norm
-from .onnx_positions import AddedPositions, BiasedPositions, RotatedPositions, WrittenPositions, rotated
-from .onnx_scores import AdditiveScore, DotScore, GeneralScore, LocationScore, ScaledDotScore
-from .onnx_windows import END, Windows
-
-# `sublayer(x, skip)` writes a sub-layer f and returns skip + f(x), or f(x) if skip is None.
-Sublayer = Callable[[Value, Value | None], Value]
-
-
-class Projection(NamedTuple):
-    """The weights of a projection: kernel (in, out) and bias (out,)."""
-
-    kernel: np.ndarray
-    bias: np.ndarray | None
-
-    @classmethod
-    def joined(cls, projections: Sequence[Projection]) -> Projection:
-        """One projection that computes several, their outputs side by side. Either all have a bias or none."""
-        biases = [each.bias for each in projections if each.bias is not None]
-        kernel = np.concatenate([each.kernel for each in projections], axis=1)
-        return cls(kernel, np.concatenate(biases) if biases else None)
+from .arithmetic import Arithmetic
+from .graph import Graph, Value, ValueInfo
+from .heads import regrouped, split_heads, transposed
+from .norms import write_norm
+from .positions import rotated
+from .scores import SCORES
+from .weights import Projection, array, bias_of
+from .windows import END, Windows
 
 
 class MemoryProjections(NamedTuple):
@@ -64,59 +28,13 @@ class MemoryProjections(NamedTuple):
     values: Projection
 
 
-def write_post_norm(g: Graph, arithmetic: Arithmetic, residual: PostNorm, x: Value, sublayer: Sublayer) -> Value:
-    """Norm(x + Sublayer(x))."""
-    return writer_of(residual.norm)(g, arithmetic, residual.norm, sublayer(x, x))
-
-
-def write_pre_norm(g: Graph, arithmetic: Arithmetic, residual: PreNorm, x: Value, sublayer: Sublayer) -> Value:
-    """x + Sublayer(Norm(x))."""
-    return sublayer(writer_of(residual.norm)(g, arithmetic, residual.norm, x), x)
-
-
-def write_no_residual(g: Graph, arithmetic: Arithmetic, residual: NoResidual, x: Value, sublayer: Sublayer) -> Value:
-    """Norm(Sublayer(x))."""
-    return writer_of(residual.norm)(g, arithmetic, residual.norm, sublayer(x, None))
-
-
-def write_feed_forward(g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None) -> Value:
-    """Two products with an activation between: (R, D) → (R, D)."""
-    activation: Activation = writer_of(layer.activation)
-    x = activation.nodes(g, arithmetic, arithmetic.product(g, x, array(layer.kernel_in), array(layer.bias_in)))
-    return write_last_product(g, arithmetic, layer, x, skip, activation.is_positive)
-
-
-def write_gated_feed_forward(
-    g: Graph, arithmetic: Arithmetic, layer: GatedFeedForward, x: Value, skip: Value | None
-) -> Value:
-    """A product times an activated gate, both in one product; then the last product: (R, D) → (R, D)."""
-    activation: Activation = writer_of(layer.activation)
-    gate = Projection(array(layer.kernel_gate), bias_of(layer.bias_gate))
-    both = Projection.joined([gate, Projection(array(layer.kernel_in), bias_of(layer.bias_in))])
-    gates, values = g("Split", arithmetic.product(g, x, both.kernel, both.bias), outputs=2, axis=1)  # each (R, F)
-    x = g("Mul", activation.nodes(g, arithmetic, gates), values)
-    return write_last_product(g, arithmetic, layer, x, skip)
-
-
-def write_last_product(
-    g: Graph, arithmetic: Arithmetic, layer: FeedForward, x: Value, skip: Value | None, is_positive: bool = False
-) -> Value:
-    """The end of a feed-forward network: skip + W(Norm(x)), without the parts that are None: (R, F) → (R, D)."""
-    if layer.inner_norm is not None:
-        x, is_positive = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, x), False
-    kernel, bias = array(layer.kernel_out), bias_of(layer.bias_out)
-    if bias is None or skip is None:
-        return arithmetic.product(g, x, kernel, bias if skip is None else skip, is_positive)
-    return g("Add", skip, arithmetic.product(g, x, kernel, bias, is_positive))
-
-
 class FullAttention:
     """Writes a `MultiHeadAttention`: over a sequence, for one position with a cache, and over a memory."""
 
     def __init__(self, layer: MultiHeadAttention, arithmetic: Arithmetic):
         self.layer = layer
         self.arithmetic = arithmetic
-        self.score: DotScore = writer_of(layer.score)(layer.score, arithmetic)
+        self.score = SCORES[type(layer.score)](layer.score, arithmetic)
 
     def over_sequence(
         self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
@@ -263,11 +181,8 @@ class FullAttention:
         """skip + the output projection of joined heads (R, N · H): → (R, D)."""
         layer, arithmetic = self.layer, self.arithmetic
         if layer.inner_norm is not None:
-            joined = writer_of(layer.inner_norm)(g, arithmetic, layer.inner_norm, joined)
-        kernel, output_bias = array(layer.output_kernel), bias_of(layer.output_bias)
-        if output_bias is None or skip is None:
-            return arithmetic.product(g, joined, kernel, output_bias if skip is None else skip)
-        return g("Add", skip, arithmetic.product(g, joined, kernel, output_bias))
+            joined = write_norm(g, arithmetic, layer.inner_norm, joined)
+        return Projection(array(layer.output_kernel), bias_of(layer.output_bias)).added(g, arithmetic, joined, skip)
 
 
 class WindowAttention(FullAttention):
@@ -291,57 +206,3 @@ class WindowAttention(FullAttention):
         start = [-width] if bias is None else g("Mul", g.shape(bias, 2), [-width])
         keys, values = (g("Slice", each, start, [END], [2]) for each in (keys, values))
         return keys, values, None if bias is None else g("Slice", bias, start, [END], [3])
-
-
-# Stands for a writer where the layer around the part, or the model, writes the part.
-AROUND_IT = object()
-# The writer for each type of part.
-WRITERS: dict[type, Any] = {
-    Additive: AdditiveScore,
-    AlibiPositions: BiasedPositions,
-    BucketPositions: BiasedPositions,
-    DecoderBlock: AROUND_IT,
-    Dot: DotScore,
-    EncoderBlock: AROUND_IT,
-    FeedForward: write_feed_forward,
-    GatedFeedForward: write_gated_feed_forward,
-    Gelu: Activation(gelu),
-    GeluTanh: Activation(gelu_tanh),
-    General: GeneralScore,
-    LayerNorm: write_layer_norm,
-    LearnedPositions: AddedPositions,
-    Location: LocationScore,
-    MultiHeadAttention: FullAttention,
-    NoPositions: WrittenPositions,
-    NoResidual: write_no_residual,
-    PostNorm: write_post_norm,
-    PreNorm: write_pre_norm,
-    Relu: Activation(relu, is_positive=True),
-    RmsNorm: write_rms_norm,
-    RotaryPositions: RotatedPositions,
-    ScaledDot: ScaledDotScore,
-    Silu: Activation(silu),
-    SinusoidalPositions: AddedPositions,
-    Stack: AROUND_IT,
-    SubNorm: write_pre_norm,  # the sub-layers write their inner norms
-    TokenEmbedding: AROUND_IT,
-    Transformer: AROUND_IT,
-    WindowedAttention: WindowAttention,
-    XposPositions: RotatedPositions,
-    keras.layers.Dropout: AROUND_IT,
-}
-
-
-def writer_of(part: object) -> Any:
-    """The writer of a part."""
-    return WRITERS[type(part)]
-
-
-def array(variable: Tensor) -> np.ndarray:
-    """A variable or a tensor as an array."""
-    return ops.convert_to_numpy(variable)
-
-
-def bias_of(variable: Tensor | None) -> np.ndarray | None:
-    """A bias as an array; None if there is no bias."""
-    return None if variable is None else array(variable)

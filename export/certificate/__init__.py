@@ -1,0 +1,19 @@
+"""The certificate: runs every artefact in a process of its own and compares it with the model, sentence by sentence."""
+
+from ..artefacts import Artefact, artefacts_in
+from .comparison import certify, check_text, validation_text
+from .contents import contents_of
+from .files import write_certificate
+from .records import Certificate, Entry
+
+__all__ = [
+    "Artefact",
+    "Certificate",
+    "Entry",
+    "artefacts_in",
+    "certify",
+    "check_text",
+    "contents_of",
+    "validation_text",
+    "write_certificate",
+]

@@ -1,0 +1,23 @@
+"""ONNX: translators of ids and of text, with the search inside; and encoder and step, for a caller's own loop."""
+
+from .export import (
+    INT8_OPERATORS,
+    TEXT_OPERATORS,
+    encoder_model,
+    export_onnx,
+    step_model,
+    translate_model,
+    translate_text_model,
+    write_graph,
+)
+
+__all__ = [
+    "INT8_OPERATORS",
+    "TEXT_OPERATORS",
+    "encoder_model",
+    "export_onnx",
+    "step_model",
+    "translate_model",
+    "translate_text_model",
+    "write_graph",
+]
