@@ -6,7 +6,7 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 # from machine to machine.
 TORCH ?= torch==2.13.0
 JAX ?= jax
-PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses
+PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
@@ -20,7 +20,7 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
-	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub and Marian too'
+	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too'
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'

@@ -1,4 +1,4 @@
-"""Rotary positions and xPos: against formulas in complex numbers, and against Hugging Face's Llama."""
+"""Rotary positions and xPos: against formulas in complex numbers, Hugging Face's Llama and x-transformers."""
 
 from __future__ import annotations
 
@@ -118,3 +118,19 @@ def test_rotary_equals_llamas(base):
     found = rotate(query, *rotation[:2]), rotate(key, *rotation[2:])
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ops.convert_to_numpy(ours), theirs.numpy(), atol=1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("scale_base", [512, 9])
+def test_xpos_gives_the_logits_of_x_transformers(scale_base):
+    import torch
+    from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
+
+    neighbours = np.arange(16).reshape(2, 8).T.ravel()  # there a pair stands at 2i and 2i + 1
+    query, key, positions = random(2, 2, 9, 16), random(2, 2, 9, 16, seed=1), np.arange(3, 12)
+    angles, scale = RotaryEmbedding(16, use_xpos=True, scale_base=scale_base)(torch.tensor(positions))
+    queries = apply_rotary_pos_emb(torch.tensor(query[..., neighbours]), angles, scale)
+    keys = apply_rotary_pos_emb(torch.tensor(key[..., neighbours]), angles, scale**-1)
+    rotation = XposPositions(16, scale_base=scale_base).rotation(positions, is_causal=True)
+    found = ops.matmul(rotate(query, *rotation[:2]), ops.swapaxes(rotate(key, *rotation[2:]), -1, -2))
+    np.testing.assert_allclose(ops.convert_to_numpy(found), (queries @ keys.mT).numpy(), rtol=1e-4, atol=1e-4)
