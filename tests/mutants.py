@@ -70,7 +70,19 @@ LAYERS = [
         ("width - 1 if is_causal else width // 2", "width // 2"),
         ("keys_at < length)", "keys_at <= length)"),
         ("return ops.mod(index, self.width)", "return index"),
-        ("Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))", "None"),
+        ("return ops.swapaxes(_band(whole,", "return 2 * ops.swapaxes(_band(whole,"),
+        ("queries_at[0, :, 0], keys_at[0, 0]", "queries_at[0, :, 0] + 1, keys_at[0, 0]"),
+        ("if positions.bias_is_relative:", "if False:"),
+    ),
+    *by(
+        "models/test_attentions.py::test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions",
+        f"{PACKAGE}/layers/stack.py",
+        ("any(block.self_attention.needs_causal_mask for", "any(True for"),
+    ),
+    *by(
+        "test_seam.py::test_the_future_and_padding_change_nothing",
+        f"{PACKAGE}/layers/self_attention.py",
+        ("needs_causal_mask = True", "needs_causal_mask = False"),
     ),
     *by(
         "layers/test_compressed.py",
