@@ -330,8 +330,11 @@ MODELS = [
     *by(
         "models/test_sides.py",
         f"{PACKAGE}/models",
-        ("x = self.embedding_dropout(x, training=training)\n        attention_mask", "attention_mask"),
-        ("x = self.embedding_dropout(x, training=training)\n        return", "return"),
+        (
+            "x = self.embedding_dropout(x, training=training)\n        return x, self._decoder_mask",
+            "return x, self._decoder_mask",
+        ),
+        ("x = self.embedding_dropout(x, training=training)\n        return x, keys_mask", "return x, keys_mask"),
         ('keras.layers.Dropout(config["dropout"], dtype=dtype)', "keras.layers.Dropout(0.0, dtype=dtype)"),
         ('config["decoder_attention"] or config["attention"]', 'config["attention"]'),
     ),
@@ -772,7 +775,8 @@ EXPORT = [
     *by(
         "export/test_onnx.py",
         "export",
-        ("(place < width), 0, hidden)", "(place <= width), 0, hidden)"),
+        ("(place < width), inside, hidden)", "(place <= width), inside, hidden)"),
+        ("(place < width), inside, hidden)", "(place < width), 0.0, hidden)"),
         ('g("Mul", g.shape(bias, 2), [-width])', "[-width]"),
     ),
     *by(

@@ -39,7 +39,7 @@ MAY_IMPORT = {
         *modules("export.onnx", "graph", "model", "support", "text", "translation"),
         "export.signatures",
     ],
-    "export.onnx.support": [PACKAGE, *modules("export.onnx", "attention", "parts", "positions"), "export.signatures"],
+    "export.onnx.support": [PACKAGE, "export.onnx.parts", "export.signatures"],
     "export.onnx.translation": [
         PACKAGE,
         *modules("export.onnx", "beams", "graph", "model", "search"),
