@@ -211,7 +211,7 @@ class WindowAttention(FullAttention):
         query, keys, values = self.project(g, x, shape, rotation)
         windows = Windows(g, shape, self.layer.width, self.layer.num_before)
         keys, values = transposed(g, windows.keys(keys)), windows.keys(values)
-        of_blocks = windows.bias(*bias, HIDDEN)
+        of_blocks = windows.bias(bias.keys, bias.inside, HIDDEN)
         heads = self.weighted_values(g, windows.queries(query), keys, values, of_blocks, may_be_empty=True)
         return self.output(g, windows.rows(heads, self.layer.num_heads * self.layer.key_dim), skip)
 
