@@ -25,4 +25,4 @@ def gradient(function: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     with tf.GradientTape() as tape:
         tape.watch(tensor)
         result = function(tensor)
-    return tape.gradient(result, tensor).numpy()
+    return keras.ops.convert_to_numpy(tape.gradient(result, tensor))

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import keras
+import pytest
+
+
+def shapes_in_graph(function: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:
+    """The shapes of all tensors in TensorFlow's graph of a function, but for those of unknown sizes.
+
+    Args:
+        function: a function of tensors.
+        inputs: arrays, or dictionaries of arrays, of the shapes that the graph is for.
+    """
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("it reads TensorFlow's graph")
+    import tensorflow as tf
+
+    tensors = tf.nest.map_structure(tf.constant, inputs)
+    graph = tf.function(function, autograph=False).get_concrete_function(*tensors).graph
+    shapes = [output.shape for operation in graph.get_operations() for output in operation.outputs]
+    return [tuple(shape) for shape in shapes if shape.is_fully_defined()]
 
 
 def nodes_of_a_step(model: Any) -> list[Any]:

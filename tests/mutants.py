@@ -70,7 +70,19 @@ LAYERS = [
         ("width - 1 if is_causal else width // 2", "width // 2"),
         ("keys_at < length)", "keys_at <= length)"),
         ("return ops.mod(index, self.width)", "return index"),
-        ("Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))", "None"),
+        ("return ops.swapaxes(_band(whole,", "return 2 * ops.swapaxes(_band(whole,"),
+        ("queries_at[0, :, 0], keys_at[0, 0]", "queries_at[0, :, 0] + 1, keys_at[0, 0]"),
+        ("if positions.bias_is_relative:", "if False:"),
+    ),
+    *by(
+        "models/test_attentions.py::test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions",
+        f"{PACKAGE}/layers/stack.py",
+        ("any(block.self_attention.needs_causal_mask for", "any(True for"),
+    ),
+    *by(
+        "test_seam.py::test_the_future_and_padding_change_nothing",
+        f"{PACKAGE}/layers/self_attention.py",
+        ("needs_causal_mask = True", "needs_causal_mask = False"),
     ),
     *by(
         "layers/test_compressed.py",
@@ -318,8 +330,11 @@ MODELS = [
     *by(
         "models/test_sides.py",
         f"{PACKAGE}/models",
-        ("x = self.embedding_dropout(x, training=training)\n        attention_mask", "attention_mask"),
-        ("x = self.embedding_dropout(x, training=training)\n        return", "return"),
+        (
+            "x = self.embedding_dropout(x, training=training)\n        return x, self._decoder_mask",
+            "return x, self._decoder_mask",
+        ),
+        ("x = self.embedding_dropout(x, training=training)\n        return x, keys_mask", "return x, keys_mask"),
         ('keras.layers.Dropout(config["dropout"], dtype=dtype)', "keras.layers.Dropout(0.0, dtype=dtype)"),
         ('config["decoder_attention"] or config["attention"]', 'config["attention"]'),
     ),
@@ -760,7 +775,8 @@ EXPORT = [
     *by(
         "export/test_onnx.py",
         "export",
-        ("(place < width), 0, hidden)", "(place <= width), 0, hidden)"),
+        ("(place < width), inside, hidden)", "(place <= width), inside, hidden)"),
+        ("(place < width), inside, hidden)", "(place < width), 0.0, hidden)"),
         ('g("Mul", g.shape(bias, 2), [-width])', "[-width]"),
     ),
     *by(

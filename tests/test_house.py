@@ -39,7 +39,7 @@ MAY_IMPORT = {
         *modules("export.onnx", "graph", "model", "support", "text", "translation"),
         "export.signatures",
     ],
-    "export.onnx.support": [PACKAGE, *modules("export.onnx", "attention", "parts", "positions"), "export.signatures"],
+    "export.onnx.support": [PACKAGE, "export.onnx.parts", "export.signatures"],
     "export.onnx.translation": [
         PACKAGE,
         *modules("export.onnx", "beams", "graph", "model", "search"),
@@ -153,14 +153,18 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.__init__": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lazy")],
     f"{PACKAGE}.layers.parts": [f"{PACKAGE}.family"],
     f"{PACKAGE}.layers.attention": [
-        f"{PACKAGE}.layers.{name}" for name in ("cache", "heads", "initial", "masks", "parts", "score", "shared")
+        f"{PACKAGE}.layers.{name}"
+        for name in ("cache", "heads", "initial", "masks", "parts", "score", "self_attention", "shared")
     ],
+    f"{PACKAGE}.layers.self_attention": [f"{PACKAGE}.layers.positions"],
     f"{PACKAGE}.layers.score": [f"{PACKAGE}.layers.{name}" for name in ("initial", "masks")],
     f"{PACKAGE}.layers.experts": [
         f"{PACKAGE}.auxiliary_losses",
         *(f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")),
     ],
-    f"{PACKAGE}.layers.windowed": [f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "shared")],
+    f"{PACKAGE}.layers.windowed": [
+        f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "positions", "shared")
+    ],
     f"{PACKAGE}.layers.local": [f"{PACKAGE}.layers.windowed"],
     f"{PACKAGE}.layers.compressed": [
         f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "heads", "masks", "shared", "windowed")
@@ -177,7 +181,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.stack": [
         f"{PACKAGE}.auxiliary_losses",
         f"{PACKAGE}.family",
-        *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "shared")),
+        *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "positions", "shared")),
     ],
     f"{PACKAGE}.layers.universal": [
         f"{PACKAGE}.auxiliary_losses",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_transformer import family
@@ -13,6 +12,7 @@ from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.residual import PreNorm
 from keras_transformer.layers.score import Score
+from keras_transformer.layers.self_attention import SelfAttention
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
 
@@ -96,7 +96,7 @@ class SelfGated(FeedForward):
         return ops.matmul(x * ops.sigmoid(x), self.kernel_out) + self.bias_out
 
 
-class RunningMean(keras.layers.Layer):
+class RunningMean(SelfAttention):
     """The projected mean of the visible positions. Its cache is a sum (B, K, D) for any length."""
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .arithmetic import Arithmetic
 from .graph import Graph, Value, ValueInfo
 from .heads import regrouped, split_heads, transposed
 from .norms import write_norm
-from .positions import rotated
+from .positions import WrittenPositions, evaluated, rotated
 from .scores import SCORES
 from .weights import Projection, array, bias_of
 from .windows import END, Windows
@@ -28,6 +28,13 @@ class MemoryProjections(NamedTuple):
     values: Projection
 
 
+class BiasOfBlocks(NamedTuple):
+    """The bias of attention in windows: of keys (B, 1, 1, S), and what positions add to each block, see `Windows`."""
+
+    keys: Value
+    inside: np.ndarray | float
+
+
 class FullAttention:
     """Writes a `MultiHeadAttention`: over a sequence, for one position with a cache, and over a memory."""
 
@@ -36,14 +43,18 @@ class FullAttention:
         self.arithmetic = arithmetic
         self.score = SCORES[type(layer.score)](layer.score, arithmetic)
 
+    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value) -> Any:
+        """The bias of `over_sequence` for ids (B, S): `bias` of keys (B, 1, 1, S), and what positions add to it."""
+        return positions.encoder_bias(g, ids, bias)
+
     def over_sequence(
-        self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
+        self, g: Graph, x: Value, skip: Value | None, bias: Any, shape: Value, rotation: Rotation | None = None
     ) -> Value:
         """Self-attention of whole sequences: (B · S, D) → (B · S, D).
 
         Args:
             skip: what the result is added to.
-            bias: (B, 1, 1, S) or (B, N, S, S) float32, added to the logits.
+            bias: from `bias_of`, added to the logits.
             shape: (2,) B and S.
             rotation: of queries and keys, for `rotated`.
         """
@@ -190,14 +201,18 @@ class WindowAttention(FullAttention):
 
     layer: WindowedAttention
 
+    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value) -> BiasOfBlocks:
+        inside = self.layer.bias_of(positions.layer, np.arange(self.layer.width), is_causal=False)  # (N, r, 2r)
+        return BiasOfBlocks(bias, 0.0 if inside is None else evaluated(inside))
+
     def over_sequence(
-        self, g: Graph, x: Value, skip: Value | None, bias: Value, shape: Value, rotation: Rotation | None = None
+        self, g: Graph, x: Value, skip: Value | None, bias: Any, shape: Value, rotation: Rotation | None = None
     ) -> Value:
         query, keys, values = self.project(g, x, shape, rotation)
         windows = Windows(g, shape, self.layer.width, self.layer.num_before)
         keys, values = transposed(g, windows.keys(keys)), windows.keys(values)
-        bias = windows.bias(bias, HIDDEN)
-        heads = self.weighted_values(g, windows.queries(query), keys, values, bias, may_be_empty=True)
+        of_blocks = windows.bias(bias.keys, bias.inside, HIDDEN)
+        heads = self.weighted_values(g, windows.queries(query), keys, values, of_blocks, may_be_empty=True)
         return self.output(g, windows.rows(heads, self.layer.num_heads * self.layer.key_dim), skip)
 
     def seen(self, g: Graph, keys: Value, values: Value, bias: Value | None) -> tuple[Value, Value, Value | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -73,7 +73,7 @@ class EncoderStates(NamedTuple):
 class SelfAttention(NamedTuple):
     """What the self-attentions of a stack share: see `FullAttention.over_sequence` and `step`."""
 
-    bias: Value | None
+    bias: Any
     shape: Value | None
     rotation: Rotation | None
 
@@ -117,11 +117,11 @@ class OnnxTransformer:
         vectors = self.positions.vectors(g, source_ids)  # (S, D)
         x = added(g, self.embedded(g, model.source_embedding, source_ids), vectors)
         x = self.normed(g, g("Reshape", x, [-1, model.hidden_dim]), model.source_norm)  # (B · S, D)
-        shared = SelfAttention(
-            self.positions.encoder_bias(g, source_ids, bias), shape, self.positions.encoder_rotation(g, source_ids)
-        )
-        for block in self.encoder_blocks:
-            attend = self.attention(block.self_attention).over_sequence
+        attentions = [self.attention(block.self_attention) for block in self.encoder_blocks]
+        bias_of_layers = attentions[0].bias_of(g, self.positions, source_ids, bias)
+        shared = SelfAttention(bias_of_layers, shape, self.positions.encoder_rotation(g, source_ids))
+        for block, attention in zip(self.encoder_blocks, attentions, strict=True):
+            attend = attention.over_sequence
             x = self.residual(g, x, block.self_attention_residual, partial(attend, g, **shared._asdict()))
             x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
         return EncoderStates(self.normed(g, x, model.encoder_stack.norm), bias, shape)

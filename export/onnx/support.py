@@ -10,9 +10,7 @@ from keras_transformer.models.inspection import Difference, parts_of
 from keras_transformer.models.transformer import Transformer
 
 from ..signatures import unwritable
-from .attention import WindowAttention
 from .parts import WRITERS
-from .positions import BiasedPositions
 
 # The options that a writer assumes.
 WRITTEN_OPTIONS: dict[type, dict[str, Any]] = {LayerNorm: {"center": True, "scale": True}}
@@ -34,6 +32,3 @@ def unwritten(model: Transformer) -> Iterator[Difference]:
         for name, value in WRITTEN_OPTIONS.get(type(part), {}).items():
             if getattr(part, name) != value:
                 yield Difference(f"{path}.{name}", value, getattr(part, name))
-    encoder_attention, positions = type(model.encoder_stack.blocks[0].self_attention), type(model.positions)
-    if WRITERS.get(encoder_attention) is WindowAttention and WRITERS.get(positions) is BiasedPositions:
-        yield Difference("model.positions", "positions without a bias, in windows", positions.__name__)

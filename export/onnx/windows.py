@@ -41,13 +41,19 @@ class Windows:
         halves = g("Slice", x, [0], [-width], [1]), g("Slice", x, [width], [END], [1])
         return by_position(g, g.joined(*map(self._blocks, halves), axis=1))
 
-    def bias(self, bias: Value, hidden: float) -> Value:
-        """A bias of keys (B, 1, 1, S) → the bias of each block (G, 1, r, 2r): `hidden` outside of the windows."""
+    def bias(self, bias: Value, inside: np.ndarray | float, hidden: float) -> Value:
+        """A bias of keys (B, 1, 1, S) → the bias of each block (G, N, r, 2r), or (G, 1, r, 2r) if heads have the same.
+
+        Args:
+            bias: of keys.
+            inside: what a window adds to it: one number, or (N, r, 2r).
+            hidden: what is outside of the windows.
+        """
         g, width = self.g, self.width
         place = np.arange(2 * width) - np.arange(width)[:, None]  # (r, 2r) of a key in the query's window, from 0
-        outside = np.where((place >= 0) & (place < width), 0, hidden).astype("float32")
+        of_pairs = np.where((place >= 0) & (place < width), inside, hidden).astype("float32")
         of_keys = self.keys(g("Transpose", bias, perm=[0, 1, 3, 2]), hidden)  # (G, 1, 2r, 1)
-        return g("Add", g("Transpose", of_keys, perm=[0, 1, 3, 2]), outside)
+        return g("Add", g("Transpose", of_keys, perm=[0, 1, 3, 2]), of_pairs)
 
     def rows(self, x: Value, size: int) -> Value:
         """(G, X, r, Y) → (B · S, `size`), with `size` = X · Y."""

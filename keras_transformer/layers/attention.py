@@ -17,6 +17,7 @@ from keras_transformer.layers.masks import HIDDEN as HIDDEN
 from keras_transformer.layers.masks import joint_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.score import scaled_dot
+from keras_transformer.layers.self_attention import SelfAttention
 from keras_transformer.layers.shared import Shared, rotate
 from keras_transformer.tensor import Tensor
 
@@ -53,7 +54,7 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(SelfAttention):
     """Multi-head attention: projects D to N heads of H, attends in each, projects the joined heads to D (paper, 3.2.2).
 
     The paper's W^Q, W^K, W^V and W^O are the weights `query`, `key`, `value` and `output`, by default without biases.

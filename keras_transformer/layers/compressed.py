@@ -61,6 +61,8 @@ class CompressedAttention(MultiHeadAttention):
             rotation.
     """
 
+    needs_causal_mask = False
+
     def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, **kwargs)
         require_positive(width=width)

@@ -29,6 +29,8 @@ class AlibiPositions(Positions):
         ValueError: `num_heads` is not positive.
     """
 
+    bias_is_relative = True
+
     def __init__(self, num_heads: int, **kwargs: Any):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads)
@@ -61,6 +63,8 @@ class BucketPositions(Positions):
         ValueError: a size is not positive, `num_buckets` is odd or less than 4, or `max_distance` is too small for the
             buckets.
     """
+
+    bias_is_relative = True
 
     def __init__(self, num_heads: int, hidden_dim: int, num_buckets: int = 32, max_distance: int = 128, **kwargs: Any):
         super().__init__(**kwargs)

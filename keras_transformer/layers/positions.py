@@ -51,6 +51,7 @@ class Positions(keras.layers.Layer):
     """
 
     max_length: int | None = None  # the number of different positions; None: unlimited
+    bias_is_relative = False  # True: the bias depends on the distance of query and key alone
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds positions (T,) to embeddings (..., T, D), or one position () to embeddings (B, K, D)."""

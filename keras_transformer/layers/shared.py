@@ -26,7 +26,8 @@ class Shared:
     It is a dataclass, because Keras would cast bare tensors to a layer's compute type.
 
     Args:
-        bias: (N, T, S) float32, added to the logits; None for no bias.
+        bias: (N, T, S) float32, added to the logits; None for no bias. Some attentions take it in another form, see
+            `SelfAttention.bias_of`.
         rotation: rotates queries and keys by their positions; None for no rotation.
     """
 

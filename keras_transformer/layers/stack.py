@@ -12,6 +12,7 @@ from keras_transformer import auxiliary_losses, family
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.tensor import Tensor
 
@@ -74,6 +75,21 @@ class Stack(keras.layers.Layer):
     def blocks_in_order(self) -> Sequence[Any]:
         """The block of each layer, in order."""
         return self.blocks
+
+    @property
+    def needs_causal_mask(self) -> bool:
+        """Whether a decoder must hide later positions from any of its self-attentions by a mask."""
+        return any(block.self_attention.needs_causal_mask for block in self.blocks)
+
+    def shared_of(self, positions: Positions, at: Tensor) -> Shared:
+        """What positions add to the self-attention of whole sequences. All layers share it.
+
+        Args:
+            positions: the layer.
+            at: the positions (T,) of a sequence: 0, 1, 2, …
+        """
+        attention = self.blocks_in_order()[0].self_attention
+        return Shared(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
         for block in self.blocks:

@@ -10,6 +10,7 @@ from keras import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.cache import KeysValues
+from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.tensor import Tensor
 
@@ -22,7 +23,7 @@ class WindowedAttention(MultiHeadAttention):
     S²: queries are cut into blocks of r positions, and a block scores only the 2 · r keys that its windows lie in. Only
     `with_scores` makes numbers for all pairs of positions. `step` keeps the last r positions, in a ring of r slots.
 
-    A bias of positions (N, S, S) and a mask (B, S, S) come whole; the layer takes the band of them.
+    A mask (B, S, S) comes whole; the layer takes the band of it. A bias of positions comes as `bias_of` makes it.
 
     Args:
         num_heads: N.
@@ -39,8 +40,10 @@ class WindowedAttention(MultiHeadAttention):
         (B, S, D).
 
     Raises:
-        ValueError: as for `MultiHeadAttention`; or `memory` is not as long as `query`.
+        ValueError: as for `MultiHeadAttention`; `memory` is not as long as `query`; or the bias is not that of blocks.
     """
+
+    needs_causal_mask = False
 
     def __init__(self, num_heads: int, key_dim: int, width: int = 33, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, **kwargs)
@@ -53,6 +56,21 @@ class WindowedAttention(MultiHeadAttention):
     def with_scores(self, query: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
         output, scores = super().with_scores(query, *others, **named)
         return output, self._spread(scores, ops.shape(query)[1])
+
+    def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
+        """The bias of the queries and keys of blocks, see `SelfAttention.bias_of`.
+
+        Returns:
+            (N, r, 2r), the same for all blocks, if the bias depends on the distance alone; (blocks, N, r, 2r), taken
+            from that of all pairs, if not; None for no bias.
+        """
+        if positions.bias_is_relative:
+            queries_at, keys_at = self._positions(1)
+            return positions.bias(queries_at[0, :, 0], keys_at[0, 0], is_causal)
+        whole = positions.bias(at, at, is_causal)  # (N, S, S)
+        if whole is None:
+            return None
+        return ops.swapaxes(_band(whole, *self._positions(self._count(ops.shape(at)[0]))), 0, 1)
 
     def init_cache(self, batch_size: Any, num_beams: int, max_length: Any) -> Any:
         """The empty cache of `step`: keys and values (B, K, N, r, H). It does not grow with `max_length`."""
@@ -76,19 +94,22 @@ class WindowedAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor]:
         """The output (B, S, D), and the scores (B, blocks, N, r, 2r) of each block's queries and keys."""
         require_one_length(query.shape, memory.shape)
+        self._require_bias_of_blocks(shared)
         query, (keys, values), mask = self._projected(query, memory, attention_mask, memory_mask, shared)
         length = ops.shape(query)[-2]
-        count = (length + self.width - 1) // self.width
+        count = self._count(length)
         queries_at, keys_at = self._positions(count)
         visible = self._is_visible(queries_at, keys_at, length)[None]  # (1, blocks, r, 2r)
         if mask is not None:
             visible = ops.logical_and(visible, _band(mask, queries_at, keys_at))
-        if shared is not None and shared.bias is not None:
-            shared = Shared(ops.swapaxes(_band(shared.bias, queries_at, keys_at), 0, 1))  # (blocks, N, r, 2r)
         blocks = KeysValues(*(self._key_blocks(each, count) for each in (keys, values)))
         x, scores = self._attend(blocks_of(query, 0, count, self.width), blocks, visible, shared, training)
         x = ops.reshape(x, (ops.shape(x)[0], count * self.width, x.shape[-1]))
         return x[:, :length], scores
+
+    def _count(self, length: int | Tensor) -> int | Tensor:
+        """The number of blocks."""
+        return (length + self.width - 1) // self.width
 
     def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""
@@ -116,6 +137,14 @@ class WindowedAttention(MultiHeadAttention):
         inside = ops.logical_and(places >= 0, places < self.num_keys)
         places = ops.broadcast_to(ops.clip(places, 0, self.num_keys - 1), (*ops.shape(rows)[:3], length))
         return ops.where(inside, ops.take_along_axis(rows, places, axis=-1), ops.zeros((), scores.dtype))
+
+    def _require_bias_of_blocks(self, shared: Shared | None) -> None:
+        bias = None if shared is None else shared.bias
+        if bias is not None and tuple(bias.shape[-2:]) != (self.width, self.num_keys):
+            raise ValueError(
+                f"`shared.bias` must be that of blocks, (..., {self.width}, {self.num_keys}): make it with the layer's "
+                f"`bias_of`. Received the shape {tuple(bias.shape)}"
+            )
 
     def compute_output_shape(self, query_shape: tuple, memory_shape: tuple, *masks: Any, **others: Any) -> tuple:
         require_one_length(query_shape, memory_shape)

@@ -229,24 +229,24 @@ class Transformer(ReplicatedFit):
         positions = ops.arange(ops.shape(source_ids)[1])
         x = self._embed(self.source_embedding, self.source_norm, source_ids, positions)
         x = self.embedding_dropout(x, training=training)
-        return x, keys_mask(padding_mask(source_ids)), self._shared(positions, is_causal=False)
+        return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.shared_of(self.positions, positions)
 
     def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
-        """The decoder's inputs: states (B, T, D), the attention mask (B, T, T), and what positions add."""
+        """The decoder's inputs: states (B, T, D), the mask of `_decoder_mask`, and what positions add."""
         positions = ops.arange(ops.shape(target_ids)[1])
         x = self._embed(self.target_embedding, self.target_norm, target_ids, positions)
         x = self.embedding_dropout(x, training=training)
-        attention_mask = ops.logical_and(causal_mask(ops.shape(target_ids)[1]), keys_mask(padding_mask(target_ids)))
-        return x, attention_mask, self._shared(positions, is_causal=True)
+        return x, self._decoder_mask(target_ids), self.decoder_stack.shared_of(self.positions, positions)
+
+    def _decoder_mask(self, target_ids: Tensor) -> Tensor:
+        """The decoder's attention mask (B, T, T); (B, 1, T) if its self-attention hides later positions by itself."""
+        if not self.decoder_stack.needs_causal_mask:
+            return keys_mask(padding_mask(target_ids))
+        return ops.logical_and(causal_mask(ops.shape(target_ids)[1]), keys_mask(padding_mask(target_ids)))
 
     def _embed(self, embedding: TokenEmbedding, norm: Any, ids: Tensor, positions: Tensor) -> Tensor:
         x = self.positions.embed(embedding(ids), positions)
         return x if norm is None else norm(x)
-
-    def _shared(self, positions: Tensor, is_causal: bool) -> Shared:
-        return Shared(
-            self.positions.bias(positions, positions, is_causal), self.positions.rotation(positions, is_causal)
-        )
 
     # Version 0.1 had these attributes. Keras visits attributes in the order of their names. These four come before the
     # stacks, so Keras writes and reads blocks and norms at the same paths in model.keras as version 0.1.

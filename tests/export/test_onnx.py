@@ -358,6 +358,20 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
     assert not paths[1].exists(), "no model reads it any more"
 
 
+@pytest.mark.parametrize("variant", ["windows and slopes", "windows and buckets"])
+def test_the_encoder_makes_no_tensor_of_all_pairs_of_positions_in_windows(tmp_path, variant):
+    length = 211
+    paths = write_model(tmp_path / "encoder.onnx", encoder_model(run_of(make_model(variant)), "float32"), {})
+    whole = onnx.load(paths[0])
+    names = [name for node in whole.graph.node for name in node.output]
+    hidden = {*names} - {each.name for each in whole.graph.output}
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(hidden))
+    onnx.save(whole, tmp_path / "all.onnx")
+    values = session(tmp_path / "all.onnx").run(None, {"source_ids": np.full((1, length), 5, "int32")})
+    sizes = [value.size for value in values]
+    assert max(sizes) < length**2 and (length, 12) in [value.shape for value in values]
+
+
 @pytest.mark.parametrize("variant", WITHOUT_ONNX)
 def test_a_part_without_a_writer_is_refused_by_name(tmp_path, run, variant):
     vocabulary_size = run.translator.target_tokenizer.vocabulary_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from keras import ops
@@ -12,6 +14,7 @@ from keras_transformer.layers.compressed import CompressedAttention
 from keras_transformer.layers.local import LocalAttention
 from keras_transformer.models import Transformer, count_parameters, model_config
 from tests import toys
+from tests.graphs import shapes_in_graph
 from tests.models.variants import SIZES, cached_logits, make_inputs, make_model
 
 INPUTS = make_inputs()
@@ -46,6 +49,30 @@ def test_a_window_is_centred_in_the_encoder_and_ends_at_the_position_in_the_deco
         distances = np.arange(len(seen)) - np.arange(len(seen))[:, None]
         np.testing.assert_array_equal(seen, (distances >= -before) & (distances <= after))
     assert type(model.decoder_blocks[0].cross_attention) is MultiHeadAttention
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize(
+    ("attention", "positions"), [("windowed", "alibi"), ("local", "buckets"), ("compressed", "none")]
+)
+def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(attention, positions, side):
+    """Neither a bias nor a mask. Compressed attention has a third of all pairs for each head."""
+    tf = pytest.importorskip("tensorflow")
+    num_layers = 2 if attention == "compressed" else 1  # its first layer is a local one
+    model = make_model(attention={"name": attention, "width": 4}, positions=positions, num_layers=num_layers)
+    length = 211  # no other size of the model
+    lengths = {"source": 3, "target": 3, side: length}
+
+    def gradients(ids):
+        with tf.GradientTape() as tape:
+            loss = ops.sum(model(ids, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    ids = {f"{name}_ids": np.ones((1, size), "int32") for name, size in lengths.items()}
+    shapes = shapes_in_graph(gradients, ids)
+    assert any(length in shape for shape in shapes)
+    assert not [shape for shape in shapes if shape.count(length) > 1]
+    assert attention == "compressed" or max(map(math.prod, shapes)) < length**2
 
 
 def test_local_attention_in_a_model():

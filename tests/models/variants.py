@@ -95,6 +95,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "positions": "rotary",
     },
     "windows and slopes": {"attention": {"name": "windowed", "width": 3}, "positions": "alibi", "num_layers": 1},
+    "windows and buckets": {
+        "attention": {"name": "windowed", "width": 4},
+        "positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6},
+        "num_layers": 1,
+    },
 }
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {
@@ -107,7 +112,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     }.items()
 }
 # ONNX refuses these by name, for a part of each has no writer.
-WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts", "windows and slopes": "AlibiPositions"}
+WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
