@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_transformer.lengths import longest
 from keras_transformer.options import Option, Part
 
 LAYERS = "keras_transformer.layers"
@@ -36,8 +37,10 @@ def _needs_even_key_dim(model: dict[str, Any]) -> str:
 
 def _needs_as_many_experts(model: dict[str, Any]) -> str:
     top_k, num_experts = model["feed_forward"]["top_k"], model["feed_forward"]["num_experts"]
-    received = f"Received: top_k={top_k}, num_experts={num_experts}"
-    return f"`top_k` must be at most `num_experts`. {received}" if top_k > num_experts else ""
+    if top_k <= num_experts:
+        return ""
+    received = f"feed_forward:top_k={top_k}, feed_forward:num_experts={num_experts}"
+    return f"`feed_forward:top_k` must be at most `feed_forward:num_experts`. Received: {received}"
 
 
 def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
@@ -46,11 +49,16 @@ def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
 
 
 def _needs_keys_in_range(model: dict[str, Any]) -> str:
-    longest, scale_base = model["max_source_length"], model["positions"]["scale_base"]
-    if longest > 4 * scale_base:
+    length, scale_base = model["max_source_length"], model["positions"]["scale_base"]
+    if length > 4 * scale_base:
         return (
             f"`max_source_length` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
-            f"would leave the range of float16. Received: max_source_length={longest}"
+            f"would leave the range of float16. Received: max_source_length={length}"
+        )
+    if longest(length) > 7 * scale_base:  # a translation may be longer than its source
+        return (
+            f"`positions:scale_base` must be at least a seventh of the longest translation, {longest(length)}: later "
+            f"keys would leave the range of float16. Received: scale_base={scale_base}"
         )
     return _needs_even_key_dim(model)
 

@@ -194,6 +194,16 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
         "`max_source_length` must be at most four times `positions:scale_base`, 400: later keys would leave "
         "the range of float16. Received: max_source_length=512",
     ),
+    "translations longer than xpos can scale": (
+        {"positions": {"name": "xpos", "scale_base": 10}, "max_source_length": 40},
+        "`positions:scale_base` must be at least a seventh of the longest translation, 90: later keys would leave "
+        "the range of float16. Received: scale_base=10",
+    ),
+    "more choices than experts": (
+        {"feed_forward": {"name": "experts", "num_experts": 2, "top_k": 3}},
+        "`feed_forward:top_k` must be at most `feed_forward:num_experts`. "
+        "Received: feed_forward:top_k=3, feed_forward:num_experts=2",
+    ),
     "an odd number of buckets": (
         {"positions": {"name": "buckets", "num_buckets": 9}},
         "`positions:num_buckets` must be even. Received: num_buckets=9",

@@ -113,7 +113,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.__init__": [PACKAGE],
     f"{PACKAGE}.__main__": [PACKAGE, "export"],  # the top floor
     f"{PACKAGE}.commands": [PACKAGE],
-    f"{PACKAGE}.slots": [f"{PACKAGE}.options"],
+    f"{PACKAGE}.slots": [f"{PACKAGE}.{name}" for name in ("lengths", "options")],
     f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
     f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},

@@ -293,7 +293,7 @@ def _told_as_flags() -> Iterator[None]:
             raise
         told, _, received = str(error).partition(". Received: ")
         told = re.sub(r"`(\w+):?(\w*)`", lambda found: f"{flag_of(found[1])} {found[2]}".rstrip(), told)
-        values = re.sub(r"(\w+)=", lambda found: f"{flag_of(found[1])} ", received)
+        values = re.sub(r"(\w+):?(\w*)=", lambda found: f"{flag_of(found[1])} {found[2]}".rstrip() + " ", received)
         value = received if ", " not in values else values
         raise RequestError(f"{told}; received: {re.sub(r'^[a-z_:]+=', '', value)}") from error
 

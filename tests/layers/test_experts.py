@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import auxiliary_losses, family
+from keras_transformer import auxiliary_losses
 from keras_transformer.layers.experts import Experts
 from keras_transformer.layers.feed_forward import FeedForward
 from tests.layer_check import check_layer, random, randomize
@@ -151,9 +151,6 @@ def test_nothing_is_reported_where_nothing_is_collected_or_lost():
 def test_more_choices_than_experts_are_refused():
     with pytest.raises(ValueError, match="^`top_k` must be at most `num_experts`. Received: top_k=3, num_experts=2$"):
         Experts(11, num_experts=2, top_k=3)
-    part = {"name": "experts", "num_experts": 2, "top_k": 3}
-    with pytest.raises(ValueError, match="^`top_k` must be at most `num_experts`. Received: top_k=3, num_experts=2$"):
-        family.complete({"vocabulary_size": 9, "feed_forward": part})
 
 
 @pytest.mark.parity

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from tests.models import combinations
 from tests.models.variants import VARIANTS, cached_logits, make_batch, make_inputs, make_model
 
 BACKENDS = pytest.mark.parametrize(
@@ -16,6 +17,7 @@ BACKENDS = pytest.mark.parametrize(
 ROOT = Path(__file__).resolve().parents[2]
 # Of all variants: each argument of the model is in one of these. A backend takes seconds for each.
 ELSEWHERE = [name for name in VARIANTS if name not in ("pre-norm", "separate vocabularies")]
+ELSEWHERE += combinations.COMBINATIONS  # and each part of the family
 LOSSES = [f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")]
 
 
@@ -24,7 +26,7 @@ def models(tmp_path_factory):
     """A folder of saved models, and what each computes here."""
     folder, expected = tmp_path_factory.mktemp("models"), {}
     for variant in ELSEWHERE:
-        model = make_model(variant)
+        model = make_model(variant) if variant in VARIANTS else combinations.make_model(variant)
         model.save(folder / f"{variant}.keras")
         expected[f"{variant}: logits"] = ops.convert_to_numpy(model(make_inputs()))
         expected[f"{variant}: cached"] = cached_logits(model, make_inputs(), num_beams=2)

@@ -123,13 +123,13 @@ def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:
     return model
 
 
-def make_inputs(seed: int = 0) -> dict[str, np.ndarray]:
+def make_inputs(seed: int = 0, target_width: int = TARGET_WIDTH) -> dict[str, np.ndarray]:
     """Three sentence pairs: a full one, one padded on both sides, and a blank source."""
     generator = np.random.default_rng(seed)
     source_ids = generator.integers(4, 23, (3, SOURCE_WIDTH)).astype("int32")
-    target_ids = generator.integers(4, 23, (3, TARGET_WIDTH)).astype("int32")
+    target_ids = generator.integers(4, 23, (3, target_width)).astype("int32")
     target_ids[:, 0] = 2
-    for row, (source_length, target_length) in enumerate([(SOURCE_WIDTH, TARGET_WIDTH), (4, 3), (1, 2)]):
+    for row, (source_length, target_length) in enumerate([(SOURCE_WIDTH, target_width), (4, 3), (1, 2)]):
         source_ids[row, source_length - 1] = 3
         source_ids[row, source_length:] = 0
         target_ids[row, target_length:] = 0

@@ -449,6 +449,16 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
             "--num-heads must divide --hidden-dim, or --key-dim must be given; "
             "received: --num-heads 5, --hidden-dim 12",
         ),
+        (
+            ["--feed-forward", "experts:num_experts=2,top_k=3"],
+            "--feed-forward top_k must be at most --feed-forward num_experts; "
+            "received: --feed-forward top_k 3, --feed-forward num_experts 2",
+        ),
+        (
+            ["--hidden-dim", "12", "--num-heads", "4", "--attention", "full:num_key_value_heads=3"],
+            "--attention num_key_value_heads must divide --num-heads; "
+            "received: --attention num_key_value_heads 3, --num-heads 4",
+        ),
     ],
 )
 def test_what_the_family_refuses_is_told_in_flags(flags, message, tmp_path, capsys):
