@@ -204,6 +204,12 @@ LAYERS = [
         ),
     ),
     *by(
+        "layers/test_depth.py",
+        f"{PACKAGE}/layers/residual.py",
+        ("self.norm(self.dropout(sublayer(x), training=", "self.norm(x + self.dropout(sublayer(x), training="),
+        ("return x + self.dropout(sublayer(self.norm(x)), ", "return self.norm(x) + self.dropout(sublayer(x), "),
+    ),
+    *by(
         "layers/test_gated_feed_forward.py",
         f"{PACKAGE}/layers/feed_forward.py",
         (

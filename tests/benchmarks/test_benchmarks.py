@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decode, train, weights
+from benchmarks import decode, family, lengths, train, weights
 from keras_transformer.errors import JobError, RequestError, exit_status
 from tests.benchmarks.contestants import start_honest, start_liar
 from tests.models.variants import make_model
@@ -40,8 +41,13 @@ def run(module, *arguments, **environment):
 
 
 def table_of(module, *arguments, **environment):
+    """Runs a benchmark for one round, and returns the rows of its table without the head."""
+    return rows_of(module, *ONCE, *arguments, **environment)
+
+
+def rows_of(module, *arguments, **environment):
     """Runs a benchmark, and returns the rows of its table without the head."""
-    done = run(module, *ONCE, *arguments, **environment)
+    done = run(module, *arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
     assert len({len(line) for line in lines}) == 1
@@ -116,6 +122,9 @@ def test_a_model_that_a_peer_cannot_hold_is_refused_and_the_difference_named(var
         (["family", "--out", "nowhere/family.png"], "`--out` must be a .png in a folder that exists"),
         (["layers", "--out", "nowhere/layers.png"], "`--out` must be a .png in a folder that exists"),
         (["growth", "--small", "--out", "nowhere/growth.png"], "`--out` must be a .png in a folder that exists"),
+        (["depth", "--out", "nowhere/depth.png"], "`--out` must be a .png in a folder that exists"),
+        (["depth", "--steps", "60"], "`--steps` must be a multiple of 50. Received: 60"),
+        (["lengths", "--out", "nowhere/lengths.png"], "`--out` must be a .png in a folder that exists"),
         (["multi30k", "nowhere"], "expected a run folder"),
     ],
 )
@@ -163,6 +172,38 @@ def test_variants_of_the_family_are_trained_and_measured(tmp_path):
     attention, feed_forward, norm = 4 * 128**2, 2 * 128 * 256 + 256 + 128, 128
     assert rms[1] == f"{200 * 128 + 2 * (3 * attention + 2 * feed_forward + 5 * norm):,}"
     assert float(rms[6].replace(",", "")) > 0 and universal[6] == "–"
+    assert picture.stat().st_size > 10_000
+
+
+def test_rows_longer_than_in_training_are_measured_and_drawn(tmp_path):
+    picture = tmp_path / "lengths.png"
+    small = ["--tasks", "reverse", "--lengths", "2", "9", "--rows", "5", "--steps", "2", "--seeds", "3"]
+    (row,) = rows_of("lengths", "--variants", "universal", *small, "--out", str(picture))
+    # One block a stack, D 64, F 128, 25 pieces; by hand: embedding, then kernels, biases and norms, then halting.
+    attention, feed_forward, norm, halting = 4 * 64**2, 2 * 64 * 128 + 128 + 64, 128, 64 + 1
+    size = 25 * 64 + 3 * attention + 2 * feed_forward + 5 * norm + 2 * halting
+    assert row == ["reverse", "universal", "3", f"{size:,}", "0%", "0%"]
+    assert picture.stat().st_size > 10_000
+
+
+def test_the_rows_of_the_tests_are_not_in_training(tmp_path):
+    lengths.write_task(tmp_path, "reverse", lengths.parse(["--lengths", "3", "10", "--rows", "30", "--longest", "4"]))
+    trained, tests, valid = (family.read_pairs(tmp_path / name) for name in ("train", "tests", "short"))
+    assert {len(source.split()) for source in trained[0]} == {1, 2, 3, 4}
+    assert [len(source.split()) for source in tests[0]] == [3] * 30 + [10] * 30
+    assert set(tests[0]).isdisjoint(trained[0] + valid[0])
+    assert [target.split() for target in tests[1]] == [source.split()[::-1] for source in tests[0]]
+
+
+def test_depth_is_measured_with_each_rate_and_seed_and_drawn(tmp_path):
+    picture = tmp_path / "depth.png"
+    small = ["--residuals", "pre_norm", "--depths", "1", "--rates", "0", "0.01", "--seeds", "1", "2", "1"]
+    (row, alone) = rows_of("depth", *small, "--steps", "50", "--out", str(picture))
+    still, moved = ([float(loss) for loss in cell.split(", ")] for cell in row[2:])
+    entropy = float(alone[2])
+    assert row[:2] == ["pre_norm", "1"] and 3 < entropy < math.log(200)
+    assert min(still) > math.log(200) - 0.1 > max(moved), "without a rate nothing is learned"
+    assert moved[0] == moved[2] != moved[1], "each training begins again, whatever ran before it"
     assert picture.stat().st_size > 10_000
 
 
