@@ -812,6 +812,14 @@ EXPORT = [
         ('tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")', "text"),
     ),
     *by(
+        "export/test_compressed_export.py::test_tflite_translates_alike",
+        f"{PACKAGE}/layers/compressed.py",
+        (
+            "ops.expand_dims(ops.cast(is_seen, self.compute_dtype), -1)",
+            "ops.cast(is_seen, self.compute_dtype)[..., None]",
+        ),
+    ),
+    *by(
         "export/test_tflite.py",
         "export/tflite.py",
         ("np.abs(rows).max(axis=1)", "np.abs(rows).max(axis=1) * 4"),

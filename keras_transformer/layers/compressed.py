@@ -141,7 +141,7 @@ class CompressedAttention(MultiHeadAttention):
     def _compressed(self, full: KeysValues, is_seen: Tensor | None = None) -> KeysValues:
         """Keys and values (..., N, S, H) → (..., N, blocks, H); positions (B, 1, S) that none sees count as zeros."""
         if is_seen is not None:
-            is_seen = ops.cast(is_seen, self.compute_dtype)[..., None]
+            is_seen = ops.expand_dims(ops.cast(is_seen, self.compute_dtype), -1)  # not `[..., None]`: LiteRT lacks it
             full = KeysValues(full.keys * is_seen, full.values * is_seen)
         return KeysValues(
             self._convolved(full.keys, self.key_convolution), self._convolved(full.values, self.value_convolution)
