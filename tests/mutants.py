@@ -618,6 +618,17 @@ TRAINING = [
         ("progress.epoch, progress.batch = self.plan.place_after(progress.place)", "pass"),
     ),
     *by(
+        "training/test_run.py::test_what_the_family_refuses_is_told_in_flags",
+        f"{PACKAGE}/training/settings.py",
+        ('r"(\\w+):?(\\w*)="', 'r"(\\w+)()="'),
+    ),
+    *by(
+        "test_family.py",
+        f"{PACKAGE}/slots.py",
+        ("if longest(length) > 7 * scale_base", "if length > 7 * scale_base"),
+        ("if top_k <= num_experts", "if True"),
+    ),
+    *by(
         "training/test_settings.py",
         f"{PACKAGE}/training/settings.py",
         ("min(step**-0.5, step * self.warmup_steps**-1.5)", "step**-0.5"),
