@@ -21,6 +21,7 @@ PARITY_ENVIRONMENT := .venv/installed-parity
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too'
+	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
@@ -32,8 +33,10 @@ demo: $(ENVIRONMENT)
 	  | .venv/bin/python -m keras_transformer translate runs/demo
 	.venv/bin/python -m export runs/demo --overwrite
 
+# The matrix is nearly all in one file, so its two workers share it.
+DISTRIBUTION = --dist $(if $(MATRIX),worksteal,loadfile --no-loadscope-reorder)
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(PARITY),-m '') $(TESTS)
+	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) $(if $(MATRIX),-m matrix,$(if $(PARITY),-m '')) $(TESTS)
 
 # JOBS mutants at once; ONLY=text for those alone whose line holds the text.
 JOBS ?= 2

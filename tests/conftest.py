@@ -107,6 +107,7 @@ def litter() -> set[str]:
 
 # The slowest files, minutes each. They run first, so that at the end no worker is left alone with one of them.
 LONGEST = [
+    "export/test_matrix.py",
     "benchmarks/test_benchmarks.py",
     "training/test_run.py",
     "training/test_replicas.py",

@@ -1,0 +1,204 @@
+"""Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name.
+
+`make test MATRIX=1` runs these alone. A new row of `family.SLOTS` is a new variant here.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+from export.__main__ import FORMATS, main, write_artefacts
+from export.certificate import artefacts_in, certify, comparison, runner
+from export.certificate.execution import Execution
+from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, open_run
+from keras_transformer import family
+from keras_transformer import run_folder as runs
+from keras_transformer.decoding.translator import SearchOptions, Translator
+from keras_transformer.lengths import penalty
+from keras_transformer.models import Transformer, model_config
+from keras_transformer.text.tokenizer import Tokenizer
+from tests.layer_check import randomize
+from tests.tiny_text import lines
+
+pytestmark = pytest.mark.matrix
+
+# Options that show a part's work in a model and in sentences so small.
+SMALL = {
+    "rotary": "rotary:base=100",
+    "xpos": "xpos:scale_base=15",
+    "buckets": "buckets:num_buckets=8,max_distance=6",
+    "windowed": "windowed:width=3",
+    "local": "local:width=3",
+    "compressed": "compressed:width=4",
+    "location": "location:max_length=6",
+    "experts": "experts:num_experts=3",
+}
+OPTIONS = {
+    "positions": ["sinusoidal:offset=2,interpolation=1.5"],
+    "attention": ["full:num_key_value_heads=1"],
+    "feed_forward": ["experts:num_experts=3,gated=true"],
+    "stack": ["universal:adaptive=false"],
+}
+COMBINED: dict[str, dict[str, str]] = {
+    "Magneto and Llama": {
+        "residual": "sub_norm",
+        "norm": "rms:epsilon=1e-05",
+        "feed_forward": "gated:use_bias=true",
+        "activation": "silu",
+        "positions": "rotary",
+        "attention": "full:num_key_value_heads=1",
+    },
+    "unlike windows": {
+        "attention": "windowed:width=4",
+        "decoder_attention": "windowed:width=2",
+        "positions": "xpos:scale_base=15",
+        "residual": "pre_norm",
+    },
+    "windows and slopes": {"attention": "windowed:width=3", "positions": "alibi"},
+    "windows and buckets": {"attention": "windowed:width=4", "positions": SMALL["buckets"]},
+    "blocks and slopes": {"attention": "local:width=3", "decoder_attention": "local:width=2", "positions": "alibi"},
+    "a compressed decoder": {"decoder_attention": SMALL["compressed"], "residual": "sub_norm", "activation": "gelu"},
+    "universal experts": {"stack": "universal", "feed_forward": SMALL["experts"], "positions": "none"},
+    "general and grouped": {"score": "general", "attention": "full:num_key_value_heads=1", "positions": "alibi"},
+}
+# Of a stack whose layers differ, and of one that repeats its layer.
+LAYERS = {"compressed": 2, "universal": 3}
+# (format, variant): what the message names.
+REFUSED = {
+    ("onnx", "attention=local:width=3"): "LocalAttention",
+    ("onnx", "attention=compressed:width=4"): "LocalAttention",
+    ("onnx", "feed_forward=experts:num_experts=3"): "Experts",
+    ("onnx", "feed_forward=experts:num_experts=3,gated=true"): "Experts",
+    ("onnx", "stack=universal"): "UniversalStack",
+    ("onnx", "stack=universal:adaptive=false"): "UniversalStack",
+    ("onnx", "windows and slopes"): "AlibiPositions",
+    ("onnx", "windows and buckets"): "BucketPositions",
+    ("onnx", "blocks and slopes"): "LocalAttention",
+    ("onnx", "a compressed decoder"): "LocalAttention",
+    ("onnx", "universal experts"): "UniversalStack",
+}
+
+
+def variants() -> dict[str, dict[str, str]]:
+    """The arguments of each variant, spelled as on a command line: each part alone, some options, some together."""
+    found: dict[str, dict[str, str]] = {"the default": {}}
+    for slot, parts in family.SLOTS.items():
+        others = [SMALL.get(name, name) for name in list(parts)[1:]]
+        found |= {f"{slot}={text}": {slot: text} for text in [*others, *OPTIONS.get(slot, [])]}
+    return found | COMBINED
+
+
+VARIANTS = variants()
+ARTEFACTS = [pair for pair in itertools.product(FORMATS, PRECISIONS) if pair not in NO_SUCH_PRECISION]
+# The most that a precision may change the score of a translation, or lose in the mean score of its translations, as a
+# share of what random pieces lose.
+SHARE = {"float16": 0.01, "int8": 0.05}
+DECODING = Decoding(3, 0.8, max_length=12)
+SENTENCES = [*lines(5, 20), ""]
+
+
+class Subject(NamedTuple):
+    """A variant's run, and its folder."""
+
+    name: str
+    folder: Path
+    run: TrainedRun
+    gap: float  # see `gap_of`
+
+
+def make_model(parts: dict[str, str], vocabulary_size: int) -> Transformer:
+    """A small model with random weights."""
+    config: dict[str, Any] = {
+        argument: family.parse(text, family.ARGUMENTS[argument].slot, argument) for argument, text in parts.items()
+    }
+    num_layers = max([1, *(LAYERS.get(part["name"], 1) for part in config.values())])
+    keras.utils.set_random_seed(3)
+    model = Transformer(vocabulary_size, num_layers, 2, 16, 32, max_source_length=40, **config)
+    randomize(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Tokenizer:
+    return Tokenizer.train(lines(0), 64, "bpe")  # of BPE vocabularies LiteRT takes ids alone
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def subject(request, vocabulary, tmp_path_factory):
+    folder = runs.RunFolder(tmp_path_factory.mktemp("matrix") / "run")
+    folder.path.mkdir()
+    model = make_model(VARIANTS[request.param], vocabulary.vocabulary_size)
+    vocabulary.save(folder.path / "tokenizer.model")
+    runs.write_config(folder, {"model": model_config(model), "settings": {"seed": 1}, "versions": {}})
+    runs.save_model(folder, model)
+    for path in (folder.valid_source, folder.valid_target):
+        path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    run = open_run(folder.path)
+    yield Subject(request.param, folder.path, run, gap_of(run.translator))
+    del model, run
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def gap_of(translator: Translator) -> float:
+    """What a sentence's score loses, on average, if its translation becomes as many pieces drawn at random."""
+    options = SearchOptions(DECODING.num_beams, DECODING.length_penalty, DECODING.max_length)
+    best = [some[0] for some in translator.stream(SENTENCES[:-1], options)]  # without the blank line
+    lengths, generator = [len(one.ids) for one in best], np.random.default_rng(1)
+    others = [generator.integers(4, translator.target_tokenizer.vocabulary_size, length).tolist() for length in lengths]
+    log_probs = translator.log_probs(translator.source_tokenizer.encode(SENTENCES[:-1]), others)
+    scores = log_probs / penalty(np.array(lengths), DECODING.length_penalty)
+    return float(np.mean([one.score for one in best] - scores))
+
+
+@pytest.fixture(autouse=True)
+def runs_here(monkeypatch):
+    """Runs artefacts in this process, whose threads are set already. Processes of their own would take longer."""
+    import tensorflow as tf
+
+    for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
+        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
+
+
+@pytest.mark.parametrize(("format", "precision"), ARTEFACTS)
+def test_it_holds_or_is_refused_by_name(subject, format, precision, tmp_path, capsys):
+    if name := REFUSED.get((format, subject.name)):
+        out = tmp_path / "out"
+        assert main([str(subject.folder), "--format", format, "--precision", precision, "--out", str(out)]) == 2
+        message = capsys.readouterr().err
+        assert f"{format} in {precision} can write only" in message and f"with {name} there" in message
+        assert not out.exists()
+    else:
+        check_certificate(subject, format, precision, tmp_path)
+
+
+def test_every_refusal_is_of_a_variant():
+    assert {variant for _, variant in REFUSED} <= VARIANTS.keys()
+
+
+def check_certificate(subject: Subject, format: str, precision: str, folder: Path) -> None:
+    """Exports, certifies, and looks at what the certificate measured.
+
+    Rounding may lead the search of a model with random weights elsewhere, so a sentence may lose much, but not many do.
+    """
+    write_artefacts(subject.run, folder, DECODING, [(format, precision)])
+    (artefact,) = [one for one in artefacts_in(folder) if one.takes == ("text" if format == "saved_model" else "ids")]
+    (entry,) = certify(subject.run, folder, [artefact], DECODING, SENTENCES, SENTENCES).entries
+    assert entry.holds, entry.reason
+    assert entry.verified == "translations" and entry.judgement is not None
+    if precision != "float32":
+        measured, differences = entry.judgement.measured, entry.judgement.differences
+        # Rounding may send a position to another expert, in float16 too.
+        most = SHARE["int8" if "experts" in str(VARIANTS[subject.name]) else precision] * subject.gap
+        assert measured.identical >= len(SENTENCES) / 3
+        assert measured.score_difference < most
+        losses = [one.model_score - one.artefact_score for one in differences]  # infinite for half a translation
+        assert sum(losses) / len(SENTENCES) < most
