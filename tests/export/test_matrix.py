@@ -78,8 +78,6 @@ REFUSED = {
     ("onnx", "feed_forward=experts:num_experts=3,gated=true"): "Experts",
     ("onnx", "stack=universal"): "UniversalStack",
     ("onnx", "stack=universal:adaptive=false"): "UniversalStack",
-    ("onnx", "windows and slopes"): "AlibiPositions",
-    ("onnx", "windows and buckets"): "BucketPositions",
     ("onnx", "blocks and slopes"): "LocalAttention",
     ("onnx", "a compressed decoder"): "LocalAttention",
     ("onnx", "universal experts"): "UniversalStack",
