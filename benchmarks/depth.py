@@ -27,7 +27,7 @@ from keras_transformer.text.corpora import load_corpus
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, Tokenizer
 
-SIZES = {"num_heads": 2, "hidden_dim": 64, "intermediate_dim": 128, "dropout": 0.0}
+SIZES: dict[str, Any] = {"num_heads": 2, "hidden_dim": 64, "intermediate_dim": 128, "dropout": 0.0}
 VOCABULARY, TOKEN_BUDGET = 200, 512
 STEPS_OF_A_MEAN = 50  # the last steps, over which the loss is averaged
 
