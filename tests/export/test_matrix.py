@@ -43,8 +43,6 @@ SMALL = {
 OPTIONS = {
     "positions": ["sinusoidal:offset=2,interpolation=1.5"],
     "attention": ["full:num_key_value_heads=1"],
-    "feed_forward": ["experts:num_experts=3,gated=true"],
-    "stack": ["universal:adaptive=false"],
 }
 COMBINED: dict[str, dict[str, str]] = {
     "Magneto and Llama": {
@@ -62,10 +60,13 @@ COMBINED: dict[str, dict[str, str]] = {
         "residual": "pre_norm",
     },
     "windows and slopes": {"attention": "windowed:width=3", "positions": "alibi"},
-    "windows and buckets": {"attention": "windowed:width=4", "positions": SMALL["buckets"]},
     "blocks and slopes": {"attention": "local:width=3", "decoder_attention": "local:width=2", "positions": "alibi"},
     "a compressed decoder": {"decoder_attention": SMALL["compressed"], "residual": "sub_norm", "activation": "gelu"},
-    "universal experts": {"stack": "universal", "feed_forward": SMALL["experts"], "positions": "none"},
+    "universal experts": {
+        "stack": "universal:adaptive=false",
+        "feed_forward": "experts:num_experts=3,gated=true",
+        "positions": "none",
+    },
     "general and grouped": {"score": "general", "attention": "full:num_key_value_heads=1", "positions": "alibi"},
 }
 # Of a stack whose layers differ, and of one that repeats its layer.
@@ -75,9 +76,7 @@ REFUSED = {
     ("onnx", "attention=local:width=3"): "LocalAttention",
     ("onnx", "attention=compressed:width=4"): "LocalAttention",
     ("onnx", "feed_forward=experts:num_experts=3"): "Experts",
-    ("onnx", "feed_forward=experts:num_experts=3,gated=true"): "Experts",
     ("onnx", "stack=universal"): "UniversalStack",
-    ("onnx", "stack=universal:adaptive=false"): "UniversalStack",
     ("onnx", "blocks and slopes"): "LocalAttention",
     ("onnx", "a compressed decoder"): "LocalAttention",
     ("onnx", "universal experts"): "UniversalStack",
@@ -95,8 +94,8 @@ def variants() -> dict[str, dict[str, str]]:
 
 VARIANTS = variants()
 ARTEFACTS = [pair for pair in itertools.product(FORMATS, PRECISIONS) if pair not in NO_SUCH_PRECISION]
-# The most that a precision may change the score of a translation, or lose in the mean score of its translations, as a
-# share of what random pieces lose.
+# The most that a precision may change the score of a translation, as a share of what random pieces lose. A search that
+# rounding leads elsewhere may lose more, but in few sentences.
 SHARE = {"float16": 0.01, "int8": 0.05}
 DECODING = Decoding(3, 0.8, max_length=12)
 SENTENCES = [*lines(5, 20), ""]
@@ -183,10 +182,7 @@ def test_every_refusal_is_of_a_variant():
 
 
 def check_certificate(subject: Subject, format: str, precision: str, folder: Path) -> None:
-    """Exports, certifies, and looks at what the certificate measured.
-
-    Rounding may lead the search of a model with random weights elsewhere, so a sentence may lose much, but not many do.
-    """
+    """Exports, certifies, and looks at what the certificate measured."""
     write_artefacts(subject.run, folder, DECODING, [(format, precision)])
     (artefact,) = [one for one in artefacts_in(folder) if one.takes == ("text" if format == "saved_model" else "ids")]
     (entry,) = certify(subject.run, folder, [artefact], DECODING, SENTENCES, SENTENCES).entries
@@ -198,5 +194,6 @@ def check_certificate(subject: Subject, format: str, precision: str, folder: Pat
         most = SHARE["int8" if "experts" in str(VARIANTS[subject.name]) else precision] * subject.gap
         assert measured.identical >= len(SENTENCES) / 3
         assert measured.score_difference < most
-        losses = [one.model_score - one.artefact_score for one in differences]  # infinite for half a translation
-        assert sum(losses) / len(SENTENCES) < most
+        losses = np.array([one.model_score - one.artefact_score for one in differences])
+        assert np.isfinite(losses).all(), "half a translation scores -inf"
+        assert (losses > most).sum() <= len(SENTENCES) / 4
