@@ -40,7 +40,10 @@ COMPANIONS = {
     "gated": ["--activation", "silu"],  # SwiGLU
     "universal": ["--positions", "none"],  # it adds coordinates by itself
 }
-MORE = {"attention full, one key head": ["--attention", "full:num_key_value_heads=1"]}
+MORE = {
+    "attention full, one key head": ["--attention", "full:num_key_value_heads=1"],
+    "preset modern": ["--preset", "modern"],  # the sizes are the corpus's
+}
 BATCH_SIZE = 32
 
 

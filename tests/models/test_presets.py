@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from keras_transformer.models import count_parameters
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.settings import Settings
 
+SIZE = {"vocabulary_size": 8_000, "source_vocabulary_size": None, "num_control_ids": 4}
 # N, d_model, d_ff, h, P_drop, ε_ls and train steps (table 3), checkpoints averaged (6.1), tokens a batch (5.1).
 TABLE_3 = {
     "base": (6, 512, 2048, 8, 0.1, 0.1, 100_000, 5, 25_000),
@@ -34,3 +36,10 @@ def test_the_papers_models_and_how_they_were_trained(name):
 
 def test_tiny_is_smaller():
     assert Settings(**PRESETS["tiny"]).hidden_dim < 512 and PRESETS["tiny"].keys() == PRESETS["big"].keys()
+
+
+def test_modern_has_other_parts_and_about_as_many_parameters_as_tiny():
+    tiny, modern = (Settings(**PRESETS[name]).model_arguments() for name in ("tiny", "modern"))
+    changed = {name for name in tiny if tiny[name] != modern[name]}
+    assert changed == {"positions", "residual", "norm", "feed_forward", "activation", "intermediate_dim"}
+    assert count_parameters({**modern, **SIZE}) == pytest.approx(count_parameters({**tiny, **SIZE}), rel=0.01)
