@@ -326,12 +326,24 @@ def test_the_switches_of_version_0_1_are_other_spellings(old):
         family.complete({**SMALLEST, old: 1})
 
 
-def test_the_readme_holds_the_table():
+def test_build_holds_the_table():
     """`python -c "from keras_transformer import family; print(family.table())"` prints it."""
     table = family.table()
-    assert f"\n\n{table}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"\n\n{table}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
     assert table.count("\n") == 2 + len(ROWS)
     assert "| `norm` | `layer` | layer normalization, `epsilon` (1e-06) | arXiv 1607.06450 |" in table
+
+
+def test_the_readme_names_source_and_test_of_every_variant():
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (.*?) \| \[\w+\]\((tests/.*?\.py)\) \| [\d.]+ % \| [\d.]+ % \|$",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert [(slot, name, source) for slot, name, source, _ in rows] == [
+        (slot, name, family.SLOTS[slot][name].source) for slot, name in ROWS
+    ]
+    assert all((ROOT / test).is_file() for *_, test in rows)
 
 
 def test_every_argument_is_a_setting_of_train():
