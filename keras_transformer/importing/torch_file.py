@@ -153,9 +153,9 @@ def _start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
     """Where the content of a file in an archive begins. PyTorch does not compress."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError(f"expected no compressed files; {info.filename!r:.60} is one")
-    file.seek(info.header_offset)
+    file.seek(max(info.header_offset, 0))  # of a damaged archive it may be negative
     header = file.read(30)
-    if header[:4] != b"PK\x03\x04" or len(header) < 30:
+    if info.header_offset < 0 or header[:4] != b"PK\x03\x04" or len(header) < 30:
         raise ValueError(f"{info.filename!r:.60} has no header")
     lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")  # of name and extra
     return info.header_offset + 30 + lengths
@@ -172,8 +172,9 @@ def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
     """The dictionary in a file of the older form, and where each storage begins."""
     with path.open("rb") as file:
         pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))
-        if (_TensorUnpickler(pickles).load(), _TensorUnpickler(pickles).load()) != (MAGIC, PROTOCOL):
-            raise ValueError("it is no file of `torch.save`")
+        for expected in (MAGIC, PROTOCOL):
+            if _TensorUnpickler(pickles).load() != expected:
+                raise ValueError("it is no file of `torch.save`")
         system = _TensorUnpickler(pickles).load()
         if not isinstance(system, dict) or system.get("little_endian") is not True:
             raise ValueError("its numbers are not little-endian")
