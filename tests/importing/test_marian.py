@@ -22,6 +22,7 @@ from keras_transformer.run_folder import read_config
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.importing import numpy_marian
 from tests.importing.marian_folder import HEADS, TAG, pieces_of, safetensors, tensors, write_marian
+from tests.importing.torch_pickles import archive, state, tensor
 
 SENTENCES = ["the dogs run to the sea", f"{TAG} two green dogs", "a", "", "window  beach jumps over lazy"]
 
@@ -247,6 +248,16 @@ def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(folde
     bias = weights.read(next(weight for weight in weights.table if weight.axes == "1T"))
     assert bias.shape == (1, len(imported.target.ids))
     assert set(bias[0]) == {0.0, -100.0}
+
+
+def test_tensors_on_the_same_numbers_are_refused(folder):
+    arrays = tensors(len(ids_of(folder)))
+    numbers = arrays["model.shared.weight"]
+    entries = {name: tensor("0", array.shape, numbers.size) for name, array in arrays.items()}
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(archive(state(entries), {"0": numbers.tobytes()}))
+    with pytest.raises(RequestError, match="bytes for its tensors; it is smaller"):
+        read_huggingface(folder)
 
 
 def test_sides_with_vocabularies_of_their_own(folder):
