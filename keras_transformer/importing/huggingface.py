@@ -26,11 +26,6 @@ def import_huggingface(folder: str | os.PathLike[str]) -> Translator:
 
     Raises:
         RequestError: a file is missing or damaged, or the model's architecture, or an option of it, is not known.
-
-    Example:
-
-    >>> translator = keras_transformer.import_huggingface("opus-mt-en-de")
-    >>> translator.translate("Good morning.")
     """
     return translator_of(read_huggingface(folder))
 
