@@ -888,8 +888,8 @@ IMPORTING = [
     *by(
         "importing/test_torch_file.py\nimporting/test_damaged_folders.py",
         f"{PACKAGE}/importing/torch_file.py",
-        ("if tensor.first * size + place.num_bytes > tensor.storage.count * size:", "if False:"),
-        ("if storage.count * BYTES[storage.dtype] > sizes[storage.key]:", "if False:"),
+        ("if tensor.first * size + place.num_bytes > tensor.storage.length * size:", "if False:"),
+        ("if storage.length * BYTES[storage.dtype] > sizes[storage.key]:", "if False:"),
     ),
 ]
 MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES, *IMPORTING]

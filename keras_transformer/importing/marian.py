@@ -35,7 +35,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
 # Options with the one value that the architecture has. Old files say them.
-FIXED = {
+FIXED: dict[str, Any] = {
     "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
     "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
     "normalize_embedding": False, "pruned_heads": {}, "static_position_embeddings": True, "tie_encoder_decoder": False,

@@ -37,7 +37,7 @@ class Storage(NamedTuple):
 
     dtype: str
     key: str
-    count: int
+    length: int
 
 
 class Tensor(NamedTuple):
@@ -85,7 +85,7 @@ def _place(name: str, tensor: object, start_of: Callable[[Storage], int]) -> Pla
         raise ValueError(f"expected a tensor under {name!r:.80}; received {type(tensor).__name__}")
     place = Place(tensor.storage.dtype, tensor.shape, 0)
     size = BYTES[place.dtype]
-    if tensor.first * size + place.num_bytes > tensor.storage.count * size:
+    if tensor.first * size + place.num_bytes > tensor.storage.length * size:
         raise ValueError(f"the tensor {name!r:.80} does not lie in its storage")
     return place._replace(offset=start_of(tensor.storage) + tensor.first * size)
 
@@ -142,7 +142,7 @@ def _read_archive(path: Path) -> tuple[Any, Callable[[Storage], int]]:
     sizes = {name.removeprefix("data/"): info.file_size for name, info in files.items()}
 
     def start_of(storage: Storage) -> int:
-        if storage.count * BYTES[storage.dtype] > sizes[storage.key]:
+        if storage.length * BYTES[storage.dtype] > sizes[storage.key]:
             raise ValueError(f"the storage {storage.key!r:.40} is longer than its file")
         return starts[storage.key]
 
@@ -184,8 +184,8 @@ def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
         for key in keys:
             file.seek(place)
             count = int.from_bytes(file.read(8), "little")
-            if count != storages[key].count:
-                raise ValueError(f"the storage {key!r:.40} has {count:,} numbers, not {storages[key].count:,}")
+            if count != storages[key].length:
+                raise ValueError(f"the storage {key!r:.40} has {count:,} numbers, not {storages[key].length:,}")
             starts[key] = place + 8
             place += 8 + count * BYTES[storages[key].dtype]
     return entries, lambda storage: starts[storage.key]

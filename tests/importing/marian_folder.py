@@ -62,7 +62,7 @@ def configuration(ids: dict[str, int]) -> dict[str, Any]:
 def tensors(size: int, seed: int = 2) -> dict[str, np.ndarray]:
     """Random weights by Marian's names, such that sources have different translations."""
     generator = np.random.default_rng(seed)
-    shapes = {"model.shared.weight": (size, WIDTH), "final_logits_bias": (1, size)}
+    shapes: dict[str, tuple[int, ...]] = {"model.shared.weight": (size, WIDTH), "final_logits_bias": (1, size)}
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         for number in range(LAYERS):
             layer = f"model.{stack}.layers.{number}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.importing.marian_folder import tensors, write_marian
 from tests.importing.torch_pickles import torch_file
 
 NUM_DAMAGES = 60
-STRANGE = [None, True, -1, 0, 10**30, 1.5, "", "x" * 300, [], [[]], {}, {"a": 1}, [1, "2"], "</s>"]
+STRANGE: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 300, [], [[]], {}, {"a": 1}, [1, "2"], "</s>"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def spelled_otherwise(content: bytes, draw: random.Random) -> bytes:
     return json.dumps(values).encode()
 
 
-def damages(folder: Path, name: str, kinds: list[Callable[[bytes, random.Random], bytes]]) -> int:
+def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Random], bytes]]) -> int:
     """Damages a file again and again; returns how many damages were refused."""
     draw, whole = random.Random(name), (folder / name).read_bytes()
     num_refused = 0

@@ -47,8 +47,10 @@ def test_every_format_is_certified_and_the_run_fine_tunes(marian, tmp_path, caps
     names = {entry["name"] for entry in certificate["entries"] if entry["holds"]}
     assert {"saved_model", "onnx/translate_text.onnx", "tflite/translate_text.tflite"} <= names
     text = ["--source", str(sentences), "--target", str(references)]
-    flags = f"--steps 4 --token-budget 256 --checkpoint-every 4 --bleu-sentences 0 --devices cpu --out {tmp_path}/tuned"
-    assert main(["train", "--init-from", run, *text, *flags.split()]) == 0
+    training = (
+        f"--steps 4 --token-budget 256 --checkpoint-every 4 --bleu-sentences 0 --devices cpu --out {tmp_path}/tuned"
+    )
+    assert main(["train", "--init-from", run, *text, *training.split()]) == 0
     assert read_config(tmp_path / "tuned")["search"] == read_config(run)["search"]
     assert (tmp_path / "tuned" / "model.keras").is_file()
     assert main(["score", str(tmp_path / "tuned"), *text]) == 0
