@@ -49,10 +49,15 @@ def export(arguments: argparse.Namespace) -> None:
     check_place(folder, arguments.overwrite)
     load_tensorflow()
     from .certificate import artefacts_in, certify, check_text, write_certificate
-    from .signatures import Decoding, open_run
+    from .signatures import open_run
 
-    decoding = Decoding(arguments.beams, arguments.length_penalty, arguments.max_length, arguments.n_best)
     run = open_run(arguments.run)
+    decoding = run.decoding(
+        arguments.n_best,
+        num_beams=arguments.beams,
+        length_penalty=arguments.length_penalty,
+        max_length=arguments.max_length,
+    )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
     sentences, references = text_to_certify_on(arguments)
@@ -164,9 +169,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", help="the export folder; exported/<the run's name> by default")
     parser.add_argument("--overwrite", action="store_true", help="replace an export that is there")
-    parser.add_argument("--beams", type=int, default=4, help="beam size of the search; 1 is greedy search")
-    parser.add_argument("--length-penalty", type=float, default=0.6, help="alpha of ((5 + length) / 6)^alpha")
-    parser.add_argument("--max-length", type=int, help="the most pieces to emit; source + 50 by default")
+    parser.add_argument("--beams", type=int, help="beam size; 1 is greedy search; the run's own by default, mostly 4")
+    parser.add_argument(
+        "--length-penalty", type=float, help="alpha of ((5 + length) / 6)^alpha; the run's own by default, mostly 0.6"
+    )
+    parser.add_argument("--max-length", type=int, help="the most pieces to emit; source + 50 by default and at most")
     parser.add_argument("--n-best", type=int, help="hypotheses in SavedModel's signature n_best; all beams by default")
     parser.add_argument("--sentences", help="a file of sentences to certify on; the run's validation text by default")
     parser.add_argument("--references", help="a file of their translations, for BLEU")

@@ -51,7 +51,7 @@ def export_saved_model(
         JobError: the SavedModel cannot be written.
     """
     require_precision("saved_model", precision)
-    decoding = decoding or Decoding()
+    decoding = decoding or run.decoding()
     translator = _text_translator(run, decoding, precision)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,15 @@ class TrainedRun:
         """The model, in float32."""
         return self.translator.model
 
+    def decoding(self, n_best: int | None = None, **given: Any) -> Decoding:
+        """The options of a search, the model's own where none are given, or None is.
+
+        Raises:
+            RequestError: a value is out of its range.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        return Decoding(**{**self.translator.search, **given}, n_best=n_best)
+
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
         """Writes the vocabularies into a folder, under the file names of a run folder."""
         sides = RunFolder(folder).tokenizers(separate=self.model.source_vocabulary_size is not None)

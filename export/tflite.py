@@ -80,15 +80,15 @@ def export_tflite(
             not the one that its configuration names.
     """
     require_precision("tflite", precision)
-    decoding = (decoding or Decoding()).one_best()
+    decoding = (decoding or run.decoding()).one_best()
     folder = Path(folder) / "tflite"
     folder.mkdir(parents=True, exist_ok=True)
     model = _with_int8_embeddings(run.model) if precision == "int8" else run.model
     models = {"translate": _ids_translator(model, decoding)}
-    if run.translator.source_tokenizer.model_type == run.translator.target_tokenizer.model_type == "unigram":
-        models["translate_text"] = _text_translator(model, run.translator, decoding)
+    if reason := _reason_against_text(run.translator):
+        say(f"tflite/translate_text.tflite is left out: {reason}")
     else:
-        say("tflite/translate_text.tflite is left out: for BPE vocabularies LiteRT's tokenizer gives other ids")
+        models["translate_text"] = _text_translator(model, run.translator, decoding)
     paths = []
     for name, module in models.items():
         path = folder / f"{stem(name, precision)}.tflite"
@@ -96,6 +96,13 @@ def export_tflite(
             aside.write_bytes(_converted(module, precision, custom_operators=name == "translate_text"))
         paths.append(path)
     return paths
+
+
+def _reason_against_text(translator: Translator) -> str:
+    """Why LiteRT's tokenizer cannot stand in for the translator's; "" if it can."""
+    if not translator.source_tokenizer.model_type == translator.target_tokenizer.model_type == "unigram":
+        return "for BPE vocabularies LiteRT's tokenizer gives other ids"
+    return "LiteRT's tokenizer refuses unused pieces" if translator.source_tokenizer.has_unused_pieces else ""
 
 
 def _with_int8_embeddings(model: Transformer) -> Transformer:
@@ -122,10 +129,8 @@ def _text_translator(model: Transformer, translator: Translator, decoding: Decod
     import tensorflow as tf
 
     library = import_optional("tensorflow_text")
-    source, target = (
-        library.FastSentencepieceTokenizer(tokenizer.model)
-        for tokenizer in (translator.source_tokenizer, translator.target_tokenizer)
-    )
+    source = library.FastSentencepieceTokenizer(translator.source_tokenizer.model)
+    target = library.FastSentencepieceTokenizer(translator.target_tokenizer.decoding_model())
 
     def translate(text: Tensor) -> dict[str, Tensor]:
         ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding, INTEGERS)

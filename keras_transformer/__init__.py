@@ -22,6 +22,7 @@ from keras_transformer.version import __version__ as __version__
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
+    from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
@@ -31,6 +32,7 @@ _HOMES = {
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
     "datasets_from_files": "keras_transformer.text.datasets",
+    "import_huggingface": "keras_transformer.importing.huggingface",
     "layers": "keras_transformer.layers",
     "load": "keras_transformer.decoding.translator",
     "losses": "keras_transformer.losses",
@@ -40,7 +42,7 @@ _HOMES = {
     "plots": "keras_transformer.plots",
     "schedules": "keras_transformer.schedules",
 }
-__all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "load"]
+__all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface", "load"]
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import evaluate, runs, translate
+from keras_transformer.commands import evaluate, importing, runs, translate
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -64,6 +64,10 @@ COMMANDS = {
         runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options
     ),
     "info": Command(runs.info, "tell what a run is and how it went"),
+    "import": Command(
+        importing.import_model, "make a run of a trained model in Hugging Face's format", importing.add_options,
+        takes="",
+    ),
     "export": Command(
         export.export, "write SavedModel, ONNX and TFLite translators, and certify them", export.add_options,
         takes="",

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer import family
+from keras_transformer.decoding.options import own_search
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
 from keras_transformer.version import __version__
 
-CONFIG_KEYS = {"format", "model", "settings", "corpus", "versions", "weights", "parameters"}
+CONFIG_KEYS = {"format", "model", "search", "settings", "corpus", "versions", "weights", "parameters"}
 FORMAT = 2  # version 0.1 wrote format 1, which is read too
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -53,6 +54,7 @@ def read(path: Path) -> dict[str, Any]:
             "format": FORMAT,
             "model": _complete(config["model"], config),
             "settings": family.modern(config["settings"]),
+            **({"search": own_search(config["search"])} if "search" in config else {}),
         }
     except NewerVersion as error:
         raise RequestError(f"{path} was {error}") from error

@@ -184,6 +184,7 @@ def write_run(
     languages: tuple[str, str] | None = None,
     validation: tuple[Sequence[str], Sequence[str]] | None = None,
     overwrite: bool = False,
+    search: dict[str, Any] | None = None,
 ) -> None:
     """Writes a run folder for a model that train.py did not train; see `Translator.save`.
 
@@ -191,7 +192,7 @@ def write_run(
         RequestError: see `Translator.save`.
     """
     path = Path(folder)
-    _check_place(path, overwrite)
+    check_place(path, overwrite)
     twin = _twin(model)
     _check_vocabularies(model_config(twin), tokenizers)
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
@@ -206,15 +207,21 @@ def write_run(
         corpus = {"name": path.resolve().name}
         if languages is not None:
             corpus["source_language"], corpus["target_language"] = languages
-        _write_files(run, model_config(twin), corpus, tokenizers, validation)
+        sections = {"model": model_config(twin), **({"search": search} if search else {}), "corpus": corpus}
+        _write_files(run, sections, tokenizers, validation)
         save_model(run, twin)
 
 
-def _check_place(path: Path, overwrite: bool) -> None:
-    """Raises RequestError unless the folder is new or empty, or holds a run that may be replaced, and nothing else."""
+def check_place(path: Path, overwrite: bool) -> None:
+    """Raises RequestError unless a run may be written there.
+
+    The folder is new or empty, or holds a run that may be replaced, and nothing else.
+    """
     is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     if not is_free and not (overwrite and RunFolder(path).is_run()):
-        raise RequestError(f"expected a new or empty folder, or a run and `overwrite=True`; {path} holds something")
+        raise RequestError(
+            f"expected a new or empty folder, or a run and `overwrite=True` (--overwrite); {path} holds something"
+        )
     if path.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise RequestError(f"expected a folder that can be replaced; received {path}, in which this process works")
     parts = {part.name for part in RunFolder(path).parts()}
@@ -263,16 +270,16 @@ def _check_vocabularies(config: dict[str, Any], tokenizers: tuple[Tokenizer, Tok
 
 def _write_files(
     run: RunFolder,
-    config: dict[str, Any],
-    corpus: dict[str, str],
+    sections: dict[str, Any],
     tokenizers: tuple[Tokenizer, Tokenizer],
     validation: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
     """Writes the files of a run beside its model."""
     from keras_transformer.text.tokenizer import plain
 
-    sections = {"model": config, "settings": {}, "corpus": corpus, "versions": versions()}
-    write_config(run, {**sections, "parameters": count_parameters(config)})
+    config = sections["model"]
+    rest = {"settings": {}, "versions": versions(), "parameters": count_parameters(config)}
+    write_config(run, {**sections, **rest})
     separate = config["source_vocabulary_size"] is not None
     for path, tokenizer in zip(run.tokenizers(separate), tokenizers, strict=True):
         tokenizer.save(path)

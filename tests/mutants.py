@@ -903,4 +903,34 @@ ENGINES = [
         ("os._exit(1)", "pass"),
     ),
 ]
-MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES]
+IMPORTING = [
+    *by(
+        "importing/test_marian.py",
+        f"{PACKAGE}/importing/marian.py",
+        ("np.arange(width).reshape(2, width // 2).T.ravel()", "np.arange(width)"),
+        ("NEVER = -100.0", "NEVER = 0.0"),
+        ("EPSILON = 1e-5", "EPSILON = 1e-2"),
+        ("if unknown := sorted(places.keys() - known):", "if unknown := []:"),
+    ),
+    *by(
+        "importing/test_marian.py",
+        f"{PACKAGE}/importing/pieces.py",
+        ("ids.get(each.piece, control.unknown)", "ids.get(each.piece, control.end)"),
+        ("_Piece(SPACE + tag, 0.0,", "_Piece(tag, 0.0,"),
+        ("pieces.append(_Piece(text, 0.0, types.UNUSED, id))", "pieces.append(_Piece(text, 0.0, types.NORMAL, id))"),
+    ),
+    *by(
+        "importing/test_marian.py",
+        f"{PACKAGE}/importing",
+        ("if not found.is_relative_to(self.path.resolve()):", "if False:"),
+        ("if num_bytes > path.stat().st_size:", "if False:"),
+        ("options.expect({**NEUTRAL, ", "options.expect({"),
+    ),
+    *by(
+        "importing/test_torch_file.py\nimporting/test_damaged_folders.py",
+        f"{PACKAGE}/importing/torch_file.py",
+        ("if tensor.first * size + place.num_bytes > tensor.storage.length * size:", "if False:"),
+        ("if storage.length * BYTES[storage.dtype] > sizes[storage.key]:", "if False:"),
+    ),
+]
+MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES, *IMPORTING]

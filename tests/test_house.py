@@ -117,7 +117,8 @@ MAY_IMPORT = {
     f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
     f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
-    f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("family", "files", "version")],
+    f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("decoding.options", "family", "files", "version")],
+    f"{PACKAGE}.importing": [f"{PACKAGE}.{name}" for name in ("decoding", "family", "importing", "models", "text")],
     f"{PACKAGE}.run_folder": [
         f"{PACKAGE}.{name}" for name in ("family", "files", "models", "run_config", "text.tokenizer", "weights_file")
     ],

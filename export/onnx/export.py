@@ -49,7 +49,7 @@ def export_onnx(
     """
     require_precision("onnx", precision)
     require_writers(run.model, precision)
-    decoding = decoding or Decoding()
+    decoding = decoding or run.decoding()
     folder = Path(folder) / "onnx"
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []

@@ -7,7 +7,7 @@ import json
 from typing import NamedTuple
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
-from keras_transformer.commands.search import add_search_options, search_options
+from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, say
 
 
@@ -20,9 +20,11 @@ class ParallelLines(NamedTuple):
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Prints one JSON object: BLEU, chrF and speed."""
-    options = search_options(arguments)
+    options = search_options(arguments, own_search_of(arguments))
     lines = read_both(arguments.source, arguments.reference)
-    print(json.dumps(open_translator(arguments, options).evaluate(lines.sources, lines.targets, options)))
+    translator = open_translator(arguments, options)
+    options = search_options(arguments, translator.search)
+    print(json.dumps(translator.evaluate(lines.sources, lines.targets, options)))
 
 
 def score(arguments: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ def info(arguments: argparse.Namespace) -> None:
     print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
-    for section in ("model", "corpus", "settings", "versions", "weights"):
+    for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     print(f"model.keras: {'there' if run.model.is_file() else 'not yet; train.py --resume finishes the run'}")
     print_metrics(metrics_of(run))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError
 
@@ -18,14 +18,31 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     penalty = "ALPHA of score = log P / ((5 + length) / 6)^ALPHA; a larger one favours long translations"
     longest = "the most pieces of a translation (default and maximum: the source's + 50)"
     add = parser.add_argument
-    add("--beams", type=int, default=4, metavar="K", help="hypotheses that the search follows; 1: greedy (default: 4)")
-    add("--length-penalty", type=float, default=0.6, metavar="ALPHA", help=f"{penalty} (default: 0.6)")
+    own = "default: the model's own, mostly"
+    add("--beams", type=int, metavar="K", help=f"hypotheses that the search follows; 1: greedy ({own} 4)")
+    add("--length-penalty", type=float, metavar="ALPHA", help=f"{penalty} ({own} 0.6)")
     add("--max-length", type=int, metavar="N", help=longest)
     add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once (default: 64)")
 
 
-def search_options(arguments: argparse.Namespace) -> SearchOptions:
+def own_search_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the search that the run brings; an export's are known once it is open.
+
+    Raises:
+        RequestError: the run's configuration is damaged.
+    """
+    from keras_transformer.run_folder import RunFolder, read_config
+
+    run = RunFolder(arguments.run)
+    return read_config(run).get("search", {}) if run.is_run() else {}
+
+
+def search_options(arguments: argparse.Namespace, own: dict[str, Any]) -> SearchOptions:
     """The options as the translator takes them.
+
+    Args:
+        arguments: the command's.
+        own: the model's own options, which hold where no flag is given.
 
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--sample` was not given.
@@ -37,10 +54,11 @@ def search_options(arguments: argparse.Namespace) -> SearchOptions:
     if sampled and not arguments.sample:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sampled)
         raise RequestError(f"{flags} expects --sample, which was not given: add it, or leave out {flags}")
+    searched = {
+        "num_beams": arguments.beams, "length_penalty": arguments.length_penalty, "max_length": arguments.max_length,
+    }  # fmt: skip
     return SearchOptions(
-        num_beams=arguments.beams,
-        length_penalty=arguments.length_penalty,
-        max_length=arguments.max_length,
+        **{**own, **{name: value for name, value in searched.items() if value is not None}},
         batch_size=arguments.batch_size,
         n_best=1 if given.get("n_best") is None else given["n_best"],
         sampling=given.get("sample", False),

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.progress import counted
-from keras_transformer.commands.search import add_search_options, search_options
+from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, warn
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def translate(arguments: argparse.Namespace) -> None:
 
     if sys.stdin is None or sys.stdout is None:
         raise RequestError("standard input and standard output must be open; received one that is closed")
-    options = search_options(arguments)
+    options = search_options(arguments, own_search_of(arguments))
     translator = open_translator(arguments, options, has_prefixes=arguments.prefix is not None)
+    options = search_options(arguments, translator.search)
     source = TextLines(sys.stdin.buffer)
     prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
     translations = counted(translator.stream(source, options, prefixes), "lines")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,12 +41,14 @@ class Decoder(ABC):
     Attributes:
         max_source_length: the most pieces of a source, unless the translator is given another length.
         vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
+        own_search: the options of the search that the model brings, see `options.own_search`.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
     max_source_length: int
     vocabulary_sizes: tuple[int | None, int]
     num_parallel = 1
+    own_search: Mapping[str, Any] = {}
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         """Yields the hypotheses of all batches, those of one sentence together.

@@ -14,7 +14,7 @@ import numpy as np
 from keras_transformer.decoding.array_ops import ops, without_keras
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
@@ -53,6 +53,7 @@ class OnnxDecoder(Decoder):
         self.metadata = self._read_metadata()
         self.config: dict[str, Any] = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
+        self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
 
     def __repr__(self) -> str:

@@ -7,6 +7,10 @@ from typing import Any
 
 from keras_transformer.errors import RequestError
 
+# The options that a model may bring, in place of the defaults.
+OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
+MAX_OWN_BEAMS = 1_000
+
 
 @dataclass(frozen=True)
 class SearchOptions:
@@ -56,6 +60,20 @@ class SearchOptions:
                 f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
                 "ask for fewer or search with more beams"
             )
+
+
+def own_search(options: Any) -> dict[str, Any]:
+    """The options of the search that a model brings, checked.
+
+    Raises:
+        RequestError: an option is unknown or out of its range.
+    """
+    if not isinstance(options, dict) or (unknown := sorted(map(str, options.keys() - {*OF_A_MODEL}))):
+        received = options if not isinstance(options, dict) else unknown[0]
+        raise RequestError(f"expected a search with {', '.join(OF_A_MODEL)}; received {received!r:.60}")
+    checked = SearchOptions(**options)
+    require("num_beams", checked.num_beams, checked.num_beams <= MAX_OWN_BEAMS, f"at most {MAX_OWN_BEAMS:,}")
+    return {name: options[name] for name in OF_A_MODEL if options.get(name) is not None}
 
 
 def require(name: str, value: Any, holds: bool, expected: str) -> None:

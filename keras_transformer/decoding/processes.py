@@ -38,7 +38,8 @@ class ProcessDecoder(Decoder):
         self._pool = ProcessPoolExecutor(num_processes, context, initializer=_depend_on_parent)
         self._open_decoder = open_decoder
         self.num_parallel = num_processes
-        self.max_source_length, self.vocabulary_sizes = self._ask(attrgetter("max_source_length", "vocabulary_sizes"))
+        asked = attrgetter("max_source_length", "vocabulary_sizes", "own_search")
+        self.max_source_length, self.vocabulary_sizes, self.own_search = self._ask(asked)
 
     def __repr__(self) -> str:
         return f"{self._ask(repr)}, in {self.num_parallel} processes"

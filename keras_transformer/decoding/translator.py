@@ -13,7 +13,7 @@ import numpy as np
 from keras_transformer.decoding.decoder import Decoder, Emitted
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
-from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.options import own_search, require_whole
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
@@ -21,7 +21,7 @@ from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
-from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers, write_run
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers, write_run
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class Translator:
         target_tokenizer: the vocabulary of the target; by default the same.
         max_source_length: the most pieces of a source. Longer sources are cut, and a warning counts them. By default
             the `max_source_length` of the model.
+        search: the model's own `num_beams`, `length_penalty` and `max_length`, which then are the defaults.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or more than the model can take.
+        RequestError: `max_source_length` is not positive, or more than the model can take; or `search` is wrong.
 
     Example:
 
@@ -61,8 +62,10 @@ class Translator:
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer | None = None,
         max_source_length: int | None = None,
+        search: dict[str, Any] | None = None,
     ):
         self.decoder = decoder_of(model)
+        self.search = own_search(dict(self.decoder.own_search) if search is None else search)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.max_source_length = self.decoder.max_source_length if max_source_length is None else max_source_length
@@ -95,8 +98,8 @@ class Translator:
     def translate(
         self,
         lines: str | Iterable[str],
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         max_length: int | None = None,
         batch_size: int = 64,
     ) -> str | list[str]:
@@ -104,7 +107,7 @@ class Translator:
 
         Args:
             lines: sentences, or one string. A line is translated the same whatever shares its batch.
-            num_beams, length_penalty, max_length, batch_size: see `SearchOptions`.
+            num_beams, length_penalty, max_length, batch_size: see `SearchOptions`; the model's own are the defaults.
 
         Returns:
             A list with a translation for each line; one string for one string.
@@ -112,7 +115,9 @@ class Translator:
         Raises:
             RequestError: an option is out of its range.
         """
-        options = SearchOptions(num_beams, length_penalty, max_length, batch_size=batch_size)
+        options = self.search_options(
+            num_beams=num_beams, length_penalty=length_penalty, max_length=max_length, batch_size=batch_size
+        )
         sentences = [lines] if isinstance(lines, str) else lines
         translations = [hypotheses[0].text for hypotheses in self.stream(sentences, options)]
         return translations[0] if isinstance(lines, str) else translations
@@ -121,7 +126,15 @@ class Translator:
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
     ) -> list[list[Hypothesis]]:
         """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
-        return list(self.stream(lines, SearchOptions(**options), prefixes))
+        return list(self.stream(lines, self.search_options(**options), prefixes))
+
+    def search_options(self, **given: Any) -> SearchOptions:
+        """`SearchOptions` with the model's own options where none are given, or None is.
+
+        Raises:
+            RequestError: an option is out of its range.
+        """
+        return SearchOptions(**{**self.search, **{name: value for name, value in given.items() if value is not None}})
 
     def stream(
         self,
@@ -147,7 +160,7 @@ class Translator:
         Raises:
             RequestError: there are not as many prefixes as lines, or `lines` is one string.
         """
-        options = options or SearchOptions()
+        options = options or self.search_options()
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
         num_cut = num_cut_prefixes = 0
@@ -205,7 +218,7 @@ class Translator:
                 "expected a reference for each source, and one at least; received "
                 f"{len(sources)} sources and {len(references)} references"
             )
-        options = options or SearchOptions()
+        options = options or self.search_options()
         start = time.perf_counter()
         best = [hypotheses[0] for hypotheses in self.stream(sources, options)]
         seconds = time.perf_counter() - start
@@ -243,7 +256,8 @@ class Translator:
                 translation, a vocabulary does not fit the model, or the model has a part that its configuration does
                 not name.
         """
-        write_run(folder, self.model, (self.source_tokenizer, self.target_tokenizer), languages, validation, overwrite)
+        tokenizers = (self.source_tokenizer, self.target_tokenizer)
+        write_run(folder, self.model, tokenizers, languages, validation, overwrite, self.search)
 
     def _sentences(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Sentence]:
         """The pieces of numbered (line, prefix) pairs; blank lines are left out."""
@@ -331,4 +345,5 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
         RequestError: a vocabulary is missing, damaged or not the model's.
     """
     tokenizers = read_tokenizers(folder, *decoder_of(model).vocabulary_sizes)
-    return Translator(model, *tokenizers, max_source_length)
+    search = read_config(folder).get("search") if folder.is_run() else None
+    return Translator(model, *tokenizers, max_source_length, search)

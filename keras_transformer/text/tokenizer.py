@@ -72,6 +72,21 @@ class Tokenizer:
         """Whether decoding rewrites the joined text by rules. Vocabularies that this project trains never do."""
         return bool(self._specification().denormalizer_spec.precompiled_charsmap)
 
+    @property
+    def has_unused_pieces(self) -> bool:
+        """Whether text is cut into fewer pieces than are decoded. Imported vocabularies have such pieces."""
+        return any(map(self._processor.is_unused, range(self.vocabulary_size)))
+
+    def decoding_model(self) -> bytes:
+        """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
+        if not self.has_unused_pieces:
+            return self.model
+        specification = self._specification()
+        for piece in specification.pieces:
+            if piece.type == piece.UNUSED:
+                piece.type = piece.NORMAL
+        return specification.SerializeToString(deterministic=True)
+
     def _specification(self) -> Any:
         from sentencepiece import sentencepiece_model_pb2
 

@@ -84,6 +84,8 @@ def _new_run(given: dict[str, Any]) -> Run:
         "corpus": _corpus_config(corpus),
         "versions": versions(),
     }
+    if parent is not None and "search" in parent:
+        config["search"] = parent["search"]
     return Run(settings, folder, corpus, config, is_chief, lowers_vocabulary="vocabulary_size" not in given)
 
 

@@ -186,7 +186,7 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, saved, translat
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()  # empty, it is as good as new
     fitted.save(run.path, validation=VALIDATION)
-    message = f"expected a new or empty folder, or a run and `overwrite=True`; {run.path} holds something"
+    message = f"expected a new or empty folder, or a run and `overwrite=True` (--overwrite); {run.path} holds something"
     with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
         translator.save(run.path)
     assert_same_weights(fitted.model, keras_transformer.load(run.path).model)
@@ -200,7 +200,7 @@ def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, saved, translat
 def test_a_strangers_folder_is_left_alone(fitted, tmp_path, overwrite):
     (tmp_path / "letter").write_text("dear ...")
     for path in (tmp_path, tmp_path / "letter"):
-        with pytest.raises(RequestError, match="^expected a new or empty folder, or a run and `overwrite=True`; "):
+        with pytest.raises(RequestError, match=r"^expected a new or empty folder, or a run and `overwrite=True` \("):
             fitted.save(path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 

@@ -1,0 +1,125 @@
+"""From tensors with foreign names to the weights of our model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import ModelFolder
+from keras_transformer.importing.safetensors_file import open_safetensors
+from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.torch_file import open_torch
+
+FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
+
+
+class Weight(NamedTuple):
+    """A weight of our model, and the tensor that it is made of.
+
+    Args:
+        ours: the path of attributes from the model, such as `encoder_blocks.0.feed_forward.kernel_in`.
+        theirs: the tensor's name.
+        axes: the tensor's axes, a letter each. `Weights` knows their sizes and how to order them.
+        is_transposed: whether the tensor has outputs before inputs.
+        default: the value of all numbers where the tensor is missing; None if it may not be missing.
+        fixed: numbers that are set, by their places in our order on the last axis.
+    """
+
+    ours: str
+    theirs: str
+    axes: str
+    is_transposed: bool = False
+    default: float | None = None
+    fixed: Mapping[int, float] = {}
+
+
+class Weights:
+    """The tensors that a model needs, checked before the model is made.
+
+    Args:
+        file: the tensors.
+        table: what the model needs.
+        sizes: the sizes of axes by their letters.
+        orders: for a letter, the places of their numbers in our order; other axes stay as they are.
+
+    Raises:
+        RequestError: a tensor is missing or has another shape, or the file is too small to hold them all.
+    """
+
+    def __init__(
+        self, file: TensorFile, table: Iterable[Weight], sizes: Mapping[str, int], orders: Mapping[str, np.ndarray]
+    ):
+        self.file = file
+        self._orders = orders
+        self._sizes = sizes
+        self.table = list(table)
+        self._check()
+
+    def assign_to(self, model: Any) -> None:
+        """Sets the weights of our model."""
+        for weight in self.table:
+            variable = variable_at(model, weight.ours)
+            variable.assign(self.read(weight).reshape(variable.shape))
+
+    def _check(self) -> None:
+        path, num_bytes = self.file.path, 0
+        for weight in self.table:
+            place = self.file.places.get(weight.theirs)
+            if place is None and weight.default is not None:
+                continue
+            expected = tuple(self._sizes[letter] for letter in weight.axes)
+            if place is None or place.shape != expected:
+                received = "none" if place is None else f"the shape {place.shape}"
+                raise RequestError(
+                    f"{path}: expected a tensor {weight.theirs} of the shape {expected}, as config.json has it; "
+                    f"received {received}"
+                )
+            num_bytes += place.num_bytes
+        # Tensors may lie on the same numbers. Then a small file could describe a model that fills the memory.
+        if num_bytes > path.stat().st_size:
+            raise RequestError(
+                f"{path}: expected a file of at least {num_bytes:,} bytes for its tensors; it is smaller"
+            )
+
+    def read(self, weight: Weight) -> np.ndarray:
+        """A tensor in our order."""
+        if weight.theirs not in self.file.places:
+            assert weight.default is not None
+            array = np.full([self._sizes[letter] for letter in weight.axes], weight.default, "float32")
+        else:
+            array = self.file.read(weight.theirs)
+        for axis, letter in enumerate(weight.axes):
+            if letter in self._orders:
+                array = np.take(array, self._orders[letter], axis)
+        for place, number in weight.fixed.items():
+            array[..., place] = number
+        return array.T if weight.is_transposed else array
+
+
+def open_weights(folder: ModelFolder) -> TensorFile:
+    """The tensors of a folder: model.safetensors if it is there, else pytorch_model.bin.
+
+    Raises:
+        RequestError: there is neither, or the file is damaged or holds more than tensors.
+    """
+    for name, open_file in FILES.items():
+        if not folder.has(name):
+            continue
+        path = folder.file(name)
+        try:
+            return open_file(path)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{folder.path / name} is damaged or not a file of weights: {error}") from error
+    if parts := [f"{name}.index.json" for name in FILES if folder.has(f"{name}.index.json")]:
+        raise RequestError(f"{folder.path / parts[0]}: expected weights in one file; received several: join them")
+    raise RequestError(f"expected weights, {' or '.join(FILES)}; found neither in {folder.path}: download them too")
+
+
+def variable_at(model: Any, path: str) -> Any:
+    """The variable at a path of attributes."""
+    for name in path.split("."):
+        model = model[int(name)] if name.isdecimal() else getattr(model, name)
+    return model

@@ -1,0 +1,90 @@
+"""Damaged folders: every damage is refused in one line, or harmless; none ends in another error."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import read_huggingface
+from tests.importing.marian_folder import tensors, write_marian
+from tests.importing.torch_pickles import torch_file
+
+NUM_DAMAGES = 60
+STRANGE: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 300, [], [[]], {}, {"a": 1}, [1, "2"], "</s>"]
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory) -> Path:
+    folder = write_marian(tmp_path_factory.mktemp("models") / "marian")
+    (folder / "generation_config.json").write_text('{"num_beams": 2, "max_length": 30}')
+    return folder
+
+
+def flipped(content: bytes, draw: random.Random) -> bytes:
+    """Some bytes changed, most of them near the beginning, where headers are."""
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 1, 3, 20])):
+        changed[draw.randrange(min(len(changed), draw.choice([64, 4096, len(changed)])))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def cut(content: bytes, draw: random.Random) -> bytes:
+    """The end or a part in the middle removed, or a part written twice."""
+    first, last = sorted(draw.randrange(len(content)) for _ in range(2))
+    return draw.choice([content[:first], content[:first] + content[last:], content[:last] + content[first:]])
+
+
+def spelled_otherwise(content: bytes, draw: random.Random) -> bytes:
+    """JSON with a value exchanged, left out or added."""
+    values = json.loads(content)
+    name = draw.choice(sorted(values))
+    change = draw.choice(["exchange", "leave out", "add", "rename"])
+    if change == "exchange":
+        values[name] = draw.choice(STRANGE)
+    elif change == "add":
+        values[f"new_{name}"] = draw.choice(STRANGE[2:])
+    else:
+        value = values.pop(name)
+        values |= {f"{name}2": value} if change == "rename" else {}
+    return json.dumps(values).encode()
+
+
+def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Random], bytes]]) -> int:
+    """Damages a file again and again; returns how many damages were refused."""
+    draw, whole = random.Random(name), (folder / name).read_bytes()
+    num_refused = 0
+    for _ in range(NUM_DAMAGES):
+        (folder / name).write_bytes(draw.choice(kinds)(whole, draw))
+        try:
+            read_huggingface(folder)
+        except RequestError as error:
+            num_refused += 1
+            assert "\n" not in str(error)
+            assert len(str(error)) < 1_000
+    return num_refused
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
+        "model.safetensors", "archive", "row",
+    ],
+)  # fmt: skip
+def test_every_damage_is_refused_or_harmless(marian, tmp_path, name):
+    folder = Path(shutil.copytree(marian, tmp_path / "marian"))
+    if name in ("archive", "row"):
+        (folder / "model.safetensors").unlink()
+        content = torch_file(tensors(len(json.loads((folder / "vocab.json").read_text()))), name == "archive")
+        name = "pytorch_model.bin"
+        (folder / name).write_bytes(content)
+        read_huggingface(folder)
+    kinds = [flipped, cut] + ([spelled_otherwise] * 2 if name.endswith("json") else [])
+    assert damages(folder, name, kinds) > NUM_DAMAGES // 10

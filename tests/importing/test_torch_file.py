@@ -1,0 +1,91 @@
+"""Files of `torch.save` are read without PyTorch, and nothing in them is called."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.importing.torch_file import open_torch
+from tests.importing.torch_pickles import archive, row, state, tensor, torch_file
+
+ARRAYS = {
+    "one": np.arange(6, dtype="float32").reshape(2, 3),
+    "two": np.linspace(-1, 1, 5, dtype="float32"),
+    "none": np.zeros((0, 4), "float32"),
+    "number": np.array(7, "float32"),
+}
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "row"])
+def test_arrays_come_back(tmp_path, is_archive):
+    path = tmp_path / "file"
+    path.write_bytes(torch_file(ARRAYS, is_archive))
+    tensors = open_torch(path)
+    assert tensors.places.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(tensors.read(name), array)
+
+
+class Call:
+    """Pickles as the call of a function."""
+
+    def __init__(self, function: object, *arguments: object):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "row"])
+def test_nothing_is_called(tmp_path, is_archive):
+    seen = tmp_path / "seen"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        pickled = pickle.dumps({"one": Call(Path.touch, seen)}, protocol)
+        path = tmp_path / "file"
+        path.write_bytes(archive(pickled, {}) if is_archive else row(pickled, {}))
+        with pytest.raises(ValueError, match="it calls .*, which no file of weights needs"):
+            open_torch(path)
+    assert not seen.exists()
+
+
+ONE = ARRAYS["one"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (archive(state({"one": tensor("0", (2, 4), 6)}), {"0": ONE}), "does not lie in its storage"),
+        (archive(state({"one": tensor("0", (2, 3), 6, first=1)}), {"0": ONE}), "does not lie in its storage"),
+        (archive(state({"one": tensor("0", (2, 3), 7)}), {"0": ONE}), "longer than its file"),
+        (archive(state({"one": tensor("0", (2, 3), first=-1)}), {"0": ONE}), "expected a tensor of a storage"),
+        (archive(state({"one": tensor("0", (2, -3), 6)}), {"0": ONE}), "impossible shape"),
+        (archive(state({"one": tensor("9", (2, 3))}), {"0": ONE}), "9"),
+        (archive(state({"one": tensor("0", (2, 3))}), {"0": ONE}, zipfile.ZIP_DEFLATED), "no compressed files"),
+        (archive(state({"one": b"N"}), {"0": ONE}), "expected a tensor under 'one'; received NoneType"),
+        (archive(pickle.dumps([1]), {}), "expected a dictionary of tensors; received list"),
+        (row(state({"one": tensor("0", (2, 3), 7, row=True)}), {"0": ONE}), "has 6 numbers, not 7"),
+        (pickle.dumps({"one": 1}), "no file of `torch.save`"),
+        (b"", "."),
+        (b"\x80\x02X\xff\xff\xff\x7f", "."),
+        (b"\x80\x02r\xff\xff\xff\x7f.", "."),  # a far place of the memo
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, content, message):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        open_torch(path)
+
+
+def test_numbers_that_stand_in_another_order_are_refused(tmp_path):
+    swapped = tensor("0", (2, 3)).replace(
+        b"(J\x03\x00\x00\x00J\x01\x00\x00\x00t", b"(J\x01\x00\x00\x00J\x02\x00\x00\x00t"
+    )
+    path = tmp_path / "file"
+    path.write_bytes(archive(state({"one": swapped}), {"0": ONE}))
+    with pytest.raises(ValueError, match=r"whose numbers stand in order; received the strides \(1, 2\)"):
+        open_torch(path)
