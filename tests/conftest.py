@@ -115,6 +115,7 @@ LONGEST = [
     "test_notebooks.py",
     "models/test_backends.py",
     "training/test_learning.py",
+    "training/test_family_runs.py",
     "training/test_workers.py",
     "test_wheel.py",
     "decoding/test_search.py",
