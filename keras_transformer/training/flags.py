@@ -53,7 +53,8 @@ def _default(setting: Field) -> str:
     """The value of a setting if neither a flag nor a recipe gives one: of each preset, or one for all."""
     by_preset = [f"{name} {preset[setting.name]}" for name, preset in PRESETS.items() if setting.name in preset]
     if by_preset:
-        return f" (preset {', '.join(by_preset)})"
+        default = "" if len(by_preset) == len(PRESETS) else f"default: {setting.default}; "
+        return f" ({default}preset {', '.join(by_preset)})"
     return "" if setting.default in (None, False) else f" (default: {setting.default})"
 
 

@@ -681,9 +681,10 @@ def test_every_flag_has_a_help_line():
 def test_help_tells_what_each_preset_and_each_corpus_gives():
     text = " ".join(parser().format_help().split())
     for name, setting in PRESETS["tiny"].items():
-        others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("base", "big"))
+        others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("modern", "base", "big"))
         assert f"(preset tiny {setting}, {others})" in text
     assert "(default: 100000)" not in text
+    assert "for comparison) (default: post_norm; preset modern pre_norm)" in text
     assert "numbers: --num-layers 2 --hidden-dim 128" in text and "multi30k: --num-layers 4" in text
 
 
