@@ -204,6 +204,15 @@ def require_package(name: str) -> None:
         raise RequestError(NOT_INSTALLED.format(error)) from None
 
 
+def check_picture(path: str | None) -> None:
+    """Raises RequestError unless a picture can be drawn there. Call this before the work, not after it."""
+    if path is None:
+        return
+    if not (path.endswith(".png") and Path(path).parent.is_dir()):
+        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {path!r}")
+    require_package("matplotlib")
+
+
 def at_least_one(text: str) -> int:
     """Parses a number from a command line."""
     if not text.isdecimal() or not int(text):

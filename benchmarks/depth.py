@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import at_least_one, in_process, print_head, print_row, require_package
+from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from keras_transformer import family
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.text.corpora import load_corpus
@@ -41,10 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         RequestError: the picture cannot be written there, or the steps are no multiple of `STEPS_OF_A_MEAN`.
     """
     options = parse(arguments)
-    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
-        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
-    if options.out:
-        require_package("matplotlib")
+    check_picture(options.out)
     if options.steps % STEPS_OF_A_MEAN:
         raise RequestError(f"`--steps` must be a multiple of {STEPS_OF_A_MEAN}. Received: {options.steps}")
     losses: Losses = {}

@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.contest import at_least_one, in_process, print_head, print_row, require_package
+from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from keras_transformer import family
-from keras_transformer.errors import JobError, RequestError, exit_status
+from keras_transformer.errors import JobError, exit_status
 from keras_transformer.text.corpora import Pair, load_corpus
 
 DEFAULT = "default"
@@ -76,10 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         JobError: a training failed.
     """
     options = parse(arguments)
-    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
-        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
-    if options.out:
-        require_package("matplotlib")
+    check_picture(options.out)
     head = ["variant", "parameters", "operations in training", "target tokens/s in training"]
     head += ["BLEU, exact", "BLEU, exact: longer sources", "sentences/s of ONNX"]
     figures: dict[str, Figures] = {}

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from benchmarks.contest import (
     at_least_one,
+    check_picture,
     contenders,
     in_process,
     print_head,
     print_row,
-    require_package,
     rounds,
 )
 from benchmarks.decoders import Cell, start_onnx
@@ -80,10 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
         RequestError: the picture cannot be written there, or there is no such curve.
     """
     options = parse(arguments)
-    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
-        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
-    if options.out:
-        require_package("matplotlib")
+    check_picture(options.out)
     curves, base = (SMALL_CURVES, Setting(2, 4, 4, 2, 200)) if options.small else (CURVES, Setting())
     curves = {name: curve for name, curve in curves.items() if name in options.curves}
     if not curves:

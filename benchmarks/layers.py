@@ -18,14 +18,13 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.contest import at_least_one, contenders, print_head, print_row, require_package, rounds
+from benchmarks.contest import at_least_one, check_picture, contenders, print_head, print_row, rounds
 from benchmarks.devices import configure_keras
-from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.errors import exit_status
 
 WIDTH, NUM_HEADS = 256, 4  # d, and the heads of attention
 NEIGHBOURHOOD = 33  # r, the keys that a position sees in restricted self-attention
@@ -114,10 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         RequestError: the picture cannot be written there.
     """
     options = parse(arguments)
-    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
-        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
-    if options.out:
-        require_package("matplotlib")
+    check_picture(options.out)
     measured: dict[str, list[Point]] = {name: [] for name in options.layers}
     for length in options.lengths:
         for name, point in measure(options.layers, length, options.threads, options.rounds).items():

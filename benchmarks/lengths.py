@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.contest import at_least_one, in_process, print_head, print_row, require_package
+from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from benchmarks.family import read_pairs, train, write_pairs
-from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.errors import exit_status
 
 TASKS: dict[str, Callable[[list[str]], list[str]]] = {
     "copy": lambda digits: digits,
@@ -56,10 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         JobError: a training failed.
     """
     options = parse(arguments)
-    if options.out and not (options.out.endswith(".png") and Path(options.out).parent.is_dir()):
-        raise RequestError(f"`--out` must be a .png in a folder that exists. Received: {options.out!r}")
-    if options.out:
-        require_package("matplotlib")
+    check_picture(options.out)
     print_head(["task", "variant", "seed", "parameters", *map(str, options.lengths)])
     outcomes: dict[str, dict[str, list[Outcome]]] = {task: {} for task in options.tasks}
     for task in options.tasks:

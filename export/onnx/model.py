@@ -82,7 +82,7 @@ class OnnxTransformer:
     """Appends the nodes of a model to graphs.
 
     Args:
-        model: the model, in float32; `onnx_support.require_writers` must accept it.
+        model: the model, in float32; `support.require_writers` must accept it.
         precision: a key of `ARITHMETIC`.
         num_sharing: how many rows of a sentence share keys and values in `step`; 1 if every row has its own.
     """

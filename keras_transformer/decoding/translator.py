@@ -345,5 +345,6 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
         RequestError: a vocabulary is missing, damaged or not the model's.
     """
     tokenizers = read_tokenizers(folder, *decoder_of(model).vocabulary_sizes)
-    search = read_config(folder).get("search") if folder.is_run() else None
+    # A graph that was kept for an earlier request has its options in its metadata: a run's are in its configuration.
+    search = read_config(folder).get("search", {}) if folder.is_run() else None
     return Translator(model, *tokenizers, max_source_length, search)
