@@ -12,6 +12,8 @@ import tensorflow as tf
 from keras_transformer.layers.stack import Stack
 from tests.layer_check import random
 
+pytestmark = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
+
 SHALLOW, DEEP = 2, 16
 X, DIRECTION = random(4, 8, 32), random(4, 8, 32, seed=1)
 
