@@ -130,6 +130,14 @@ def test_onnx_does_these_with_the_two_halves(run_folder, translate, keras_is_use
     assert len(keras_is_used) == 1 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
 
 
+def test_kept_halves_forget_the_search_that_they_were_built_for(run_folder, translate, tmp_path):
+    (tmp_path / "prefixes").write_text("the\n\n\nthe dog\n")
+    flags = ["--max-length", 6, "--prefix", tmp_path / "prefixes"]
+    assert translate(run_folder, *flags, "--engine", "onnx", "--beams", 1)[0] == 0
+    expected = translate(run_folder, *flags, "--n-best", 2)  # two of the four beams that are the default
+    assert translate(run_folder, *flags, "--engine", "onnx", "--n-best", 2) == expected and expected[0] == 0
+
+
 def test_what_no_engine_can_do_is_refused(run_folder, translate):
     refusals: list[tuple[list, str]] = [
         (
