@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
+    from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
 
 _HOMES = {
+    "LanguageModel": "keras_transformer.models.language_model",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
@@ -42,13 +44,22 @@ _HOMES = {
     "plots": "keras_transformer.plots",
     "schedules": "keras_transformer.schedules",
 }
-__all__ = ["Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface", "load"]
+__all__ = [
+    "LanguageModel",
+    "Tokenizer",
+    "Transformer",
+    "Translator",
+    "datasets_from_files",
+    "import_huggingface",
+    "load",
+]
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
 
 # The classes that Keras may find in a saved model, beside the parts of the family, by module.
 _SERIALIZABLE = {
     "layers.blocks": ["EncoderBlock", "DecoderBlock"],
+    "layers.causal": ["CausalBlock"],
     "layers.embedding": ["TokenEmbedding"],
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
@@ -74,7 +85,8 @@ def _register(keras: Any) -> None:
     """Registers all classes with Keras as soon as Keras is imported."""
     known = keras.saving.get_custom_objects()
     homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
-    homes += [part.home for parts in family.SLOTS.values() for part in parts.values()] + [*family.KINDS.values()]
+    homes += [part.home for parts in family.SLOTS.values() for part in parts.values()]
+    homes += [kind.home for kind in family.KINDS.values()]
     for home in homes:
         module, name = home.split(":")
         known.setdefault(f"{__name__}>{name}", _Unimported(module, name))

@@ -10,7 +10,7 @@ and of the parameters of tests.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
@@ -74,7 +74,32 @@ ARGUMENTS: dict[str, Option] = {
     "num_control_ids": Option(4, "ids that are not text: pad, unknown, start, end, then others", least=4, most=10_000),
 }  # fmt: skip
 PART_ARGUMENTS = [name for name, option in ARGUMENTS.items() if option.slot]
-KINDS = {"translator": "keras_transformer.models.transformer:Transformer"}
+# A model of one stack has these arguments less, and its `context_length`.
+_OF_TWO_STACKS = {
+    "source_vocabulary_size", "max_source_length", "encoder_layers", "decoder_layers", "decoder_attention",
+}  # fmt: skip
+ONE_STACK: dict[str, Option] = {
+    **{name: option for name, option in ARGUMENTS.items() if name not in _OF_TWO_STACKS},
+    "context_length": _size(256, "the most positions that the model takes at once", 1_000_000),
+}
+
+
+class Kind(NamedTuple):
+    """A kind of model.
+
+    Args:
+        home: the class, as "module:class".
+        arguments: its arguments by name.
+    """
+
+    home: str
+    arguments: dict[str, Option]
+
+
+KINDS = {
+    "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
+    "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK),
+}
 
 
 def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str, Any]:
@@ -148,16 +173,20 @@ def row(slot: str, value: str | dict[str, Any]) -> Part:
     return SLOTS[slot][part(slot, value)["name"]]
 
 
-def complete(config: dict[str, Any]) -> dict[str, Any]:
+def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]:
     """Checks the arguments of a model and fills in the defaults. Parts become complete dictionaries.
+
+    Args:
+        config: the arguments.
+        kind: the model's kind, a key of `KINDS`.
 
     Raises:
         ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
     """
-    config = modern(config)
-    if unknown := sorted(map(str, config.keys() - ARGUMENTS.keys())):
-        raise Unknown(f"expected arguments among {', '.join(ARGUMENTS)}; received {unknown[0]!r:.60}")
-    config = {name: _checked(name, option, config.get(name, option.default)) for name, option in ARGUMENTS.items()}
+    config, arguments = modern(config), KINDS[kind].arguments
+    if unknown := sorted(map(str, config.keys() - arguments.keys())):
+        raise Unknown(f"expected arguments among {', '.join(arguments)}; received {unknown[0]!r:.60}")
+    config = {name: _checked(name, option, config.get(name, option.default)) for name, option in arguments.items()}
     if config["key_dim"] is None and config["hidden_dim"] % config["num_heads"]:
         raise ValueError(
             "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
@@ -169,7 +198,7 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
             f"vocabulary_size={config['vocabulary_size']}, num_control_ids={config['num_control_ids']}"
         )
     for name in PART_ARGUMENTS:
-        if config[name] is not None and (fault := row(ARGUMENTS[name].slot, config[name]).fault(config)):
+        if config.get(name) is not None and (fault := row(ARGUMENTS[name].slot, config[name]).fault(config)):
             raise ValueError(fault)
     return config
 
@@ -207,9 +236,10 @@ def modern(config: dict[str, Any]) -> dict[str, Any]:
     return present
 
 
-def depths(config: dict[str, Any]) -> tuple[int, int]:
-    """The number of layers of the encoder and of the decoder, from a complete configuration."""
-    return config["encoder_layers"] or config["num_layers"], config["decoder_layers"] or config["num_layers"]
+def depths(config: dict[str, Any]) -> tuple[int, ...]:
+    """The number of layers of each stack, from a complete configuration: of encoder and decoder, or of the only one."""
+    stacks = [name for name in ("encoder_layers", "decoder_layers") if name in config]
+    return tuple(config[name] or config["num_layers"] for name in stacks) or (config["num_layers"],)
 
 
 def table() -> str:

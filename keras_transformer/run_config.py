@@ -69,7 +69,7 @@ def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     try:
         if kind not in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
             raise family.Unknown(f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}")
-        return {"kind": kind, **family.complete(model)}
+        return {"kind": kind, **family.complete(model, kind)}
     except family.Unknown as error:
         if _is_newer(writer(config)):
             raise NewerVersion(_newer_version_message(config, str(error))) from error
@@ -87,7 +87,8 @@ def _check(config: Any) -> None:
     for key in ("model", "settings", "corpus", "versions", "weights"):
         if not isinstance(config.get(key, {}), dict):
             raise ValueError(f"expected an object under {key!r}")
-    known = family.ARGUMENTS.keys() | {"kind"} if config["format"] == FORMAT else config["model"].keys()
+    arguments = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
+    known = arguments if config["format"] == FORMAT else config["model"].keys()
     unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
     if unknown and _is_newer(writer(config)):
         raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))

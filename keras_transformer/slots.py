@@ -22,7 +22,7 @@ def _needs_even_width(model: dict[str, Any]) -> str:
 
 def _needs_whole_groups(model: dict[str, Any]) -> str:
     for argument in ("attention", "decoder_attention"):
-        groups, heads = (model[argument] or {}).get("num_key_value_heads"), model["num_heads"]
+        groups, heads = (model.get(argument) or {}).get("num_key_value_heads"), model["num_heads"]
         if groups and heads % groups:
             name = f"{argument}:num_key_value_heads"
             return f"`{name}` must divide `num_heads`. Received: {name}={groups}, num_heads={heads}"
@@ -49,13 +49,14 @@ def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
 
 
 def _needs_keys_in_range(model: dict[str, Any]) -> str:
-    length, scale_base = model["max_source_length"], model["positions"]["scale_base"]
+    name = "max_source_length" if "max_source_length" in model else "context_length"
+    length, scale_base = model[name], model["positions"]["scale_base"]
     if length > 4 * scale_base:
         return (
-            f"`max_source_length` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
-            f"would leave the range of float16. Received: max_source_length={length}"
+            f"`{name}` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
+            f"would leave the range of float16. Received: {name}={length}"
         )
-    if longest(length) > 7 * scale_base:  # a translation may be longer than its source
+    if name == "max_source_length" and longest(length) > 7 * scale_base:  # a translation may be longer than its source
         return (
             f"`positions:scale_base` must be at least a seventh of the longest translation, {longest(length)}: later "
             f"keys would leave the range of float16. Received: scale_base={scale_base}"
@@ -77,7 +78,7 @@ def _needs_distances_for_buckets(model: dict[str, Any]) -> str:
 
 def _needs_full_attention(model: dict[str, Any]) -> str:
     for argument in ("attention", "decoder_attention"):
-        name = (model[argument] or model["attention"])["name"]
+        name = (model.get(argument) or model["attention"])["name"]
         if name != "full":
             return (
                 f"`{argument}` must be 'full' for the score 'location', which needs the positions of all keys. "

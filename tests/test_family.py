@@ -6,13 +6,14 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
-from keras_transformer.models import Transformer
+from keras_transformer.models import LanguageModel, Transformer
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import MODEL_SETTINGS, Settings, resolve
 
@@ -77,7 +78,9 @@ def test_every_slot_is_an_argument_whose_default_is_its_first_part():
 
 
 def test_the_kinds_of_models_are_there():
-    assert {kind: family.load(home) for kind, home in family.KINDS.items()} == {"translator": Transformer}
+    classes: dict[str, Any] = {"translator": Transformer, "language-model": LanguageModel}
+    assert {name: family.load(kind.home) for name, kind in family.KINDS.items()} == classes
+    assert all(classes[name].kind == name for name in classes)
 
 
 def test_complete_fills_in_every_default():

@@ -150,7 +150,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.models": [f"{PACKAGE}.models", f"{PACKAGE}.layers", f"{PACKAGE}.family"],
     f"{PACKAGE}.models.__init__": [f"{PACKAGE}.{name}" for name in ("models", "family", "lazy")],
     f"{PACKAGE}.models.assembly": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lengths")],
-    f"{PACKAGE}.models.transformer": [f"{PACKAGE}.{name}" for name in ("models", "layers", "family", "fit")],
+    f"{PACKAGE}.models.base": [f"{PACKAGE}.{name}" for name in ("family", "fit")],
     f"{PACKAGE}.layers.__init__": [f"{PACKAGE}.{name}" for name in ("layers", "family", "lazy")],
     f"{PACKAGE}.layers.parts": [f"{PACKAGE}.family"],
     f"{PACKAGE}.layers.attention": [
@@ -179,10 +179,11 @@ MAY_IMPORT = {
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
     ],
+    f"{PACKAGE}.layers.causal": [f"{PACKAGE}.layers.{name}" for name in ("blocks", "shared")],
     f"{PACKAGE}.layers.stack": [
         f"{PACKAGE}.auxiliary_losses",
         f"{PACKAGE}.family",
-        *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "parts", "positions", "shared")),
+        *(f"{PACKAGE}.layers.{name}" for name in ("blocks", "causal", "parts", "positions", "shared")),
     ],
     f"{PACKAGE}.layers.universal": [
         f"{PACKAGE}.auxiliary_losses",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
+    from keras_transformer.layers.causal import CausalBlock as CausalBlock
     from keras_transformer.layers.compressed import CompressedAttention as CompressedAttention
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
     from keras_transformer.layers.experts import Experts as Experts
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 # The classes of parts stand in the family's table.
 _HOMES = {
     **{part.class_name: part.module for parts in family.SLOTS.values() for part in parts.values()},
+    "CausalBlock": "keras_transformer.layers.causal",
     "EncoderBlock": "keras_transformer.layers.blocks",
     "DecoderBlock": "keras_transformer.layers.blocks",
     "TokenEmbedding": "keras_transformer.layers.embedding",

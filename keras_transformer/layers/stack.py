@@ -11,6 +11,7 @@ from keras import ops
 from keras_transformer import auxiliary_losses, family
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer.layers.causal import CausalBlock
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
@@ -26,11 +27,12 @@ class Stack(keras.layers.Layer):
         block: the arguments of each block, see `EncoderBlock`.
         is_decoder: True makes `DecoderBlock`s, False `EncoderBlock`s.
         other_layers: the number of layers of the model's other stack; 0 if there is none.
+        has_memory: False makes `CausalBlock`s for a decoder, which attend to no encoder.
 
     Call arguments:
         x: (B, T, D).
         attention_mask: see `EncoderBlock`.
-        memory, memory_mask: see `DecoderBlock`. An encoder has none.
+        memory, memory_mask: see `DecoderBlock`. A stack of other blocks has none.
         shared: the bias and the rotation of positions in self-attention.
 
     Returns:
@@ -41,7 +43,13 @@ class Stack(keras.layers.Layer):
     """
 
     def __init__(
-        self, num_layers: int, block: dict[str, Any], is_decoder: bool = False, other_layers: int = 0, **kwargs: Any
+        self,
+        num_layers: int,
+        block: dict[str, Any],
+        is_decoder: bool = False,
+        other_layers: int = 0,
+        has_memory: bool = True,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         require_positive(num_layers=num_layers)
@@ -50,11 +58,13 @@ class Stack(keras.layers.Layer):
         self.block = block
         self.is_decoder = is_decoder
         self.other_layers = other_layers
+        self.has_memory = is_decoder and has_memory
         self.supports_masking = True
         residual = family.row("residual", block.get("residual", "post_norm")).load()
         encoder_layers, decoder_layers = (other_layers, num_layers) if is_decoder else (num_layers, other_layers)
         gain = residual.gain(encoder_layers, decoder_layers, is_decoder)
-        block_class = DecoderBlock if is_decoder else EncoderBlock
+        of_decoder = DecoderBlock if self.has_memory else CausalBlock
+        block_class = of_decoder if is_decoder else EncoderBlock
         count = self.num_different_blocks(num_layers)
         self.blocks = [
             block_class(**self._block_of_layer(layer), gain=gain, dtype=self.dtype_policy) for layer in range(count)
@@ -93,7 +103,7 @@ class Stack(keras.layers.Layer):
 
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
         for block in self.blocks:
-            block.build(*([x_shape, memory_shape or x_shape] if self.is_decoder else [x_shape]))
+            block.build(*([x_shape, memory_shape or x_shape] if self.has_memory else [x_shape]))
         if self.norm is not None:
             self.norm.build(x_shape)
 
@@ -126,10 +136,10 @@ class Stack(keras.layers.Layer):
         """The output of `call`, and the attention scores of every layer.
 
         Returns:
-            (B, T, D); and "self" (layers, B, N, T, T), for a decoder also "cross" (layers, B, N, T, S).
+            (B, T, D); and "self" (layers, B, N, T, T), with a memory also "cross" (layers, B, N, T, S).
         """
         inputs = self._block_inputs(attention_mask, memory, memory_mask)
-        kinds = ("self", "cross") if self.is_decoder else ("self",)
+        kinds = ("self", "cross") if self.has_memory else ("self",)
         scores: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
 
         def apply(layer: int, x: Tensor) -> Tensor:
@@ -145,7 +155,7 @@ class Stack(keras.layers.Layer):
         """The cache of `step` at position 0.
 
         Args:
-            memory: (B, S, D).
+            memory: (B, S, D). A stack without a memory takes any tensor (B, ...).
             num_beams: K.
             max_length: the number of positions that can be decoded.
 
@@ -156,22 +166,26 @@ class Stack(keras.layers.Layer):
         blocks, batch_size = self.blocks_in_order(), ops.shape(memory)[0]
         return {
             "beams": [block.self_attention.init_cache(batch_size, num_beams, max_length) for block in blocks],
-            "sentences": [block.cross_attention.project_memory(memory) for block in blocks],
+            "sentences": self._projected(memory) if self.has_memory else [],
         }
+
+    def _projected(self, memory: Tensor) -> list[Any]:
+        """The memory as each layer's encoder-decoder attention projects it."""
+        return [block.cross_attention.project_memory(memory) for block in self.blocks_in_order()]
 
     def positions_of_keys(self, cache: dict[str, Any], index: Tensor) -> Tensor:
         """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
         return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(
-        self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor, index: Tensor, shared: Shared | None = None
+        self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         """Decodes one position of K beams.
 
         Args:
             x: (B, K, D), the states of the beams at `index`.
             cache: from `init_cache`, or from the previous step.
-            memory_mask, index, shared: see `DecoderBlock.step`.
+            memory_mask, index, shared: see `DecoderBlock.step`. Without a memory there is no mask.
 
         Returns:
             (B, K, D), and the cache with this position in it.
@@ -179,8 +193,8 @@ class Stack(keras.layers.Layer):
         beams = []
 
         def apply(layer: int, x: Tensor) -> Tensor:
-            block, memory = self.blocks_in_order()[layer], cache["sentences"][layer]
-            x, block_cache = block.step(x, cache["beams"][layer], memory, memory_mask, index, shared)
+            memory = (cache["sentences"][layer], memory_mask) if self.has_memory else ()
+            x, block_cache = self.blocks_in_order()[layer].step(x, cache["beams"][layer], *memory, index, shared)
             beams.append(block_cache)
             return x
 
@@ -201,7 +215,7 @@ class Stack(keras.layers.Layer):
 
     def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> dict[str, Any]:
         """The arguments of a block beside its states."""
-        if not self.is_decoder:
+        if not self.has_memory:
             return {"attention_mask": attention_mask}
         return {"memory": memory, "attention_mask": attention_mask, "memory_mask": memory_mask}
 
@@ -232,5 +246,6 @@ class Stack(keras.layers.Layer):
             "block": self.block,
             "is_decoder": self.is_decoder,
             "other_layers": self.other_layers,
+            "has_memory": self.has_memory,
         }
         return {**super().get_config(), **config}

@@ -34,7 +34,7 @@ class UniversalStack(Stack):
 
     Args:
         num_layers: the number of steps; with adaptive computation time, the most steps.
-        block, is_decoder, other_layers: see `Stack`.
+        block, is_decoder, other_layers, has_memory: see `Stack`.
         adaptive: whether to use adaptive computation time.
         epsilon: ε.
         ponder_cost: the weight of the ponder cost in the loss.
@@ -55,12 +55,13 @@ class UniversalStack(Stack):
         block: dict[str, Any],
         is_decoder: bool = False,
         other_layers: int = 0,
+        has_memory: bool = True,
         adaptive: bool = True,
         epsilon: float = 0.01,
         ponder_cost: float = 0.01,
         **kwargs: Any,
     ):
-        super().__init__(num_layers, block, is_decoder, other_layers, **kwargs)
+        super().__init__(num_layers, block, is_decoder, other_layers, has_memory, **kwargs)
         require_rates(epsilon=epsilon, ponder_cost=ponder_cost)
         self.adaptive = adaptive
         self.epsilon = epsilon
@@ -91,13 +92,9 @@ class UniversalStack(Stack):
             )
             self.halting_bias = self.add_weight(name="halting_bias", shape=(1,), initializer="ones", autocast=False)
 
-    def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> dict[str, Any]:
-        block, batch_size, steps = self.blocks[0], ops.shape(memory)[0], range(self.num_layers)
-        projected = block.cross_attention.project_memory(memory)  # once: the weights of all steps are the same
-        return {
-            "beams": [block.self_attention.init_cache(batch_size, num_beams, max_length) for _ in steps],
-            "sentences": [projected for _ in steps],
-        }
+    def _projected(self, memory: Tensor) -> list[Any]:
+        projected = self.blocks[0].cross_attention.project_memory(memory)  # once: all steps have the same weights
+        return [projected] * self.num_layers
 
     def _through(self, x: Tensor, apply: Callable[[int, Tensor], Tensor], index: Tensor | None = None) -> Tensor:
         positions = ops.arange(ops.shape(x)[1]) if index is None else index

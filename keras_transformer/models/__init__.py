@@ -10,16 +10,21 @@ from keras_transformer.lazy import lazy_names
 from keras_transformer.models.presets import PRESETS as PRESETS
 
 if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
+    from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
 
-__all__ = ["PRESETS", "Transformer", "count_parameters", "make_model", "model_config"]
+__all__ = ["PRESETS", "LanguageModel", "Transformer", "count_parameters", "make_model", "model_config"]
 # Imported when first used: `train.py --help` needs the presets and does not wait for Keras.
-_HOMES = {"Transformer": "keras_transformer.models.transformer"}
+_HOMES = {
+    "LanguageModel": "keras_transformer.models.language_model",
+    "Transformer": "keras_transformer.models.transformer",
+}
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 
-def make_model(config: dict[str, Any], dtype: str = "float32") -> Transformer:
+def make_model(config: dict[str, Any], dtype: str = "float32") -> Any:
     """The model that a configuration describes.
 
     Args:
@@ -43,10 +48,9 @@ def count_parameters(config: dict[str, Any]) -> int:
     return _model_class(kind).num_parameters(config)
 
 
-def model_config(model: Transformer) -> dict[str, Any]:
+def model_config(model: FamilyModel) -> dict[str, Any]:
     """The configuration from which `make_model` makes this model again, without its weights."""
-    kinds = {home: kind for kind, home in family.KINDS.items()}
-    return {"kind": kinds[f"{type(model).__module__}:{type(model).__name__}"], **model.arguments()}
+    return {"kind": model.kind, **model.arguments()}
 
 
 def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -55,9 +59,9 @@ def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     kind = config.pop("kind", "translator")
     if kind not in family.KINDS:
         raise ValueError(f"`kind` must be one of {', '.join(family.KINDS)}. Received: kind={kind!r:.60}")
-    return kind, family.complete(config)
+    return kind, family.complete(config, kind)
 
 
-def _model_class(kind: str) -> type[Transformer]:
+def _model_class(kind: str) -> type[FamilyModel]:
     load_tensorflow()
-    return family.load(family.KINDS[kind])
+    return family.load(family.KINDS[kind].home)

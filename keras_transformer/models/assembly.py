@@ -35,7 +35,7 @@ def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     """
     # Keras draws seeds and writes weights in this order.
     layers = _embeddings(config, dtype)
-    layers["positions"] = _positions(config, dtype)
+    layers["positions"] = _positions(config, dtype, longest(config["max_source_length"]))
     layers["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
     layers |= _stacks(config, dtype)
     for name in ("source_norm", "target_norm"):
@@ -43,6 +43,43 @@ def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     if not config["tied_output"]:
         layers["output_embedding"] = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])
     return layers
+
+
+def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: bool) -> dict[str, Any]:
+    """The layers of a model of one stack by their names in the model. They are not built.
+
+    Args:
+        config: complete, see `family.complete`.
+        dtype: the layers' type or policy.
+        is_decoder: whether no position sees a later one.
+    """
+    has_bias = config["output_bias"] and config["tied_output"]
+    embedding = _embedding(config["vocabulary_size"], config, dtype, has_bias)
+    layers: dict[str, Any] = {"embedding": embedding, "output_embedding": embedding}
+    layers["positions"] = _positions(config, dtype, config["context_length"])
+    layers["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
+    stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
+    layers["stack"] = make_part("stack", config["stack"], dtype, stack)
+    layers["norm"] = make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
+    if not config["tied_output"]:
+        layers["output_embedding"] = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])
+    return layers
+
+
+def num_parameters_of(layers: dict[str, Any], depths: dict[str, int], hidden_dim: int) -> int:
+    """The number of parameters of a model.
+
+    Args:
+        layers: its layers by their names. The stacks may have fewer layers than the model.
+        depths: for each stack its number of layers in the model.
+        hidden_dim: D.
+    """
+    different = {id(layer): (name, layer) for name, layer in layers.items() if layer is not None}.values()
+    return sum(
+        layer.num_parameters(hidden_dim, *([depths[name]] if name in depths else []))
+        for name, layer in different
+        if not isinstance(layer, keras.layers.Dropout)
+    )
 
 
 def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
@@ -58,19 +95,19 @@ def _embedding(size: int, config: dict[str, Any], dtype: Any, output_bias: bool 
     return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
 
 
-def _positions(config: dict[str, Any], dtype: Any) -> Any:
+def _positions(config: dict[str, Any], dtype: Any, max_length: int) -> Any:
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
         "key_dim": family.key_dim(config),
-        "max_length": longest(config["max_source_length"]),
+        "max_length": max_length,
     }
     return make_part("positions", config["positions"], dtype, sizes)
 
 
 def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     encoder_layers, decoder_layers = family.depths(config)
-    encoder_block = {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
+    encoder_block = _block(config)
     decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
     encoder = {"num_layers": encoder_layers, "block": encoder_block, "other_layers": decoder_layers}
     decoder = {"num_layers": decoder_layers, "block": decoder_block, "other_layers": encoder_layers, "is_decoder": True}
@@ -78,3 +115,8 @@ def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
         "encoder_stack": make_part("stack", config["stack"], dtype, encoder),
         "decoder_stack": make_part("stack", config["stack"], dtype, decoder),
     }
+
+
+def _block(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a block."""
+    return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}

@@ -29,9 +29,10 @@ def difference(model: Any) -> Difference | None:
 
 def difference_in_kind(model: Any) -> Difference | None:
     """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
-    if type(model) in map(family.load, family.KINDS.values()):
+    homes = [kind.home for kind in family.KINDS.values()]
+    if type(model) in map(family.load, homes):
         return None
-    known = [home.split(":")[1] for home in family.KINDS.values()]
+    known = [home.split(":")[1] for home in homes]
     return Difference("model", " or ".join(known), type(model).__name__)
 
 

@@ -8,19 +8,19 @@ import keras
 from keras import ops
 
 from keras_transformer import family
-from keras_transformer.fit import ReplicatedFit
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, PartConfig
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.assembly import make_layers
+from keras_transformer.models.assembly import make_layers, num_parameters_of
+from keras_transformer.models.base import FamilyModel
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Transformer(ReplicatedFit):
+class Transformer(FamilyModel):
     """The encoder-decoder of "Attention Is All You Need", by default in the paper's base size.
 
     The paper's N is `num_layers`, h `num_heads`, d_model `hidden_dim`, d_ff `intermediate_dim`, d_k `key_dim`. The
@@ -70,6 +70,7 @@ class Transformer(ReplicatedFit):
     (1, 2, 37000)
     """
 
+    kind = "translator"
     vocabulary_size: int
     num_layers: int
     num_heads: int
@@ -119,8 +120,7 @@ class Transformer(ReplicatedFit):
             "embedding_norm": embedding_norm, "num_control_ids": num_control_ids,
             "normalize_first": normalize_first, "learned_positions": learned_positions,
         }  # fmt: skip
-        self._config = family.complete(given)  # raises errors before Keras makes anything
-        super().__init__(**kwargs)
+        super().__init__(given, **kwargs)
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
@@ -145,9 +145,6 @@ class Transformer(ReplicatedFit):
         self.encoder_stack.build(states)
         self.decoder_stack.build(states, states)
         self.built = True
-
-    def build(self, *_: Any) -> None:
-        """Does nothing: the constructor has built the layers."""
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
         source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
@@ -270,10 +267,6 @@ class Transformer(ReplicatedFit):
         """The norm after the decoder's blocks, if there is one."""
         return self.decoder_stack.norm
 
-    def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
-        """As in Keras, but it shows the blocks of both stacks unless `expand_nested=False`."""
-        super().summary(*args, expand_nested=expand_nested, **kwargs)
-
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
         """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
 
@@ -284,25 +277,9 @@ class Transformer(ReplicatedFit):
 
     @classmethod
     def num_parameters(cls, config: dict[str, Any]) -> int:
-        """The number of parameters of the model that a complete configuration describes.
-
-        It makes no weights and draws no seeds.
-        """
-        width, depths = config["hidden_dim"], family.depths(config)
-        # Two layers a stack, which may differ: an untrusted configuration may ask for hundreds. No dropout: it would
-        # draw a seed.
-        few = dict(zip(("encoder_layers", "decoder_layers"), (min(depth, 2) for depth in depths), strict=True))
-        changes = {**few, "dropout": 0.0, "attention_dropout": 0.0}
-        layers = make_layers({**config, **changes}, "float32")
-        stacks = [layers.pop("encoder_stack"), layers.pop("decoder_stack")]
-        layers.pop("embedding_dropout")
-        others = {id(layer): layer for layer in layers.values() if layer is not None}.values()  # each embedding once
-        in_stacks = sum(stack.num_parameters(width, depth) for stack, depth in zip(stacks, depths, strict=True))
-        return in_stacks + sum(layer.num_parameters(width) for layer in others)
-
-    def arguments(self) -> dict[str, Any]:
-        """A complete copy of the arguments that make this model again, without Keras's arguments."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._config.items()}
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self.arguments()}
+        encoder_layers, decoder_layers = family.depths(config)
+        # Two layers a stack, which may differ: an untrusted configuration may ask for hundreds.
+        few = {"encoder_layers": min(encoder_layers, 2), "decoder_layers": min(decoder_layers, 2)}
+        layers = make_layers({**config, **few, "dropout": 0.0, "attention_dropout": 0.0}, "float32")
+        depths = {"encoder_stack": encoder_layers, "decoder_stack": decoder_layers}
+        return num_parameters_of(layers, depths, config["hidden_dim"])

@@ -1,22 +1,17 @@
-"""Plans batches from (seed, epoch, batch) alone, so that a run resumes exactly, and feeds them to `fit`."""
+"""Plans the batches of parallel text from (seed, epoch, batch) alone, so that a run resumes exactly."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from keras_transformer.errors import RequestError
+from keras_transformer.text.feeding import NO_IDS, Batch, Place, Plan, dataset, generator, one_epoch, shard
 from keras_transformer.text.sampled_epochs import SampledEpochs
 from keras_transformer.text.tokenized import CleaningReport, TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 __all__ = [
     "Batch",
@@ -24,7 +19,6 @@ __all__ = [
     "CleaningReport",
     "Place",
     "TokenizedCorpus",
-    "as_tf_dataset",
     "dataset",
     "generator",
     "one_epoch",
@@ -36,25 +30,7 @@ __all__ = [
 LENGTH_NOISE = 3.0
 
 
-class Place(NamedTuple):
-    """The place of a batch in the training data."""
-
-    epoch: int = 0
-    batch: int = 0
-
-
-BEGINNING = Place()
-
-
-class Batch(NamedTuple):
-    """What `fit` takes: B rows of S source and T target tokens."""
-
-    inputs: dict[str, np.ndarray]  # source_ids (B, S), target_ids (B, T): int32
-    labels: np.ndarray  # (B, T) int32
-    weights: np.ndarray  # (B, T) float32, 0 at pad, summing to 1 over the global batch
-
-
-class BatchPlan:
+class BatchPlan(Plan):
     """Plans the global batches of every epoch: sentences of similar length together, as many as a token budget holds.
 
     A global batch is what all replicas and accumulated micro-batches take together. Its number of rows is a multiple of
@@ -77,6 +53,8 @@ class BatchPlan:
     Raises:
         RequestError: the budget does not hold the longest sentence on every replica.
     """
+
+    like = Batch({"source_ids": NO_IDS, "target_ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
     def __init__(
         self,
@@ -122,18 +100,6 @@ class BatchPlan:
         """How many target tokens the batch at a place has: ends count, padding does not."""
         epoch = self._epoch(place.epoch)
         return int(epoch.corpus.target_lengths[epoch.rows_of(place.batch)].sum())
-
-    def place_after(self, place: Place) -> Place:
-        """The place of the batch that follows."""
-        if place.batch + 1 < self.num_batches(place.epoch):
-            return Place(place.epoch, place.batch + 1)
-        return Place(place.epoch + 1, 0)
-
-    def iterate(self, place: Place = BEGINNING) -> Iterator[tuple[Place, Batch]]:
-        """Yields (place, batch) from `place` on, epoch after epoch without end."""
-        while True:
-            yield place, self.batch(place)
-            place = self.place_after(place)
 
     def batch(self, place: Place) -> Batch:
         """The global batch at a place."""
@@ -241,63 +207,3 @@ def _static_widths(widest: np.ndarray, longest: int, num_shapes: int) -> np.ndar
     for choice in reversed(choices):
         chosen.append(int(choice[chosen[-1]]))
     return np.array(sorted(set(chosen) - {0}))
-
-
-def shard(batch: Batch, index: int, count: int) -> Batch:
-    """The rows `index::count` of a global batch: the share of one replica."""
-    inputs = {name: ids[index::count] for name, ids in batch.inputs.items()}
-    return Batch(inputs, batch.labels[index::count], batch.weights[index::count])
-
-
-def generator(
-    plan: BatchPlan,
-    place: Place = BEGINNING,
-    replica_indices: Sequence[int] = (0,),
-    num_shards: int = 1,
-) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
-    """Yields (inputs, labels, weights) for `fit` on any backend, from `place` on and without end.
-
-    Of each global batch it yields the shards `replica_indices` of `num_shards`, in that order.
-    """
-    for _, batch in plan.iterate(place):
-        for index in replica_indices:
-            share = shard(batch, index, num_shards)
-            yield share.inputs, share.labels, share.weights
-
-
-def dataset(
-    plan: BatchPlan,
-    place: Place = BEGINNING,
-    replica_indices: Sequence[int] = (0,),
-    num_shards: int = 1,
-    prefetch: int = 4,
-) -> tf.data.Dataset:
-    """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
-    return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), prefetch)
-
-
-def one_epoch(plan: BatchPlan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
-    """Each pair once, for validation. Every real label weighs 1, so that metrics are means over all tokens."""
-
-    def batches() -> Iterator[tuple]:
-        num_shares = plan.num_batches(0) * len(replica_indices)
-        shares = generator(plan, BEGINNING, replica_indices, num_shards)
-        for inputs, labels, weights in itertools.islice(shares, num_shares):
-            yield inputs, labels, (weights > 0).astype(np.float32)
-
-    return as_tf_dataset(batches)
-
-
-def as_tf_dataset(batches: Callable[[], Iterator[tuple]], prefetch: int = 4) -> tf.data.Dataset:
-    """A `tf.data.Dataset` of the (inputs, labels, weights) that `batches()` yields; each iteration calls it anew."""
-    import tensorflow as tf
-
-    ids = tf.TensorSpec((None, None), tf.int32)
-    signature = ({"source_ids": ids, "target_ids": ids}, ids, tf.TensorSpec((None, None), tf.float32))
-    options = tf.data.Options()
-    options.deterministic = True
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # There is nothing to tune, and the end of an epoch may have to wait for the tuner, which sleeps for up to a minute.
-    options.autotune.enabled = False
-    fed = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    return fed.with_options(options).prefetch(prefetch)

@@ -15,8 +15,9 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.batches import BatchPlan, Place, as_tf_dataset, generator
+from keras_transformer.text.batches import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
+from keras_transformer.text.feeding import as_tf_dataset
 from keras_transformer.text.lines import sha256_of
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
@@ -132,7 +133,7 @@ class Epochs:
 
         # TensorFlow keeps the function until the process ends, so the dataset, not the function, keeps the text.
         epochs = weakref.proxy(self)
-        dataset = as_tf_dataset(lambda: epochs.batches())
+        dataset = as_tf_dataset(lambda: epochs.batches(), self.plan.like)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.num_batches))
         dataset.epochs = self
         return dataset

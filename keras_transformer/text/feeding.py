@@ -1,0 +1,136 @@
+"""From planned batches to what `fit` takes, on any backend and for any number of replicas."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class Place(NamedTuple):
+    """The place of a batch in the training data."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+BEGINNING = Place()
+NO_IDS = np.zeros((0, 0), "int32")
+
+
+class Batch(NamedTuple):
+    """What `fit` takes: B rows.
+
+    For translation these are S source and T target tokens a row: source_ids (B, S), target_ids (B, T).
+    """
+
+    inputs: dict[str, np.ndarray]  # int32, except for pictures
+    labels: np.ndarray  # int32, such as (B, T)
+    weights: np.ndarray  # float32, of the labels' shape, 0 at pad, summing to 1 over the global batch
+
+
+class Plan(ABC):
+    """The global batches of every epoch, known from (seed, epoch, batch) alone.
+
+    A global batch is what all replicas and accumulated micro-batches take together.
+
+    Attributes:
+        like: a batch with arrays of the types and the numbers of axes that the plan's batches have.
+    """
+
+    like: Batch
+
+    @abstractmethod
+    def num_batches(self, epoch: int) -> int:
+        """How many global batches an epoch has."""
+
+    @abstractmethod
+    def num_tokens(self, place: Place) -> int:
+        """How many labels the batch at a place has, without padding."""
+
+    @abstractmethod
+    def batch(self, place: Place) -> Batch:
+        """The global batch at a place."""
+
+    def place_after(self, place: Place) -> Place:
+        """The place of the batch that follows."""
+        if place.batch + 1 < self.num_batches(place.epoch):
+            return Place(place.epoch, place.batch + 1)
+        return Place(place.epoch + 1, 0)
+
+    def iterate(self, place: Place = BEGINNING) -> Iterator[tuple[Place, Batch]]:
+        """Yields (place, batch) from `place` on, epoch after epoch without end."""
+        while True:
+            yield place, self.batch(place)
+            place = self.place_after(place)
+
+
+def shard(batch: Batch, index: int, count: int) -> Batch:
+    """The rows `index::count` of a global batch: the share of one replica."""
+    inputs = {name: ids[index::count] for name, ids in batch.inputs.items()}
+    return Batch(inputs, batch.labels[index::count], batch.weights[index::count])
+
+
+def generator(
+    plan: Plan,
+    place: Place = BEGINNING,
+    replica_indices: Sequence[int] = (0,),
+    num_shards: int = 1,
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
+    """Yields (inputs, labels, weights) for `fit` on any backend, from `place` on and without end.
+
+    Of each global batch it yields the shards `replica_indices` of `num_shards`, in that order.
+    """
+    for _, batch in plan.iterate(place):
+        for index in replica_indices:
+            share = shard(batch, index, num_shards)
+            yield share.inputs, share.labels, share.weights
+
+
+def dataset(
+    plan: Plan,
+    place: Place = BEGINNING,
+    replica_indices: Sequence[int] = (0,),
+    num_shards: int = 1,
+    prefetch: int = 4,
+) -> tf.data.Dataset:
+    """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
+    return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), plan.like, prefetch)
+
+
+def one_epoch(plan: Plan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:
+    """The first epoch once, for validation. Every real label weighs 1, so that metrics are means over all tokens."""
+
+    def batches() -> Iterator[tuple]:
+        num_shares = plan.num_batches(0) * len(replica_indices)
+        shares = generator(plan, BEGINNING, replica_indices, num_shards)
+        for inputs, labels, weights in itertools.islice(shares, num_shares):
+            yield inputs, labels, (weights > 0).astype(np.float32)
+
+    return as_tf_dataset(batches, plan.like)
+
+
+def as_tf_dataset(batches: Callable[[], Iterator[tuple]], like: Batch, prefetch: int = 4) -> tf.data.Dataset:
+    """A `tf.data.Dataset` of the (inputs, labels, weights) that `batches()` yields; each iteration calls it anew.
+
+    Args:
+        batches: see above.
+        like: a batch with arrays of the types and the numbers of axes that are yielded.
+        prefetch: how many batches to prepare ahead.
+    """
+    import tensorflow as tf
+
+    signature = tf.nest.map_structure(lambda array: tf.TensorSpec([None] * array.ndim, array.dtype), tuple(like))
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # There is nothing to tune, and the end of an epoch may have to wait for the tuner, which sleeps for up to a minute.
+    options.autotune.enabled = False
+    fed = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return fed.with_options(options).prefetch(prefetch)
