@@ -20,6 +20,8 @@ from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.generator import Generator as Generator
+    from keras_transformer.decoding.generator import load_generator as load_generator
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
 
 _HOMES = {
+    "Generator": "keras_transformer.decoding.generator",
     "LanguageModel": "keras_transformer.models.language_model",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
@@ -37,6 +40,7 @@ _HOMES = {
     "import_huggingface": "keras_transformer.importing.huggingface",
     "layers": "keras_transformer.layers",
     "load": "keras_transformer.decoding.translator",
+    "load_generator": "keras_transformer.decoding.generator",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
@@ -45,14 +49,9 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "LanguageModel",
-    "Tokenizer",
-    "Transformer",
-    "Translator",
-    "datasets_from_files",
-    "import_huggingface",
-    "load",
-]
+    "Generator", "LanguageModel", "Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface",
+    "load", "load_generator",
+]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
 

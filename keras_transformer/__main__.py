@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import evaluate, importing, runs, translate
+from keras_transformer.commands import evaluate, generate, importing, runs, translate
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -45,7 +45,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "train": Command(train, "train a translator on parallel text", flags.add_flags, takes=""),
+    "train": Command(train, "train a translator, or with --task another model", flags.add_flags, takes=""),
     "translate": Command(
         translate.translate, "translate standard input to standard output, a line for a line", translate.add_options,
         takes=RUN_OR_EXPORT,
@@ -56,8 +56,9 @@ COMMANDS = {
         evaluate.add_evaluate_options,
         takes=RUN_OR_EXPORT,
     ),
+    "generate": Command(generate.generate, "continue prompts with a language model", generate.add_options),
     "score": Command(
-        evaluate.score, "log P and perplexity of given translations, a line for a line", evaluate.add_score_options,
+        evaluate.score, "log P and perplexity of given translations, or of a text", evaluate.add_score_options,
         takes=RUN_OR_EXPORT,
     ),
     "average": Command(

@@ -80,7 +80,7 @@ _OF_TWO_STACKS = {
 }  # fmt: skip
 ONE_STACK: dict[str, Option] = {
     **{name: option for name, option in ARGUMENTS.items() if name not in _OF_TWO_STACKS},
-    "context_length": _size(256, "the most positions that the model takes at once", 1_000_000),
+    "context_length": Option(256, "the most positions that the model takes at once", least=2, most=1_000_000),
 }
 
 

@@ -39,6 +39,7 @@ class RunFolder:
         self.cache = self.path / "cache"
         self.valid_source = self.path / "validation.source"
         self.valid_target = self.path / "validation.target"
+        self.valid_text = self.path / "validation.text"
         self.metrics = self.path / "metrics.csv"
         self.curves = self.path / "curves.png"
         self.samples = self.path / "samples.txt"
@@ -46,7 +47,8 @@ class RunFolder:
 
     def parts(self) -> list[Path]:
         """Every path that a run may have in its folder; whatever else lies there is not the run's."""
-        records = [self.valid_source, self.valid_target, self.metrics, self.curves, self.samples, self.tensorboard]
+        validation = [self.valid_source, self.valid_target, self.valid_text]
+        records = [*validation, self.metrics, self.curves, self.samples, self.tensorboard]
         tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
         return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
 
@@ -80,6 +82,19 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
     return run_config.read(run.config)
 
 
+def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
+    """`read_config` of a run whose model is of a kind.
+
+    Raises:
+        RequestError: see `read_config`; or the model is of another kind.
+    """
+    config = read_config(run)
+    if (received := config["model"]["kind"]) != kind:
+        command = {"translator": "translate", "language-model": "generate"}[received]
+        raise RequestError(f"expected a run of a {kind}; {run.path} holds a {received}, which `{command}` takes")
+    return config
+
+
 def read_metrics(run: RunFolder) -> list[dict[str, str]]:
     """The rows of metrics.csv as text; none if the file is missing. A warning names a line that cannot be read."""
     if not run.metrics.is_file():
@@ -102,17 +117,21 @@ def save_model(run: RunFolder, model: Transformer) -> None:
         model.save(aside)
 
 
-def load_model(run: str | os.PathLike[str] | RunFolder) -> Transformer:
+def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None) -> Any:
     """Makes the run's model in float32 from `config.json`, and loads the weights in `model.keras`.
 
     It does not read the configuration in `model.keras`. From an untrusted file it reads only arrays whose names and
     shapes this model has.
 
+    Args:
+        run: the folder.
+        kind: the kind that is expected, a key of `family.KINDS`; None for any.
+
     Raises:
-        RequestError: there is no run or no model yet, or one of its files is damaged.
+        RequestError: there is no run or no model yet, one of its files is damaged, or the model is of another kind.
     """
     run = run if isinstance(run, RunFolder) else RunFolder(run)
-    config = read_config(run)["model"]
+    config = read_config(run)["model"] if kind is None else config_of_kind(run, kind)["model"]
     with _weights_of(run, config) as weights:
         model = make_model(config)
         with contextlib.redirect_stdout(io.StringIO()):

@@ -15,7 +15,7 @@ from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
 from keras_transformer.models import LanguageModel, Transformer
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import MODEL_SETTINGS, Settings, resolve
+from keras_transformer.training.settings import Settings, model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.SLOTS.items() for name in parts]
@@ -351,7 +351,7 @@ def test_the_readme_names_source_and_test_of_every_variant():
 
 def test_every_argument_is_a_setting_of_train():
     """All but two: train.py has another setting for separate vocabularies, and its tokenizers have four control ids."""
-    assert set(family.ARGUMENTS) - set(MODEL_SETTINGS) == {"source_vocabulary_size", "num_control_ids"}
+    assert set(family.ARGUMENTS) - set(model_settings("translation")) == {"source_vocabulary_size", "num_control_ids"}
     help = " ".join(parser().format_help().split())
     for slot, name in ROWS:  # a long word goes on in the next line
         assert "".join(family.SLOTS[slot][name].usage(name).split()) in "".join(help.split())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import NamedTuple
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import RequestError, load_tensorflow, say
 
 
 class ParallelLines(NamedTuple):
@@ -28,6 +29,39 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace) -> None:
+    """Prints log P and perplexity: of translations a line for a line, of a text in one JSON object."""
+    if (arguments.text is None) == (arguments.source is None) or (arguments.source is None) != (
+        arguments.target is None
+    ):
+        raise RequestError("expected --source and --target for a translator, or --text for a language model")
+    if arguments.text is None:
+        score_translations(arguments)
+    else:
+        score_text(arguments)
+
+
+def score_text(arguments: argparse.Namespace) -> None:
+    """Prints what a language model says of a whole text."""
+    load_tensorflow()
+    from keras_transformer.decoding.generator import load_generator
+    from keras_transformer.text.lines import read_lines
+
+    generator = load_generator(arguments.run)
+    text = "".join(f"{line}\n" for line in read_lines(arguments.text))
+    score = generator.score(text)
+    loss = -score.log_prob / score.num_tokens
+    figures = {
+        "log_prob": score.log_prob,
+        "tokens": score.num_tokens,
+        "characters": len(text),
+        "nats_per_token": loss,
+        "perplexity": score.perplexity,
+        "bits_per_character": -score.log_prob / math.log(2) / len(text),
+    }
+    print(json.dumps(figures))
+
+
+def score_translations(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
     from keras_transformer.decoding.translator import Score, load
 
@@ -68,6 +102,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add = parser.add_argument
-    add("--source", required=True, metavar="FILE", help="text, plain or .gz")
-    add("--target", required=True, metavar="FILE", help="its translation, line by line, plain or .gz")
+    add("--source", metavar="FILE", help="for a translator: text, plain or .gz")
+    add("--target", metavar="FILE", help="its translation, line by line, plain or .gz")
+    add("--text", metavar="FILE", help="for a language model: text, plain or .gz, scored in windows of the context")
     add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")

@@ -29,12 +29,12 @@ def own_search_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the search that the run brings; an export's are known once it is open.
 
     Raises:
-        RequestError: the run's configuration is damaged.
+        RequestError: the run's configuration is damaged, or its model is no translator.
     """
-    from keras_transformer.run_folder import RunFolder, read_config
+    from keras_transformer.run_folder import RunFolder, config_of_kind
 
     run = RunFolder(arguments.run)
-    return read_config(run).get("search", {}) if run.is_run() else {}
+    return config_of_kind(run, "translator").get("search", {}) if run.is_run() else {}
 
 
 def search_options(arguments: argparse.Namespace, own: dict[str, Any]) -> SearchOptions:

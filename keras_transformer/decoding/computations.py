@@ -7,12 +7,14 @@ those of `search`, and S source and T target pieces.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from keras import ops
 
 from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import PAD
@@ -87,11 +89,27 @@ class LogProbs:
     def run(self, model: Transformer, source_ids: Tensor, target_ids: Tensor, labels: Tensor) -> tuple[Tensor]:
         """log P (B,) of the labels (B, T)."""
         logits = model({"source_ids": source_ids, "target_ids": target_ids}, training=False)
-        log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
-        log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
-        return (ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1),)
+        return (log_probs_of(logits, labels),)
 
 
-def new_cache(model: Transformer, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:
-    """The cache for K beams and L positions over the encoded sources."""
+@dataclass(frozen=True)
+class TextLogProbs:
+    """The probability of texts by a language model."""
+
+    def run(self, model: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
+        """log P (B,) of the labels (B, T) that follow the ids (B, T)."""
+        return (log_probs_of(model({"ids": ids}, training=False), labels),)
+
+
+def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """log P (B,) of labels (B, T) by logits (B, T, V), without padding."""
+    log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
+    log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
+    return ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1)
+
+
+def new_cache(model: Any, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:
+    """The cache for K beams and L positions: over the encoded sources, or of a language model, which has none."""
+    if model.kind == "language-model":
+        return model.init_cache(source_ids, num_beams, max_length)
     return model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)

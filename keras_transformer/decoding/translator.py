@@ -335,7 +335,7 @@ def load(
         return translator_of(OnnxDecoder(export.graphs(precision), num_threads), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
-    return translator_of(load_model(folder), folder, max_source_length)
+    return translator_of(load_model(folder, "translator"), folder, max_source_length)
 
 
 def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.lines import read_lines as read_lines
@@ -20,6 +20,7 @@ from keras_transformer.text.number_words import number_pairs
 from keras_transformer.text.wmt14 import Wmt14
 
 Pair = tuple[str, str]
+Item = TypeVar("Item")  # what a corpus is made of: pairs, or lines
 
 HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
 HELD_OUT_LINES = 2_000  # but no more than these
@@ -61,13 +62,13 @@ RECIPES: dict[str, dict[str, Any]] = {"numbers": NUMBERS_RECIPE, "multi30k": MUL
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Parallel text to train on and to validate on.
+class Corpus(Generic[Item]):
+    """What to train on and to validate on: pairs of parallel text, or the lines of one text.
 
     Args:
         name: such as "numbers:en-de".
         source_language, target_language: such as "en"; None where they are not known.
-        train, valid: each call returns a new iterator over the pairs.
+        train, valid: each call returns a new iterator over the pairs or lines.
         identity: the SHA-256 of the text, with which a resumed run checks that its corpus is the same.
         recipe: settings that suit the corpus; they override those of a preset.
     """
@@ -75,13 +76,13 @@ class Corpus:
     name: str
     source_language: str | None
     target_language: str | None
-    train: Callable[[], Iterator[Pair]]
-    valid: Callable[[], Iterator[Pair]]
+    train: Callable[[], Iterator[Item]]
+    valid: Callable[[], Iterator[Item]]
     identity: str
     recipe: dict[str, Any] = field(default_factory=dict)
 
 
-def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str] | None = None) -> Corpus:
+def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str] | None = None) -> Corpus[Pair]:
     """A named corpus: `numbers:<src>-<tgt>`, `multi30k:<src>-<tgt>` or `wmt14:<src>-<tgt>`.
 
     Raises:
@@ -103,7 +104,7 @@ def corpus_from_files(
     target: str | os.PathLike[str],
     valid_source: str | os.PathLike[str] | None = None,
     valid_target: str | os.PathLike[str] | None = None,
-) -> Corpus:
+) -> Corpus[Pair]:
     """The user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
 
     Without validation files the last lines are held out: one line in twenty, at most 2,000. If a pair that is held out
@@ -177,7 +178,7 @@ def _survey(path: Path) -> _Survey:
     return _Survey(count, digest.hexdigest(), last)
 
 
-def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus:
+def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     if data_dir is not None:
         raise RequestError(f"number words are made, not read: leave out --data-dir; received: {data_dir}")
     train, valid = number_pairs(source, target)
@@ -186,7 +187,7 @@ def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus:
     return Corpus(name, source, target, lambda: iter(train), lambda: iter(valid), identity, NUMBERS_RECIPE)
 
 
-def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus:
+def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     languages = (source, target)
     identity = sha256_of(sha256_of_file(split, language) for split in ("train", "val") for language in languages)
     train = [multi30k_file("train", language, data_dir) for language in languages]
@@ -205,13 +206,13 @@ def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus:
     )
 
 
-def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus:
+def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     pairs = Wmt14(source, target, data_dir)
     identity = sha256_of([pairs.full_name, source, target])
     return Corpus(f"wmt14:{source}-{target}", source, target, pairs.train, pairs.valid, identity, WMT14_RECIPE)
 
 
-_NAMED: dict[str, Callable[[str, str, Path | None], Corpus]] = {
+_NAMED: dict[str, Callable[[str, str, Path | None], Corpus[Pair]]] = {
     "numbers": _numbers,
     "multi30k": _multi30k,
     "wmt14": _wmt14,

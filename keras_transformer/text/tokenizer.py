@@ -18,8 +18,9 @@ from keras_transformer.files import write_whole
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 SPACE = "▁"  # how pieces spell a space
+LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
-MODEL_TYPES = ("unigram", "bpe")
+MODEL_TYPES = ("unigram", "bpe", "char")
 MAX_MODEL_BYTES = 16 * 2**20
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
 MAX_TRAINING_LINES = 400_000
@@ -45,7 +46,8 @@ class Tokenizer:
 
     Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised by SentencePiece's
     `nmt_nfkc`: control characters vanish, white space becomes single spaces. Text that spells a control
-    symbol, such as `</s>`, stays text.
+    symbol, such as `</s>`, stays text. A vocabulary for language models keeps text as it is: `encode_text` and
+    `decode_text` then give back every space and line break.
 
     Reference: Kudo and Richardson 2018, "SentencePiece" (arXiv 1808.06226).
 
@@ -63,7 +65,7 @@ class Tokenizer:
 
     @property
     def model_type(self) -> str:
-        """ "unigram" or "bpe"."""
+        """ "unigram", "bpe" or "char"."""
         spec = self._specification().trainer_spec
         return spec.ModelType.Name(spec.model_type).lower()
 
@@ -76,6 +78,11 @@ class Tokenizer:
     def has_unused_pieces(self) -> bool:
         """Whether text is cut into fewer pieces than are decoded. Imported vocabularies have such pieces."""
         return any(map(self._processor.is_unused, range(self.vocabulary_size)))
+
+    @property
+    def has_line_breaks(self) -> bool:
+        """Whether a line break is a piece, as in vocabularies that keep text as it is."""
+        return self._processor.piece_to_id(LINE_BREAK) != UNKNOWN
 
     def decoding_model(self) -> bytes:
         """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
@@ -100,12 +107,13 @@ class Tokenizer:
         model_type: str = "unigram",
         seed: int = 0,
         num_threads: int = 1,
+        keeps_text: bool = False,
     ) -> Tokenizer:
-        """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
+        """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included; of characters, at most.
 
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
-        give the lines of both languages.
+        give the lines of both languages. With `keeps_text`, text is not normalised, and a line break is a piece.
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
@@ -117,7 +125,7 @@ class Tokenizer:
             raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
         sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
         try:
-            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads))
+            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads, keeps_text))
         except RuntimeError as error:
             raise _training_error(str(error), vocabulary_size) from None
 
@@ -159,6 +167,14 @@ class Tokenizer:
         texts = self._processor.decode([_until_end(row) for row in ids])
         return [_one_line(text).strip() for text in texts]
 
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of the pieces of a text of any number of lines, for a vocabulary with `has_line_breaks`."""
+        return self._processor.encode(_valid_unicode(text.replace("\0", " ")))
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
+        return self._processor.decode([int(id) for id in ids if int(id) not in (PAD, START, END)])
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The spelling of each piece, with `▁` for a space, for pictures and alignments."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
@@ -179,10 +195,11 @@ class Tokenizer:
 
 def plain(line: str) -> str:
     """The line as valid Unicode in one line: NUL and line breaks become spaces, lone surrogates U+FFFD."""
-    line = _one_line(line)
-    if line.isascii():
-        return line
-    return line.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return _valid_unicode(_one_line(line))
+
+
+def _valid_unicode(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _one_line(text: str) -> str:
@@ -227,15 +244,27 @@ def _sample(lines: Iterable[str], limit: int, generator: random.Random) -> list[
     return kept
 
 
-def _trained_model(lines: list[str], vocabulary_size: int, model_type: str, num_threads: int) -> bytes:
+# Options of SentencePiece for a vocabulary that keeps text as it is.
+_KEEPING_TEXT: dict[str, Any] = {
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": False,
+    "allow_whitespace_only_pieces": True,
+    "user_defined_symbols": [LINE_BREAK],
+}
+
+
+def _trained_model(
+    lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, keeps_text: bool
+) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(lines),
         model_writer=model,
         model_type=model_type,
         vocab_size=vocabulary_size,
-        character_coverage=_character_coverage(lines, vocabulary_size),
-        normalization_rule_name="nmt_nfkc",
+        character_coverage=1.0 if model_type == "char" else _character_coverage(lines, vocabulary_size),
+        **(_KEEPING_TEXT if keeps_text else {"normalization_rule_name": "nmt_nfkc"}),
         num_threads=num_threads,
         minloglevel=2,
         pad_id=PAD,

@@ -1,4 +1,4 @@
-"""What happens around the steps of `fit`: progress, checks, BLEU, checkpoints, interruptions."""
+"""What happens around the steps of `fit`: progress, checks, scores, checkpoints, interruptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_transformer.bleu import bleu as count_bleu
 from keras_transformer.errors import JobError, Stopped, say
-from keras_transformer.text.batches import BatchPlan, Place
+from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.workers import num_workers
 
@@ -32,11 +32,11 @@ class Progress:
     step: int = 0
     epoch: int = 0  # of the data, where the next batch is
     batch: int = 0  # the next batch's number in that epoch
-    best_bleu: float = -1.0
+    best_score: float = -math.inf  # of the score by which the task judges a round
     best_step: int = 0
     validations_without_better: int = 0
     seconds: float = 0.0
-    tokens: int = 0  # target tokens seen
+    tokens: int = 0  # labels seen
 
     @property
     def place(self) -> Place:
@@ -51,7 +51,7 @@ class Progress:
 class Follow(keras.callbacks.Callback):
     """Counts each step in `progress`. It is the first callback, because the others read `progress`."""
 
-    def __init__(self, progress: Progress, plan: BatchPlan):
+    def __init__(self, progress: Progress, plan: Plan):
         super().__init__()
         self.progress = progress
         self.plan = plan
@@ -170,15 +170,55 @@ class Interrupt(keras.callbacks.Callback):
         self.received = number
 
 
-class Bleu(keras.callbacks.Callback):
+class Judge(keras.callbacks.Callback):
+    """Judges each round by a score, of which more is better, and stops training early.
+
+    Args:
+        progress: keeps the best score and the validations since.
+        patience: stops training after this many validations without a better score; 0 for never.
+    """
+
+    def __init__(self, progress: Progress, patience: int = 0):
+        super().__init__()
+        self.progress = progress
+        self.patience = patience
+
+    def judge(self, score: float) -> None:
+        """Takes the score of a round."""
+        progress = self.progress
+        progress.validations_without_better += 1
+        if score > progress.best_score:
+            progress.best_score, progress.best_step, progress.validations_without_better = score, progress.step, 0
+        if self.patience and progress.validations_without_better >= self.patience:
+            self.model.stop_training = True
+
+
+class Loss(Judge):
+    """Judges a round by its validation loss, of which less is better; the score is its negative.
+
+    Args:
+        show: called with the step, at the end of a round.
+    """
+
+    def __init__(self, progress: Progress, patience: int = 0, show: Callable[[int], None] = lambda step: None):
+        super().__init__(progress, patience)
+        self.show = show
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if logs and "val_loss" in logs:
+            self.judge(-float(logs["val_loss"]))
+        self.show(self.progress.step)
+
+
+class Bleu(Judge):
     """Translates validation sentences at the end of a round: `val_bleu` in the logs, samples, early stopping.
 
     Args:
-        progress: keeps the best BLEU and the validations since.
+        progress: see `Judge`.
         translate: lines → translations, with the model's present weights.
         sources: the sentences to translate.
         references: their translations.
-        patience: stops training after this many validations without a better BLEU; 0 for never.
+        patience: see `Judge`.
         show: called with the step and some sample translations.
     """
 
@@ -191,12 +231,10 @@ class Bleu(keras.callbacks.Callback):
         patience: int = 0,
         show: Callable[[int, str], None] | None = None,
     ):
-        super().__init__()
-        self.progress = progress
+        super().__init__(progress, patience)
         self.translate = translate
         self.sources = sources
         self.references = references
-        self.patience = patience
         self.show = show
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -204,16 +242,11 @@ class Bleu(keras.callbacks.Callback):
         bleu = count_bleu(translations, self.references)
         if logs is not None:
             logs["val_bleu"] = bleu
-        progress = self.progress
-        progress.validations_without_better += 1
-        if bleu > progress.best_bleu:
-            progress.best_bleu, progress.best_step, progress.validations_without_better = bleu, progress.step, 0
-        if self.patience and progress.validations_without_better >= self.patience:
-            self.model.stop_training = True
+        self.judge(bleu)
         if self.show:
             triples = zip(self.sources, self.references, translations, strict=True)
             lines = [f"source      {s}\nreference   {r}\ntranslation {t}\n" for s, r, t in triples]
-            self.show(progress.step, "\n".join(lines[:NUM_SAMPLES]))
+            self.show(self.progress.step, "\n".join(lines[:NUM_SAMPLES]))
 
 
 class Save(keras.callbacks.Callback):
@@ -244,7 +277,7 @@ class Save(keras.callbacks.Callback):
 
 
 class ProgressLine(keras.callbacks.Callback):
-    """Prints step, loss, target tokens per second and time left to standard error.
+    """Prints step, loss, labels per second and time left to standard error.
 
     On a terminal one line is rewritten; elsewhere a line is printed every `LINE_SECONDS`.
     """

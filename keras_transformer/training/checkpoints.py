@@ -21,6 +21,7 @@ from keras_transformer.training.workers import num_workers
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
 FORMAT = {"format": np.array(2)}
+RENAMED = {"best_bleu": "best_score"}  # what version 0.1 called a part of the progress
 Arrays = dict[str, np.ndarray]
 
 
@@ -71,7 +72,7 @@ class Checkpoints:
             step: updates made so far.
             model: its weights, seeds, metrics and optimizer are written.
             progress: written as JSON: place in the data, best BLEU, patience.
-            best_step: the step with the best BLEU; the checkpoints that end there are kept for averaging.
+            best_step: the step with the best score; the checkpoints that end there are kept for averaging.
         """
         self.folder.mkdir(exist_ok=True)
         _write_arrays(self._path(step, "weights"), weight_arrays(model))
@@ -183,6 +184,13 @@ def average(run: str | Path, last: int) -> list[int]:
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
     return steps
+
+
+def present_weights(model: Any) -> list[np.ndarray]:
+    """The weights to validate with: their moving average if the optimizer keeps one."""
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables
+    return [np.asarray(variable) for variable in variables]
 
 
 def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
@@ -300,7 +308,7 @@ def _read_arrays(
 
 def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        progress = json.loads(data.tobytes())
+        progress = {RENAMED.get(name, name): value for name, value in json.loads(data.tobytes()).items()}
         if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
             return progress
     except (ValueError, AttributeError, RecursionError) as error:

@@ -6,14 +6,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import MODEL_SETTINGS, Settings, check_types, flag_of, resolve, spelled
+from keras_transformer.training.settings import Settings, check_types, flag_of, model_settings, resolve, spelled
+from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
-# A run that is fine-tuned keeps the parent's sizes; dropout may change.
-FIXED_BY_PARENT = [name for name in MODEL_SETTINGS if name not in ("dropout", "attention_dropout", "vocabulary_size")]
+# A run that is fine-tuned keeps the parent's sizes, except for these.
+NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "tokenizer", "init_from", "devices",
-    "threads",
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "tokenizer",
+    "init_from", "devices", "threads",
 )  # fmt: skip
 
 
@@ -31,7 +32,10 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
     Raises:
         RequestError: a flag asks for another size than the parent's, or the settings are wrong.
     """
-    sizes = _sizes_of(parent["model"])
+    task = given.get("task") or parent["settings"].get("task", DEFAULT_TASK)
+    if task not in TASKS or TASKS[task].kind != parent["model"]["kind"]:
+        raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
+    sizes = _sizes_of(parent["model"], task)
     for name, size in sizes.items():
         if name in given and given[name] != size:
             flag = flag_of(name)
@@ -48,12 +52,18 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
-def _sizes_of(model: dict[str, Any]) -> dict[str, Any]:
+def _sizes_of(model: dict[str, Any], task: str) -> dict[str, Any]:
+    has_own_source = model.get("source_vocabulary_size") is not None
     return {
-        **{name: spelled(name, model[name]) for name in FIXED_BY_PARENT},
+        **{name: spelled(name, model[name]) for name in _fixed_by_parent(task)},
         "vocabulary_size": model["vocabulary_size"],
-        "separate_vocabularies": model["source_vocabulary_size"] is not None,
+        **({"separate_vocabularies": has_own_source} if task == "translation" else {}),
     }
+
+
+def _fixed_by_parent(task: str) -> list[str]:
+    """The settings of the model that a run which is fine-tuned hands on."""
+    return [name for name in model_settings(task) if name not in NOT_FIXED]
 
 
 def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def fitting_warm_up(settings: Settings, parent: Settings, shortens: bool) -> dic
 def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
     """One line for people: the learning rate, and which settings the parent changed."""
     usual = resolve(given, recipe).as_dict()
-    own = {*FIXED_BY_PARENT, *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
+    own = {*_fixed_by_parent(settings.task), *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
     kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
     return (

@@ -5,23 +5,23 @@ from __future__ import annotations
 import builtins
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_transformer.errors import JobError, say
 from keras_transformer.models import make_model
 from keras_transformer.run_folder import load_model
-from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.feeding import Plan
 from keras_transformer.training import flags
-from keras_transformer.training.preparation import Text
 from keras_transformer.training.request import Run
+from keras_transformer.training.tasks import Prepared
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.models.base import FamilyModel
     from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.checkpoints import Checkpoints
 
@@ -37,14 +37,12 @@ MENDABLE = "|".join(
 )
 
 
-def compiled_model(run: Run) -> Transformer:
+def compiled_model(run: Run) -> FamilyModel:
     """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
-    from keras_transformer.training.losses import SmoothedCrossEntropy
-    from keras_transformer.training.metrics import Perplexity, TokenAccuracy
     from keras_transformer.training.optimizers import Adam
     from keras_transformer.training.schedules import InverseSquareRootDecay
 
-    settings = run.settings
+    settings, task = run.settings, run.task.load()
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
     if settings.init_from and not run.is_resumed:
@@ -57,15 +55,15 @@ def compiled_model(run: Run) -> Transformer:
     ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
     model.compile(
         optimizer=Adam(schedule, global_clipnorm=settings.clip_norm, **ema),
-        loss=SmoothedCrossEntropy(settings.label_smoothing),
-        weighted_metrics=[TokenAccuracy(), Perplexity()],
+        loss=task.loss(settings),
+        weighted_metrics=task.metrics(),
         jit_compile=settings.xla,
     )
     model.build_for_training()
     return model
 
 
-def fit(run: Run, text: Text, model: Transformer, strategy: tf.distribute.Strategy) -> None:
+def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
     Raises:
@@ -76,19 +74,20 @@ def fit(run: Run, text: Text, model: Transformer, strategy: tf.distribute.Strate
     from keras_transformer.training.result import write_result
 
     checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last, run.settings.checkpoint_every)
-    progress = _restored_progress(run, text.plan, model, checkpoints)
+    progress = _restored_progress(run, data.plan, model, checkpoints)
     patience = run.settings.patience
     # True from the start if an early-stopped run was killed before it wrote model.keras.
     stopped_early = bool(patience) and progress.validations_without_better >= patience
     if not stopped_early:
-        stopped_early = _fit_rounds(run, text, model, strategy, progress, checkpoints)
+        stopped_early = _fit_rounds(run, data, model, strategy, progress, checkpoints)
     if stopped_early:
-        say(f"no better BLEU than {progress.best_bleu:.2f}, of step {progress.best_step}: stopped early")
+        best = f"{run.task.load().SCORE} than {abs(progress.best_score):.2f}, of step {progress.best_step}"
+        say(f"no better {best}: stopped early")
     if run.is_chief:
-        write_result(run, text, model, progress, checkpoints)
+        write_result(run, data, model, progress, checkpoints)
 
 
-def _restored_progress(run: Run, plan: BatchPlan, model: Transformer, checkpoints: Checkpoints) -> Progress:
+def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
     """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
     from keras_transformer.training.callbacks import Progress
 
@@ -110,23 +109,23 @@ def _restored_progress(run: Run, plan: BatchPlan, model: Transformer, checkpoint
 
 def _fit_rounds(
     run: Run,
-    text: Text,
-    model: Transformer,
+    data: Prepared,
+    model: FamilyModel,
     strategy: tf.distribute.Strategy,
     progress: Progress,
     checkpoints: Checkpoints,
 ) -> bool:
     """Calls `model.fit` until the last step; returns whether a callback stopped it early."""
     every = run.settings.checkpoint_every
-    callbacks = _callbacks(run, text, model, progress, checkpoints)
+    callbacks = _callbacks(run, data, model, progress, checkpoints)
     with _restored_handlers(callbacks):
         for rounds in rounds_until(run.settings.steps, progress.step, every):
             first = progress.step // every
             with _feeding_errors():
                 model.fit(
-                    _batches(text.plan, strategy, progress),
-                    validation_data=_valid_batches(text.valid_plan, strategy),
-                    validation_steps=text.valid_plan.num_batches(0),
+                    _batches(data.plan, strategy, progress),
+                    validation_data=_valid_batches(data.valid_plan, strategy),
+                    validation_steps=data.valid_plan.num_batches(0),
                     initial_epoch=first, epochs=first + rounds.num_rounds, steps_per_epoch=rounds.steps,
                     callbacks=callbacks, verbose=0, shuffle=False,
                 )  # fmt: skip
@@ -186,23 +185,23 @@ def _feeding_errors() -> Iterator[None]:
         raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
-def _batches(plan: BatchPlan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
-    from keras_transformer.text.batches import dataset
+def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
+    from keras_transformer.text.feeding import dataset
     from keras_transformer.training.replicas import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
 
 
-def _valid_batches(plan: BatchPlan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
-    from keras_transformer.text.batches import one_epoch
+def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
+    from keras_transformer.text.feeding import one_epoch
     from keras_transformer.training.replicas import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 
 
-def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
+def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
     from keras_transformer.training import callbacks as c
     from keras_transformer.training.records import Records
@@ -210,19 +209,16 @@ def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, che
     settings = run.settings
     resume_command = f"{flags.command()} --resume --out {shlex.quote(str(run.folder.path))}"
     stop_on_nan = c.StopOnNaN(progress)
-    follow = [c.Follow(progress, text.plan), stop_on_nan]
+    follow = [c.Follow(progress, data.plan), stop_on_nan]
     records, save = Records(run.folder, progress), c.Save(checkpoints, progress, lambda: drop_replaced(run.folder))
-    bleu = []
-    if settings.bleu_sentences and (run.is_chief or settings.patience):
-        sources, references = text.bleu_sentences(settings.bleu_sentences)
-        show = records.show if run.is_chief else None
-        bleu = [c.Bleu(progress, _greedy_translation(run, text, model), sources, references, settings.patience, show)]
+    show = records.show if run.is_chief else None
+    validation = run.task.load().validation(run, data, model, progress, show)
     if not run.is_chief:
-        return [*follow, *bleu]
+        return [*follow, *validation]
     return [
         *follow,
         c.RestoreMetrics(_metrics_so_far(model, progress, settings.checkpoint_every)),
-        *bleu,
+        *validation,
         records,
         save,
         c.ProgressLine(progress, settings.steps),
@@ -230,7 +226,7 @@ def _callbacks(run: Run, text: Text, model: Transformer, progress: Progress, che
     ]
 
 
-def _metrics_so_far(model: Transformer, progress: Progress, every: int) -> list[Any]:
+def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[Any]:
     """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
     import numpy as np
 
@@ -239,20 +235,3 @@ def _metrics_so_far(model: Transformer, progress: Progress, every: int) -> list[
     if progress.step % every == 0 or num_workers() > 1:
         return []
     return [np.asarray(variable) for variable in model.metrics_variables]
-
-
-def _greedy_translation(run: Run, text: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
-    """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
-    outside of any strategy."""
-    from keras_transformer.decoding.translator import Translator
-    from keras_transformer.training.checkpoints import set_weights
-    from keras_transformer.training.result import present_weights
-
-    twin = make_model(run.config["model"])
-    translator = Translator(twin, *text.tokenizers)
-
-    def translate(lines: Sequence[str]) -> list[str]:
-        set_weights(twin, present_weights(model))
-        return translator.translate(lines, num_beams=1)
-
-    return translate

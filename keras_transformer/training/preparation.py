@@ -56,7 +56,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     """
     settings = run.settings
     tokenizers = _tokenizers(run)
-    _record_vocabularies(run, tokenizers)
+    record_vocabularies(run, tokenizers)
     valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
     sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
     if run.is_chief:
@@ -117,20 +117,20 @@ def _tokenizers(run: Run) -> Tokenizers:
 def _learned_tokenizers(run: Run) -> Tokenizers:
     pairs = run.corpus.train
     if run.settings.separate_vocabularies:
-        source = _learned(run, lambda: (source for source, _ in pairs()))
-        target = _learned(run, lambda: (target for _, target in pairs()))
+        source = learned(run, lambda: (source for source, _ in pairs()))
+        target = learned(run, lambda: (target for _, target in pairs()))
         return Tokenizers(source, target)
-    joint = _learned(run, lambda: (line for pair in pairs() for line in pair))
+    joint = learned(run, lambda: (line for pair in pairs() for line in pair))
     return Tokenizers(joint, joint)
 
 
-def _learned(run: Run, lines: Callable[[], Iterator[str]]) -> Tokenizer:
+def learned(run: Run, lines: Callable[[], Iterator[str]], keeps_text: bool = False) -> Tokenizer:
     """Learns a vocabulary; of the largest size that the text supports if the run may lower the size."""
     settings = run.settings
     size = settings.vocabulary_size
     while True:
         try:
-            return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed)
+            return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, keeps_text=keeps_text)
         except VocabularyTooLarge as error:
             if not run.lowers_vocabulary or error.most >= size:
                 raise
@@ -138,11 +138,12 @@ def _learned(run: Run, lines: Callable[[], Iterator[str]]) -> Tokenizer:
             size = error.most
 
 
-def _record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
+def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
     """Puts the sizes of the vocabularies, and the number of parameters that follows, into the configuration."""
-    separate = run.settings.separate_vocabularies
-    run.config["model"]["vocabulary_size"] = tokenizers.target.vocabulary_size
-    run.config["model"]["source_vocabulary_size"] = tokenizers.source.vocabulary_size if separate else None
+    model = run.config["model"]
+    model["vocabulary_size"] = tokenizers.target.vocabulary_size
+    if run.settings.separate_vocabularies:
+        model["source_vocabulary_size"] = tokenizers.source.vocabulary_size
     run.config["parameters"] = count_parameters(run.config["model"])
     if run.is_chief:
         write_config(run.folder, run.config)

@@ -10,10 +10,11 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
-from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus
+from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
 from keras_transformer.training.settings import Settings, as_given, flag_of, resolve, resumed
+from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
 from keras_transformer.training.workspace import check_apart, check_free, restore_replaced
 
 
@@ -24,7 +25,7 @@ class Run:
     Args:
         settings: what was asked for.
         folder: where the run is written.
-        corpus: the text to train on.
+        corpus: what to train on.
         config: what `config.json` holds.
         is_chief: whether this worker writes the run folder; of several workers one does.
         is_resumed: whether the run began before.
@@ -34,11 +35,16 @@ class Run:
 
     settings: Settings
     folder: RunFolder
-    corpus: Corpus
+    corpus: Corpus[Any]
     config: dict[str, Any]
     is_chief: bool = True
     is_resumed: bool = False
     lowers_vocabulary: bool = False
+
+    @property
+    def task(self) -> Task:
+        """What the run learns."""
+        return TASKS[self.settings.task]
 
 
 def open_run(given: dict[str, Any]) -> Run | None:
@@ -62,7 +68,8 @@ def open_run(given: dict[str, Any]) -> Run | None:
 def _new_run(given: dict[str, Any]) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     given = as_given(given)
-    corpus = _corpus(resolve(given, {}))
+    usual = resolve(given, {}, None if parent is None else {"task": parent["settings"].get("task", DEFAULT_TASK)})
+    corpus = _corpus(usual)
     settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
     is_chief = _check_devices(settings)
     check_apart(settings)
@@ -117,8 +124,9 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
 
 
 def _folder_to_resume(given: dict[str, Any]) -> Path:
-    known = {name: given[name] for name in ("dataset", "source", "preset", "out") if given.get(name) is not None}
-    return Settings(**known).folder
+    named = ("dataset", "source", "text", "preset", "out")
+    known = {name: given[name] for name in named if given.get(name) is not None}
+    return Settings(**{**TASKS[given.get("task") or DEFAULT_TASK].defaults, **known}).folder
 
 
 def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
@@ -169,13 +177,11 @@ def _check_devices(settings: Settings) -> bool:
     return workers.worker_index() == 0
 
 
-def _corpus(settings: Settings) -> Corpus:
-    if settings.source is not None and settings.target is not None:
-        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
-    return load_corpus(settings.name, settings.data_dir)
+def _corpus(settings: Settings) -> Corpus[Any]:
+    return TASKS[settings.task].load().corpus(settings)
 
 
-def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus, settings: Settings) -> None:
+def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], settings: Settings) -> None:
     asked = resolve(given, {})
     won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
     if won:
@@ -191,7 +197,7 @@ def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
             f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
             f"{settings.steps}; give a shorter warm-up, such as --warmup-steps {max(1, settings.steps // 10)}"
         )
-    if settings.xla and not settings.static_shapes:
+    if settings.xla and not settings.static_shapes and settings.task == "translation":
         warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
 
 
@@ -199,13 +205,16 @@ def _model_config(settings: Settings, parent: dict[str, Any] | None) -> dict[str
     config = settings.model_arguments()
     if settings.tokenizer:
         config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
-    config["source_vocabulary_size"] = config["vocabulary_size"] if settings.separate_vocabularies else None
+    if settings.separate_vocabularies:
+        config["source_vocabulary_size"] = config["vocabulary_size"]
     if parent is not None:
-        config |= {name: parent["model"][name] for name in ("source_vocabulary_size", "num_control_ids")}
-    return {"kind": "translator", **family.complete(config)}
+        inherited = ("source_vocabulary_size", "num_control_ids")
+        config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
+    kind = TASKS[settings.task].kind
+    return {"kind": kind, **family.complete(config, kind)}
 
 
-def _corpus_config(corpus: Corpus) -> dict[str, Any]:
+def _corpus_config(corpus: Corpus[Any]) -> dict[str, Any]:
     return {
         "name": corpus.name,
         "identity": corpus.identity,

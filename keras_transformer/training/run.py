@@ -6,11 +6,10 @@ from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say
 from keras_transformer.training.learning import compiled_model, fit
-from keras_transformer.training.preparation import prepare_text
 from keras_transformer.training.request import open_run
 from keras_transformer.training.workspace import begun
 
-__all__ = ["begun", "compiled_model", "fit", "open_run", "prepare_text", "train"]
+__all__ = ["begun", "compiled_model", "fit", "open_run", "train"]
 
 
 def train(given: dict[str, Any]) -> None:
@@ -35,7 +34,7 @@ def train(given: dict[str, Any]) -> None:
     replicas.seed(run.settings.seed)
     strategy = replicas.strategy(run.settings.devices)
     with begun(run) as cache:
-        text = prepare_text(run, cache, strategy.num_replicas_in_sync)
+        data = run.task.load().prepare(run, cache, strategy.num_replicas_in_sync)
         with strategy.scope():
             model = compiled_model(run)
-        fit(run, text, model, strategy)
+        fit(run, data, model, strategy)

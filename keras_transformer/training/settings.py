@@ -13,10 +13,15 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
+from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
 
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
+
+
+# Of the models of all tasks. An argument is the same wherever it is.
+MODEL_ARGUMENTS = {name: option for kind in family.KINDS.values() for name, option in kind.arguments.items()}
 
 
 def _flag(
@@ -51,7 +56,7 @@ def _switch(help: str) -> Any:
 
 def _model(argument: str) -> Any:
     """A setting that is an argument of the model; the family gives its default, help and bounds."""
-    option = family.ARGUMENTS[argument]
+    option = MODEL_ARGUMENTS[argument]
     if option.kind is bool:
         return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
     if not option.slot:
@@ -64,15 +69,27 @@ def _model(argument: str) -> Any:
 class Settings:
     """The settings of a training run, flat. The flags of train.py are made from them."""
 
+    task: str = _flag(
+        DEFAULT_TASK,
+        "what to learn: " + ", ".join(f"{name} ({task.help})" for name, task in TASKS.items()),
+        choices=tuple(TASKS),
+    )
     # Text
-    dataset: str | None = _flag("numbers:en-de", "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT")
+    dataset: str | None = _flag(
+        "numbers:en-de",
+        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for a language model pydoc-topics",
+    )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
     target: str | None = _flag(None, "the translation of --source, line by line")
     valid_source: str | None = _flag(None, "validation text (default: the last lines of --source, held out)")
     valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
+    text: str | None = _flag(None, "your own text for a language model: UTF-8, plain or .gz")
+    valid_text: str | None = _flag(None, "validation text (default: the last tenth of --text, held out)")
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
-    vocabulary_type: str = _flag("unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe"))
+    vocabulary_type: str = _flag(
+        "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
+    )
     separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
     tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
     sampling: float = _rate(0.0, "subword sampling: alpha for unigram, dropout for BPE; 0 for none")
@@ -93,6 +110,7 @@ class Settings:
     dropout: float = _model("dropout")
     attention_dropout: float = _model("attention_dropout")
     max_source_length: int = _model("max_source_length")
+    context_length: int = _model("context_length")
     positions: str = _model("positions")
     attention: str = _model("attention")
     decoder_attention: str | None = _model("decoder_attention")
@@ -142,7 +160,7 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return self.dataset if self.dataset and not self.source else "files"
+        return self.dataset if self.dataset and not (self.source or self.text) else "files"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
@@ -156,14 +174,17 @@ class Settings:
             RequestError: a part is unknown, or an option of a part.
         """
         with _told_as_flags():
-            return {name: _parsed(name, getattr(self, name)) for name in MODEL_SETTINGS}
+            return {name: _parsed(name, getattr(self, name)) for name in model_settings(self.task)}
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings that config.json keeps."""
-        return {name: value for name, value in asdict(self).items() if name not in ABOUT_THE_FOLDER}
+        """The settings that config.json keeps: those of the task."""
+        left_out = {name for name in asdict(self) if is_foreign(name, self.task)} | {*ABOUT_THE_FOLDER}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
-MODEL_SETTINGS = [setting.name for setting in fields(Settings) if setting.name in family.ARGUMENTS]
+def model_settings(task: str) -> list[str]:
+    """The settings that are arguments of a task's model."""
+    return [setting.name for setting in fields(Settings) if setting.name in TASKS[task].arguments]
 
 
 def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None) -> Settings:
@@ -177,17 +198,28 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, 
     Raises:
         RequestError: a value is out of its bounds, or two values exclude each other.
     """
-    given = as_given(given)
-    if "source" in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
-        raise RequestError(
-            f"--source is your own text, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
-        )
-    own_text: dict[str, Any] = {"dataset": None} if "source" in given else {}
-    preset, inherited = PRESETS[given.get("preset", DEFAULT_PRESET)], inherited or {}
-    below = {**inherited, **preset} if "preset" in given else {**preset, **inherited}
+    given, inherited = as_given(given), inherited or {}
+    task = given.get("task", inherited.get("task", DEFAULT_TASK))
+    _check_flags(given, task)
+    own_text: dict[str, Any] = {"dataset": None} if {"source", "text"} & given.keys() else {}
+    usual = {**PRESETS[given.get("preset", DEFAULT_PRESET)], **TASKS[task].defaults}
+    below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
     check(settings)
     return settings
+
+
+def _check_flags(given: dict[str, Any], task: str) -> None:
+    """Raises RequestError for a flag of another task, or flags of which one makes the other senseless."""
+    if foreign := [name for name in given if is_foreign(name, task)]:
+        raise RequestError(
+            f"{flag_of(foreign[0])} belongs to --task {' or '.join(tasks_of(foreign[0]))}; received --task {task}"
+        )
+    for own in ("source", "text"):
+        if own in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
+            raise RequestError(
+                f"--{own} is your own text, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
+            )
 
 
 def check(settings: Settings) -> None:
@@ -197,7 +229,8 @@ def check(settings: Settings) -> None:
         if value is not None and valid is not None and not valid(value):
             raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
     with _told_as_flags():
-        family.complete({**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size})
+        arguments = {**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size}
+        family.complete(arguments, TASKS[settings.task].kind)
     _check_together(settings)
 
 
@@ -206,9 +239,13 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--source and --target go together; received only one of them")
     if settings.source is None and (settings.valid_source or settings.valid_target):
         raise RequestError("--valid-source and --valid-target need --source and --target; received none")
+    if settings.valid_text and settings.text is None:
+        raise RequestError("--valid-text needs --text; received none")
+    if settings.vocabulary_type == "char" and settings.task == "translation":
+        raise RequestError("--vocabulary-type char is for language models; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
-    if settings.patience and not settings.bleu_sentences:
+    if settings.task == "translation" and settings.patience and not settings.bleu_sentences:
         raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
 
 
@@ -273,13 +310,13 @@ def as_given(given: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(name: str, value: Any) -> Any:
     """The value of a setting; for a part its configuration."""
-    slot = family.ARGUMENTS[name].slot
+    slot = MODEL_ARGUMENTS[name].slot
     return family.parse(value, slot, name) if slot and isinstance(value, str) else value
 
 
 def spelled(name: str, value: Any) -> Any:
     """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
-    slot = family.ARGUMENTS[name].slot
+    slot = MODEL_ARGUMENTS[name].slot
     return family.spelled(value, slot) if slot and value is not None else value
 
 

@@ -27,7 +27,7 @@ from keras_transformer.training.replicas import Adam
 
 pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
-PROGRESS = {"step": 7, "best_bleu": 12.5}
+PROGRESS = {"step": 7, "best_score": 12.5}
 INPUTS = {"source_ids": np.array([[5, 6, 3], [7, 3, 0]]), "target_ids": np.array([[2, 8], [2, 9]])}
 LABELS = np.array([[8, 3], [9, 3]])
 
@@ -394,7 +394,7 @@ def test_an_array_that_is_too_large_is_refused_before_it_is_read(folder, model, 
         json.dumps({"step": 7}).encode(),
         json.dumps({**PROGRESS, "step": "7"}).encode(),
         json.dumps({**PROGRESS, "step": True}).encode(),
-        json.dumps({**PROGRESS, "best_bleu": None}).encode(),
+        json.dumps({**PROGRESS, "best_score": None}).encode(),
         json.dumps(PROGRESS).encode() + b" " * 200_000,
     ],
     ids=lambda progress: progress[:40].decode(errors="replace"),
@@ -405,6 +405,12 @@ def test_a_progress_that_is_none_is_damage(folder, model, two, capsys, progress)
     assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
     assert_equal(two, arrays(model))
     assert capsys.readouterr().err.startswith(f"warning: {path}")
+
+
+def test_a_progress_of_version_0_1_has_another_name_for_the_score(folder, model):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(7, model, {"step": 7, "best_bleu": 12.5})
+    assert checkpoints.restore(model, PROGRESS) == PROGRESS
 
 
 def test_a_progress_of_objects_is_damage(folder, model, two):

@@ -257,6 +257,10 @@ def test_fine_tuning_begins_with_the_weights_of_that_run(begin, built_run, tiny_
 
 # What only a whole run shows: flag, and the test that sees it.
 ELSEWHERE = {
+    "task": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
+    "text": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
+    "context_length": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
+    "valid_text": "training/test_language_modelling.py::test_own_validation_text",
     "init_from": "training/test_flags.py::test_fine_tuning_begins_with_the_weights_of_that_run",
     "dataset": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
     "data_dir": "training/test_flags.py::test_a_named_corpus_and_where_it_is",

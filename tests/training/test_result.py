@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.bleu import bleu
-from keras_transformer.training import result
+from keras_transformer.training import checkpoints, result
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.tasks import TASKS
 
 REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
@@ -32,20 +33,25 @@ class Translator:
 def write(monkeypatch):
     """`write(settings, progress)` ends a run and returns the weights that were written, and what is said of them."""
     written: list[tuple] = []
-    monkeypatch.setattr(result, "Translator", Translator)
+    monkeypatch.setattr("keras_transformer.decoding.translator.Translator", Translator)
     monkeypatch.setattr(result, "make_model", lambda config: SimpleNamespace(weights=None))
     monkeypatch.setattr(result, "set_weights", lambda model, weights: setattr(model, "weights", weights))
     monkeypatch.setattr(result, "present_weights", lambda model: "the moving average")
     monkeypatch.setattr(result, "write_model", lambda folder, config, model, origin: written.append((model, origin)))
 
     def write(settings: Settings, progress: Progress) -> tuple[Any, dict[str, Any]]:
-        checkpoints = SimpleNamespace(to_average=lambda end: [end], mean=lambda steps, model: f"the mean of {steps}")
+        kept = SimpleNamespace(to_average=lambda end: [end], mean=lambda steps, model: f"the mean of {steps}")
         text = SimpleNamespace(
             tokenizers=(None, None),
             bleu_sentences=lambda count: (["source"] * min(count, 2), REFERENCES[:count]),
         )
-        run = SimpleNamespace(settings=settings, folder=SimpleNamespace(model="model.keras"), config={"model": {}})
-        result.write_result(run, text, None, progress, checkpoints)  # type: ignore[arg-type]
+        run = SimpleNamespace(
+            settings=settings,
+            folder=SimpleNamespace(model="model.keras"),
+            config={"model": {}},
+            task=TASKS["translation"],
+        )
+        result.write_result(run, text, None, progress, kept)  # type: ignore[arg-type]
         model, origin = written[-1]
         return model.weights, origin
 
@@ -85,6 +91,6 @@ def test_the_present_weights_are_the_moving_average_where_there_is_one():
 
     averages = {"_model_variables_moving_average": [np.array([2.0])]}
     plain, averaging = SimpleNamespace(use_ema=False), SimpleNamespace(use_ema=True, **averages)
-    assert result.present_weights(model_of(plain)) == [1.0]
-    assert result.present_weights(model_of(averaging)) == [2.0]
-    assert result.present_weights(model_of(SimpleNamespace(inner_optimizer=averaging))) == [2.0], "in float16"
+    assert checkpoints.present_weights(model_of(plain)) == [1.0]
+    assert checkpoints.present_weights(model_of(averaging)) == [2.0]
+    assert checkpoints.present_weights(model_of(SimpleNamespace(inner_optimizer=averaging))) == [2.0], "in float16"

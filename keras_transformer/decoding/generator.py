@@ -1,0 +1,209 @@
+"""From a prompt to a text: a language model, its vocabulary, search and sampling; and the probability of a text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
+from keras_transformer.decoding.options import SearchOptions, require_whole
+from keras_transformer.decoding.results import Score
+from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from keras_transformer.text.windows import WindowPlan
+
+STREAMED_TOKENS = 32  # between two pieces of a stream
+SCORED_TOKENS = 8_192  # at once
+
+
+class Continuation(NamedTuple):
+    """What a model adds to a prompt."""
+
+    text: str
+    ids: tuple[int, ...]  # of its pieces; the last is the end id if the model ended the text
+
+
+@dataclass
+class _Row:
+    """A text that grows."""
+
+    ids: Ids  # of the prompt and what was added
+    num_added: int = 0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    @property
+    def added(self) -> Ids:
+        return self.ids[len(self.ids) - self.num_added :]
+
+    def is_done(self, max_tokens: int) -> bool:
+        return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
+
+
+class Generator:
+    """Continues and scores text with one language model.
+
+    Args:
+        model: the model.
+        tokenizer: its vocabulary.
+
+    Example:
+
+    >>> generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
+    >>> [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
+    >>> print(continuation.text)
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer):
+        self.model = model
+        self.tokenizer = tokenizer
+        self._computations = CompiledComputations(model)
+        # Where the context is full, the text goes on from its last half.
+        self._kept = model.context_length // 2
+
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<Generator: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
+            f"vocabulary {model.vocabulary_size:,}, contexts of up to {model.context_length} tokens>"
+        )
+
+    def generate(
+        self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None
+    ) -> list[list[Continuation]]:
+        """Continues each prompt.
+
+        Where the context is full, the text goes on from the last half of the context. Of a prompt that does not fit in
+        the context, only as much counts; a warning counts such prompts.
+
+        Args:
+            prompts: texts; an empty one lets the model begin.
+            max_tokens: the most tokens to add.
+            options: by default sampling. A search with several beams takes place in one context.
+
+        Returns:
+            For each prompt `options.n_best` continuations.
+
+        Raises:
+            RequestError: an option is out of its range, or a search with several beams does not fit in the context.
+        """
+        options = options or SearchOptions(sampling=True)
+        begun = self._begun(prompts, max_tokens, options)
+        if options.num_beams > 1 and not options.sampling:
+            return [self._searched(ids, max_tokens, options) for ids in begun]
+        rows = [
+            _Row(list(ids), random=np.random.default_rng([options.seed, number, copy]))
+            for number, ids in enumerate(begun)
+            for copy in range(options.n_best)
+        ]
+        while growing := [row for row in rows if not row.is_done(max_tokens)]:
+            for first in range(0, len(growing), options.batch_size):
+                self._grow(growing[first : first + options.batch_size], max_tokens, options)
+        found = iter(rows)
+        return [[self._continuation(next(found).added) for _ in range(options.n_best)] for _ in begun]
+
+    def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
+        """Continues one prompt, and yields the text piece by piece while it grows; see `generate`."""
+        options = options or SearchOptions(sampling=True)
+        (ids,) = self._begun([prompt], max_tokens, options)
+        row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
+        while not row.is_done(max_tokens):
+            self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
+            text = self.tokenizer.decode_text(row.added)
+            yield text[len(told) :]
+            told = text
+
+    def score(self, text: str) -> Score:
+        """log P of a text, in windows of the context's length, each as if the text began there."""
+        return self.score_ids(np.array(self.tokenizer.encode_text(text), "int32"))
+
+    def score_ids(self, ids: np.ndarray) -> Score:
+        """`score` of a text (N,) in ids.
+
+        Raises:
+            RequestError: the text is empty.
+        """
+        length = self.model.context_length
+        plan = WindowPlan(ids, length, max(length, SCORED_TOKENS), shuffle=False)
+        log_prob = 0.0
+        for _, batch in islice(plan.iterate(), plan.num_batches(0)):
+            (log_probs,) = self._computations.run(TextLogProbs(), batch.inputs["ids"], batch.labels)
+            log_prob += float(log_probs.astype("float64").sum())
+        return Score(log_prob, len(ids))
+
+    def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
+        """The ids of the prompts, cut where they are too long."""
+        require_whole("max_tokens", max_tokens, 1)
+        if options.num_beams == 1 and not options.sampling and options.n_best > 1:
+            raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
+        begun = [self.tokenizer.encode_text(prompt) for prompt in prompts]
+        if cut := sum(len(ids) >= self.model.context_length for ids in begun):
+            warn(
+                f"{cut} prompt(s) longer than the context, {self.model.context_length} tokens: only the last "
+                f"{self._kept} count"
+            )
+        return [ids[-self._kept :] if len(ids) >= self.model.context_length else ids for ids in begun]
+
+    def _context(self, ids: Ids) -> Ids:
+        """What the model sees of a text that goes on. It depends on the text's length alone."""
+        length = self.model.context_length
+        step = length - self._kept
+        return ids[step * max(0, (len(ids) - length) // step + 1) :]
+
+    def _grow(self, rows: Sequence[_Row], max_tokens: int, options: SearchOptions) -> None:
+        """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
+        contexts = [self._context(row.ids) for row in rows]
+        most = self.model.context_length
+        limits = np.array(
+            [min(most, len(ids) + max_tokens - row.num_added) for ids, row in zip(contexts, rows, strict=True)], "int32"
+        )
+        uniforms = np.zeros((len(rows), 1, int(limits.max())), "float32")
+        for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
+            numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
+        for row, ids, found in zip(rows, contexts, self._run(contexts, limits, options, uniforms), strict=True):
+            added = [int(id) for id in found[0, len(ids) :] if id != PAD]
+            row.ids.extend(added)
+            row.num_added += len(added)
+
+    def _searched(self, ids: Ids, max_tokens: int, options: SearchOptions) -> list[Continuation]:
+        limit = len(ids) + max_tokens
+        if limit > self.model.context_length:
+            raise RequestError(
+                f"a search with several beams takes place in one context, {self.model.context_length} tokens; the "
+                f"prompt has {len(ids)}, and {max_tokens} are asked for: ask for fewer, or for one beam, or draw"
+            )
+        (found,) = self._run([ids], np.array([limit], "int32"), options)
+        return [self._continuation([int(id) for id in row[len(ids) :] if id != PAD]) for row in found]
+
+    def _run(
+        self, contexts: list[Ids], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
+    ) -> np.ndarray:
+        """ids (B, K, L) of what begins with the contexts; sampling takes random numbers."""
+        prefix_ids = padded(contexts, int(limits.max()))
+        if options.sampling:
+            sampling = Sampling(1, options.temperature, options.top_k, options.top_p)
+            return self._computations.run(sampling, prefix_ids, limits, prefix_ids, *uniforms)[0]
+        search = Search(options.num_beams, options.length_penalty, options.n_best)
+        return self._computations.run(search, prefix_ids, limits, prefix_ids)[0]
+
+    def _continuation(self, added: Ids) -> Continuation:
+        return Continuation(self.tokenizer.decode_text(added), tuple(added))
+
+
+def load_generator(run: str | os.PathLike[str]) -> Generator:
+    """The generator of a run folder of a language model. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    model = load_model(folder, "language-model")
+    return Generator(model, read_tokenizers(folder, None, model.vocabulary_size)[1])

@@ -1,0 +1,86 @@
+"""The task of training a translator: parallel text, smoothed cross entropy, BLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from keras_transformer.bleu import bleu
+from keras_transformer.models import make_model
+from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus
+from keras_transformer.training.preparation import Text, prepare_text
+from keras_transformer.training.request import Run
+from keras_transformer.training.settings import Settings
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_transformer.models.transformer import Transformer
+    from keras_transformer.training.callbacks import Progress
+
+SCORE = "BLEU"
+prepare = prepare_text
+
+
+def corpus(settings: Settings) -> Corpus[Pair]:
+    """The user's own parallel text, or a named corpus.
+
+    Raises:
+        RequestError: see `corpus_from_files` and `load_corpus`.
+    """
+    if settings.source is not None and settings.target is not None:
+        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+    return load_corpus(settings.name, settings.data_dir)
+
+
+def loss(settings: Settings) -> keras.losses.Loss:
+    """Cross entropy with label smoothing (paper, 5.4)."""
+    from keras_transformer.training.losses import SmoothedCrossEntropy
+
+    return SmoothedCrossEntropy(settings.label_smoothing)
+
+
+def metrics() -> list[keras.metrics.Metric]:
+    """Accuracy and perplexity, of tokens."""
+    from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+
+    return [TokenAccuracy(), Perplexity()]
+
+
+def validation(
+    run: Run, data: Text, model: Transformer, progress: Progress, show: Callable[[int, str], None] | None
+) -> list[keras.callbacks.Callback]:
+    """BLEU of greedy translations, samples of them, and early stopping."""
+    from keras_transformer.training.callbacks import Bleu
+
+    settings = run.settings
+    if not settings.bleu_sentences or not (run.is_chief or settings.patience):
+        return []
+    sources, references = data.bleu_sentences(settings.bleu_sentences)
+    return [Bleu(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]
+
+
+def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
+    """BLEU of the model that the run ends with, counted as while training."""
+    from keras_transformer.decoding.translator import Translator
+
+    if not run.settings.bleu_sentences:
+        return {}
+    sources, references = data.bleu_sentences(run.settings.bleu_sentences)
+    return {"val_bleu": bleu(Translator(model, *data.tokenizers).translate(sources, num_beams=1), references)}
+
+
+def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
+    """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
+    outside of any strategy."""
+    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.training.checkpoints import present_weights, set_weights
+
+    twin = make_model(run.config["model"])
+    translator = Translator(twin, *data.tokenizers)
+
+    def translate(lines: Sequence[str]) -> list[str]:
+        set_weights(twin, present_weights(model))
+        return translator.translate(lines, num_beams=1)
+
+    return translate

@@ -1,0 +1,137 @@
+"""Continuing and scoring text with a language model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.errors import RequestError
+from keras_transformer.models import LanguageModel
+from keras_transformer.text.tokenizer import END, START, Tokenizer
+from tests.layer_check import randomize
+
+TEXT = "the cat sat on the mat\n\n  a dog ran along the long beach\n" * 4
+CONTEXT = 16
+DRAW = SearchOptions(sampling=True, seed=5)
+GREEDY = SearchOptions(num_beams=1)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    tokenizer = Tokenizer.train(TEXT.split("\n"), 60, "char", keeps_text=True)
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}
+    model = LanguageModel(tokenizer.vocabulary_size, CONTEXT, **sizes, residual="pre_norm")
+    randomize(model)
+    return Generator(model, tokenizer)
+
+
+def texts(found):
+    return [[continuation.text for continuation in some] for some in found]
+
+
+def log_probs(generator, ids):
+    """log P of the token that follows ids, by NumPy from the model's logits."""
+    logits = ops.convert_to_numpy(generator.model({"ids": np.array([[START, *ids]])}))[0, -1].astype("float64")
+    return logits - np.log(np.exp(logits).sum())
+
+
+def test_greedy_search_takes_the_likeliest_token_again_and_again(generator):
+    ((continuation,),) = generator.generate(["the"], 40, GREEDY)
+    ids = generator.tokenizer.encode_text("the")
+    for added in continuation.ids:
+        if len(ids) == CONTEXT:  # it is full: its last half goes on
+            ids = ids[CONTEXT // 2 :]
+        following = log_probs(generator, ids)
+        allowed = [END, *range(4, len(following))]
+        assert added == max(allowed, key=lambda id: following[id])
+        ids = [*ids, added]
+    assert len(continuation.ids) == 40 or continuation.ids[-1] == END
+
+
+def test_the_context_goes_on_from_its_last_half_only_when_it_is_full(generator):
+    """Within one context, all tokens before count."""
+    ((continuation,),) = generator.generate(["the cat"], CONTEXT - 7, GREEDY)
+    ids = generator.tokenizer.encode_text("the cat")
+    for added in continuation.ids:
+        following = log_probs(generator, ids)
+        assert following[added] == max(following[id] for id in (END, *range(4, len(following))))
+        ids = [*ids, added]
+
+
+def test_a_draw_depends_on_its_seed_and_place_alone(generator):
+    prompts = ["the", "a dog", "", "on"]
+    several = texts(generator.generate(prompts, 30, SearchOptions(sampling=True, seed=5, n_best=2)))
+    assert several == texts(
+        generator.generate(prompts, 30, SearchOptions(sampling=True, seed=5, n_best=2, batch_size=3))
+    )
+    assert [some[0] for some in several] == [some[0] for some in texts(generator.generate(prompts, 30, DRAW))]
+    assert all(one != other for one, other in several)
+    assert several != texts(generator.generate(prompts, 30, SearchOptions(sampling=True, seed=6, n_best=2)))
+
+
+def test_draws_follow_the_models_probabilities(generator):
+    options = SearchOptions(sampling=True, n_best=4_000, batch_size=4_000)
+    (found,) = generator.generate(["the"], 1, options)
+    probs = np.exp(log_probs(generator, generator.tokenizer.encode_text("the")))
+    probs[[0, 1, START]] = 0
+    counts = np.bincount([continuation.ids[0] for continuation in found], minlength=len(probs))
+    np.testing.assert_allclose(counts / 4_000, probs / probs.sum(), atol=0.03)
+
+
+def test_a_stream_is_the_text_in_pieces(generator, monkeypatch):
+    monkeypatch.setattr("keras_transformer.decoding.generator.STREAMED_TOKENS", 5)
+    for options in (DRAW, GREEDY, SearchOptions(sampling=True, seed=8)):
+        ((expected,),) = generator.generate(["the"], 40, options)
+        pieces = list(generator.stream("the", 40, options))
+        assert "".join(pieces) == expected.text and len(pieces) >= -(-len(expected.ids) // 5)
+
+
+def test_beams_are_never_less_likely_than_greedy_search(generator):
+    (found,) = generator.generate(["the"], 8, SearchOptions(num_beams=4, n_best=4, length_penalty=0.0))
+    ((greedy,),) = generator.generate(["the"], 8, GREEDY)
+
+    def log_prob(continuation):
+        ids, total = generator.tokenizer.encode_text("the"), 0.0
+        for added in continuation.ids:
+            total += log_probs(generator, ids)[added]
+            ids = [*ids, added]
+        return total
+
+    likelihoods = [log_prob(continuation) for continuation in found]
+    assert likelihoods == sorted(likelihoods, reverse=True) and len(set(texts([found])[0])) == 4
+    assert likelihoods[0] >= log_prob(greedy) - 1e-5
+
+
+def test_the_score_is_the_sum_over_windows(generator):
+    ids = generator.tokenizer.encode_text(TEXT)
+    expected = 0.0
+    for first in range(0, len(ids), CONTEXT):
+        window = ids[first : first + CONTEXT]
+        expected += sum(log_probs(generator, window[:place])[id] for place, id in enumerate(window))
+    score = generator.score(TEXT)
+    assert score.num_tokens == len(ids) and score.log_prob == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_prompt_that_is_too_long_is_cut_with_a_warning(generator, capsys):
+    long = "the cat sat on the mat"
+    found = texts(generator.generate([long, "a", long], 6, GREEDY))
+    assert capsys.readouterr().err == (
+        "warning: 2 prompt(s) longer than the context, 16 tokens: only the last 8 count\n"
+    )
+    assert found[0] == found[2] == texts(generator.generate([long[-8:]], 6, GREEDY))[0]
+    assert capsys.readouterr().err == ""
+
+
+def test_wrong_requests_are_refused(generator):
+    refused = [
+        (0, DRAW, "max_tokens must be a whole number from 1; received: 0"),
+        (14, SearchOptions(num_beams=2), "16 tokens; the prompt has 3, and 14 are asked for: ask for fewer"),
+    ]
+    for max_tokens, options, message in refused:
+        with pytest.raises(RequestError, match=message):
+            generator.generate(["the"], max_tokens, options)
+    with pytest.raises(RequestError, match="a text of at least 1 tokens"):
+        generator.score("")

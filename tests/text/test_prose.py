@@ -1,0 +1,136 @@
+"""Text of one language, its vocabulary, and its windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.feeding import Place
+from keras_transformer.text.prose import named_text, num_training_lines, text_from_file
+from keras_transformer.text.tokenizer import PAD, START, Tokenizer
+from keras_transformer.text.windows import WindowPlan, tokenized_text
+
+TEXT = "def f(x):\n    return  x + 1\n\n\tä   <x/> a sea of text \n" * 3
+TEXT += "".join(f"  value_{n} = other(word{n * 37 % 100})  # {n * n}\n" for n in range(80))
+
+
+@pytest.fixture(scope="module", params=["char", "unigram", "bpe"])
+def tokenizer(request):
+    return Tokenizer.train(TEXT.split("\n"), 70, request.param, keeps_text=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(alphabet="def f(x):return+1\n\tä<>/s ", max_size=30))
+def test_text_comes_back_as_it_was(tokenizer, text):
+    ids = tokenizer.encode_text(text)
+    assert tokenizer.decode_text(ids) == text and not {PAD, START} & set(ids)
+    assert tokenizer.decode_text([START, *ids, PAD]) == text
+
+
+def test_what_text_cannot_hold_is_replaced(tokenizer):
+    assert tokenizer.decode_text(tokenizer.encode_text("f\0f")) == "f f"
+    assert tokenizer.encode_text("f\ud800f") == tokenizer.encode_text("f\ufffdf")
+
+
+def test_a_vocabulary_of_characters_has_one_for_each(tokenizer):
+    assert tokenizer.has_line_breaks
+    if tokenizer.model_type == "char":
+        assert len(tokenizer.encode_text(TEXT)) == len(TEXT)
+        assert tokenizer.vocabulary_size == len(set(TEXT)) + 4
+
+
+def test_a_vocabulary_for_translation_has_no_line_breaks():
+    assert not Tokenizer.train(TEXT.split("\n"), 60).has_line_breaks
+
+
+def test_a_tenth_of_the_characters_is_held_out(tmp_path):
+    lines = [f"line {number} " + "x" * (number % 7) for number in range(200)]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    corpus = text_from_file(tmp_path / "text")
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert train + valid == lines and train == list(corpus.train())
+    share = sum(map(len, valid)) / sum(map(len, lines))
+    assert 0.1 <= share < 0.12
+    own = text_from_file(tmp_path / "text", tmp_path / "text")
+    assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([10] * 10, 9), ([1], 0), ([95, 5], 0), ([5, 95], 1), ([], 0)])
+def test_how_many_lines_are_trained_on(sizes, count):
+    assert num_training_lines(sizes) == count
+
+
+def test_texts_that_cannot_be_read_are_refused(tmp_path):
+    for content, message in ((b"", "is empty; expected text"), (b"\n\n", "is empty"), (b"one line\n", "too few lines")):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(RequestError, match=message):
+            text_from_file(tmp_path / "text")
+    with pytest.raises(RequestError, match="no such file"):
+        text_from_file(tmp_path / "missing")
+    with pytest.raises(RequestError, match="a text is one of pydoc-topics, or your own with --text"):
+        named_text("numbers:en-de")
+
+
+def test_the_named_text_is_that_of_python():
+    corpus = named_text("pydoc-topics")
+    lines = [*corpus.train(), *corpus.valid()]
+    assert len("\n".join(lines)) > 300_000 and any("with" in line for line in lines)
+    assert corpus.identity == named_text("pydoc-topics").identity
+
+
+def test_a_text_is_tokenised_once(tmp_path, tokenizer):
+    lines = TEXT.split("\n")[:-1]
+    ids = tokenized_text(tmp_path / "text.ids", lines, tokenizer)
+    assert ids.dtype == "uint16" and tokenizer.decode_text(ids) == TEXT
+    again = tokenized_text(tmp_path / "text.ids", iter(()), tokenizer)
+    np.testing.assert_array_equal(again, ids)
+
+
+WINDOW_PLANS = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 3), st.booleans())
+
+
+@settings(max_examples=200, deadline=None)
+@given(plan=WINDOW_PLANS, epoch=st.integers(0, 3))
+def test_windows_hold_the_text_in_order(plan, epoch):
+    num_tokens, width, num_replicas, shuffle = plan
+    ids = np.arange(4, 4 + num_tokens)
+    if shuffle and num_tokens < width:
+        with pytest.raises(RequestError, match=f"a text of at least {width} tokens, the context's length"):
+            WindowPlan(ids, width, 100)
+        return
+    planned = WindowPlan(ids, width, 4 * width, 1, num_replicas, shuffle=shuffle)
+    seen: list[int] = []
+    for number in range(planned.num_batches(epoch)):
+        batch = planned.batch(Place(epoch, number))
+        inputs, real = batch.inputs["ids"], batch.labels != PAD
+        assert len(inputs) % num_replicas == 0 and inputs.shape[1] == width and len(inputs) * width <= 4 * width
+        assert np.isclose(batch.weights.sum(), 1) and ((batch.weights > 0) == real).all()
+        assert planned.num_tokens(Place(epoch, number)) == real.sum()
+        for row, labels in zip(inputs, batch.labels, strict=True):
+            length = np.count_nonzero(labels)
+            assert (row[0] == START and (row[1:length] == labels[: length - 1]).all()) if length else not row.any()
+        windows = [labels[labels != PAD] for labels in batch.labels if labels.any()]
+        assert all((np.diff(window) == 1).all() for window in windows)
+        seen += [int(id) for window in windows for id in window]
+    assert len(seen) == len(set(seen)) and set(seen) <= set(ids.tolist())
+    assert len(seen) > num_tokens - 2 * width if shuffle else seen == ids.tolist()
+
+
+def test_epochs_differ_and_are_the_same_in_every_process():
+    ids = np.arange(7, 107)
+
+    def starts(seed, epoch):
+        plan = WindowPlan(ids, 7, 70, seed)
+        return [row[0] for n in range(plan.num_batches(epoch)) for row in plan.batch(Place(epoch, n)).labels]
+
+    assert starts(1, 0) == starts(1, 0)
+    assert starts(1, 0) != starts(1, 1) and starts(1, 0) != starts(2, 0)
+    assert len({starts(1, epoch)[0] % 7 for epoch in range(5)}) > 1, "another place to begin"
+
+
+def test_a_budget_that_holds_no_window_is_refused():
+    with pytest.raises(RequestError, match="a window of 8 tokens on each of 2 replicas and micro-batches: at least 16"):
+        WindowPlan(np.arange(100), 8, 15, num_replicas=2)
