@@ -35,14 +35,11 @@ def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     """
     # Keras draws seeds and writes weights in this order.
     layers = _embeddings(config, dtype)
-    layers["positions"] = _positions(config, dtype, longest(config["max_source_length"]))
-    layers["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
+    layers |= _positions_and_dropout(config, dtype, longest(config["max_source_length"]))
     layers |= _stacks(config, dtype)
     for name in ("source_norm", "target_norm"):
-        layers[name] = make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
-    if not config["tied_output"]:
-        layers["output_embedding"] = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])
-    return layers
+        layers[name] = _embedding_norm(config, dtype)
+    return layers | _own_output(config, dtype)
 
 
 def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: bool) -> dict[str, Any]:
@@ -53,17 +50,13 @@ def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: boo
         dtype: the layers' type or policy.
         is_decoder: whether no position sees a later one.
     """
-    has_bias = config["output_bias"] and config["tied_output"]
-    embedding = _embedding(config["vocabulary_size"], config, dtype, has_bias)
+    embedding = _tied_embedding(config, dtype)
     layers: dict[str, Any] = {"embedding": embedding, "output_embedding": embedding}
-    layers["positions"] = _positions(config, dtype, config["context_length"])
-    layers["embedding_dropout"] = keras.layers.Dropout(config["dropout"], dtype=dtype)
+    layers |= _positions_and_dropout(config, dtype, config["context_length"])
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
     layers["stack"] = make_part("stack", config["stack"], dtype, stack)
-    layers["norm"] = make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
-    if not config["tied_output"]:
-        layers["output_embedding"] = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])
-    return layers
+    layers["norm"] = _embedding_norm(config, dtype)
+    return layers | _own_output(config, dtype)
 
 
 def num_parameters_of(layers: dict[str, Any], depths: dict[str, int], hidden_dim: int) -> int:
@@ -84,25 +77,44 @@ def num_parameters_of(layers: dict[str, Any], depths: dict[str, int], hidden_dim
 
 def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     """The embeddings of target, source and output, which share one matrix unless the configuration separates them."""
-    target = _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
+    target = _tied_embedding(config, dtype)
     embeddings = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
     if config["source_vocabulary_size"] is not None:
         embeddings["source_embedding"] = _embedding(config["source_vocabulary_size"], config, dtype)
     return embeddings
 
 
+def _tied_embedding(config: dict[str, Any], dtype: Any) -> TokenEmbedding:
+    """The embedding whose matrix is that of the output too, unless the output has its own."""
+    return _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
+
+
+def _own_output(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The output's own matrix, if it has one."""
+    if config["tied_output"]:
+        return {}
+    return {"output_embedding": _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])}
+
+
+def _embedding_norm(config: dict[str, Any], dtype: Any) -> Any:
+    return make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
+
+
 def _embedding(size: int, config: dict[str, Any], dtype: Any, output_bias: bool = False) -> TokenEmbedding:
     return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
 
 
-def _positions(config: dict[str, Any], dtype: Any, max_length: int) -> Any:
+def _positions_and_dropout(config: dict[str, Any], dtype: Any, max_length: int) -> dict[str, Any]:
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
         "key_dim": family.key_dim(config),
         "max_length": max_length,
     }
-    return make_part("positions", config["positions"], dtype, sizes)
+    return {
+        "positions": make_part("positions", config["positions"], dtype, sizes),
+        "embedding_dropout": keras.layers.Dropout(config["dropout"], dtype=dtype),
+    }
 
 
 def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
