@@ -20,17 +20,22 @@ from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.classifier import Classifier as Classifier
+    from keras_transformer.decoding.classifier import load_classifier as load_classifier
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
+    from keras_transformer.models.encoder import Encoder as Encoder
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
 
 _HOMES = {
+    "Classifier": "keras_transformer.decoding.classifier",
+    "Encoder": "keras_transformer.models.encoder",
     "Generator": "keras_transformer.decoding.generator",
     "LanguageModel": "keras_transformer.models.language_model",
     "Tokenizer": "keras_transformer.text.tokenizer",
@@ -40,6 +45,7 @@ _HOMES = {
     "import_huggingface": "keras_transformer.importing.huggingface",
     "layers": "keras_transformer.layers",
     "load": "keras_transformer.decoding.translator",
+    "load_classifier": "keras_transformer.decoding.classifier",
     "load_generator": "keras_transformer.decoding.generator",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
@@ -49,8 +55,8 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Generator", "LanguageModel", "Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface",
-    "load", "load_generator",
+    "Classifier", "Encoder", "Generator", "LanguageModel", "Tokenizer", "Transformer", "Translator",
+    "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import evaluate, generate, importing, runs, translate
+from keras_transformer.commands import classify, evaluate, generate, importing, runs, translate
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -57,6 +57,12 @@ COMMANDS = {
         takes=RUN_OR_EXPORT,
     ),
     "generate": Command(generate.generate, "continue prompts with a language model", generate.add_options),
+    "classify": Command(
+        classify.classify, "tell the label of each line of standard input", classify.add_classify_options
+    ),
+    "embed": Command(
+        classify.embed, "write a vector for each line of standard input", classify.add_embed_options
+    ),
     "score": Command(
         evaluate.score, "log P and perplexity of given translations, or of a text", evaluate.add_score_options,
         takes=RUN_OR_EXPORT,

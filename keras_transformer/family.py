@@ -99,6 +99,10 @@ class Kind(NamedTuple):
 KINDS = {
     "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
     "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK),
+    "encoder": Kind(
+        "keras_transformer.models.encoder:Encoder",
+        {**ONE_STACK, "num_labels": Option(None, "labels of a text", least=2, most=1_000_000, is_optional=True)},
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
 from keras_transformer.version import __version__
 
-CONFIG_KEYS = {"format", "model", "search", "settings", "corpus", "versions", "weights", "parameters"}
+CONFIG_KEYS = {"format", "model", "labels", "search", "settings", "corpus", "versions", "weights", "parameters"}
 FORMAT = 2  # version 0.1 wrote format 1, which is read too
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -94,8 +94,16 @@ def _check(config: Any) -> None:
         raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
     if unknown:
         raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
+    _check_labels(config.get("labels", []))
     if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
         raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
+
+
+def _check_labels(labels: Any) -> None:
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError("expected a list of texts under 'labels'")
+    if len(set(labels)) < len(labels):
+        raise ValueError("expected each label once under 'labels'")
 
 
 def _newer_version_message(config: dict[str, Any], unknown: str) -> str:

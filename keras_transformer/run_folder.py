@@ -90,8 +90,10 @@ def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
     """
     config = read_config(run)
     if (received := config["model"]["kind"]) != kind:
-        command = {"translator": "translate", "language-model": "generate"}[received]
-        raise RequestError(f"expected a run of a {kind}; {run.path} holds a {received}, which `{command}` takes")
+        command = {"translator": "translate", "language-model": "generate", "encoder": "classify"}[received]
+        raise RequestError(
+            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{command}` takes"
+        )
     return config
 
 

@@ -14,6 +14,7 @@ from keras import ops
 from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
@@ -99,6 +100,24 @@ class TextLogProbs:
     def run(self, model: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor]:
         """log P (B,) of the labels (B, T) that follow the ids (B, T)."""
         return (log_probs_of(model({"ids": ids}, training=False), labels),)
+
+
+@dataclass(frozen=True)
+class LabelProbs:
+    """The probabilities of labels."""
+
+    def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
+        """(B, C) float32 for texts (B, S)."""
+        return (ops.softmax(ops.cast(model({"ids": ids}, training=False), "float32")),)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The vectors of texts."""
+
+    def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
+        """(B, D) float32 for texts (B, S)."""
+        return (model.embed(ids),)
 
 
 def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from keras_transformer.models.presets import PRESETS as PRESETS
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
+    from keras_transformer.models.encoder import Encoder as Encoder
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
 
-__all__ = ["PRESETS", "LanguageModel", "Transformer", "count_parameters", "make_model", "model_config"]
+__all__ = ["PRESETS", "Encoder", "LanguageModel", "Transformer", "count_parameters", "make_model", "model_config"]
 # Imported when first used: `train.py --help` needs the presets and does not wait for Keras.
 _HOMES = {
+    "Encoder": "keras_transformer.models.encoder",
     "LanguageModel": "keras_transformer.models.language_model",
     "Transformer": "keras_transformer.models.transformer",
 }

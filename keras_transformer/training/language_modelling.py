@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.models import make_model
-from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.prose import named_text, text_from_file
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
-from keras_transformer.training.preparation import Tokenizers, learned, record_vocabularies
+from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
 
@@ -64,7 +63,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Prose:
         RequestError: the text does not support the vocabulary, or is too short.
     """
     settings = run.settings
-    tokenizer = _tokenizer(run)
+    tokenizer = one_tokenizer(run, run.corpus.train, keeps_text=True)
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
     train = tokenized_text(cache / "train.ids", run.corpus.train(), tokenizer)
     valid = tokenized_text(cache / "validation.ids", run.corpus.valid(), tokenizer)
@@ -75,26 +74,6 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Prose:
     plan = WindowPlan(train, length, budget, settings.seed, num_replicas, settings.accumulate)
     held_out = valid[:MAX_VALIDATION_TOKENS]
     return Prose(tokenizer, plan, WindowPlan(held_out, length, budget, num_replicas=num_replicas, shuffle=False))
-
-
-def _tokenizer(run: Run) -> Tokenizer:
-    settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
-    if run.is_resumed and path.is_file():
-        return Tokenizer.load(path)
-    if settings.init_from:
-        tokenizer = Tokenizer.load(RunFolder(settings.init_from).tokenizers(separate=False)[0])
-    elif settings.tokenizer:
-        tokenizer = Tokenizer.load(settings.tokenizer)
-    else:
-        tokenizer = learned(run, run.corpus.train, keeps_text=True)
-    if not tokenizer.has_line_breaks:
-        raise RequestError(
-            f"--tokenizer: expected a vocabulary with a piece for line breaks, as a run of --task language-model has; "
-            f"received {settings.tokenizer}"
-        )
-    if run.is_chief:
-        tokenizer.save(path)
-    return tokenizer
 
 
 def validation(

@@ -94,6 +94,27 @@ def _naming_files(files: str) -> Iterator[None]:
         raise RequestError(f"{files}: {error}") from error
 
 
+def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], keeps_text: bool = False) -> Tokenizer:
+    """The vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
+    settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
+    if run.is_resumed and path.is_file():
+        return Tokenizer.load(path)
+    if settings.init_from:
+        tokenizer = Tokenizer.load(RunFolder(settings.init_from).tokenizers(separate=False)[0])
+    elif settings.tokenizer:
+        tokenizer = Tokenizer.load(settings.tokenizer)
+    else:
+        tokenizer = learned(run, lines, keeps_text)
+    if keeps_text and not tokenizer.has_line_breaks:
+        raise RequestError(
+            f"--tokenizer: expected a vocabulary with a piece for line breaks, as a run of --task language-model has; "
+            f"received {settings.tokenizer}"
+        )
+    if run.is_chief:
+        tokenizer.save(path)
+    return tokenizer
+
+
 def _tokenizers(run: Run) -> Tokenizers:
     settings, folder = run.settings, run.folder
     source_path, target_path = folder.tokenizers(settings.separate_vocabularies)

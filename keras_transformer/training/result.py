@@ -39,5 +39,8 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
         raise JobError(
             f"cannot write {run.folder.model} ({error.strerror or error}); the checkpoints are intact"
         ) from error
-    told = "".join(f" · {name.removeprefix('val_')} {value:.2f}" for name, value in measured.items())
+    digits = {"val_bleu": 2}  # BLEU goes to 100
+    told = "".join(
+        f" · {name.removeprefix('val_')} {value:.{digits.get(name, 4)}f}" for name, value in measured.items()
+    )
     say(f"wrote {run.folder.model}{' · validation' if told else ''}{told}")

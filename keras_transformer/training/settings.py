@@ -77,15 +77,16 @@ class Settings:
     # Text
     dataset: str | None = _flag(
         "numbers:en-de",
-        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for a language model pydoc-topics",
+        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics or "
+        "number-languages",
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
     target: str | None = _flag(None, "the translation of --source, line by line")
     valid_source: str | None = _flag(None, "validation text (default: the last lines of --source, held out)")
     valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
-    text: str | None = _flag(None, "your own text for a language model: UTF-8, plain or .gz")
-    valid_text: str | None = _flag(None, "validation text (default: the last tenth of --text, held out)")
+    text: str | None = _flag(None, "your own text for tasks of one language: UTF-8, plain or .gz")
+    valid_text: str | None = _flag(None, "validation text (default: a tenth of --text, held out)")
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag(
         "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
@@ -242,7 +243,7 @@ def _check_together(settings: Settings) -> None:
     if settings.valid_text and settings.text is None:
         raise RequestError("--valid-text needs --text; received none")
     if settings.vocabulary_type == "char" and settings.task == "translation":
-        raise RequestError("--vocabulary-type char is for language models; received --task translation")
+        raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
     if settings.task == "translation" and settings.patience and not settings.bleu_sentences:

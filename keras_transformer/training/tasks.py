@@ -107,6 +107,13 @@ TASKS = {
         frozenset({"text", "valid_text", "context_length"}),
         {"dataset": "pydoc-topics", "label_smoothing": 0.0},
     ),
+    "classification": Task(
+        "keras_transformer.training.classification",
+        "encoder",
+        "from lines of a label, a tab and a text",
+        frozenset({"text", "valid_text", "context_length"}),
+        {"dataset": "number-languages", "label_smoothing": 0.0},
+    ),
 }
 DEFAULT_TASK = "translation"
 

@@ -19,10 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = [name for name in VARIANTS if name not in ("pre-norm", "separate vocabularies")]
 ELSEWHERE += combinations.COMBINATIONS  # and each part of the family
 LOSSES = [f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")]
-LANGUAGE_MODEL = "models/test_language_model.py"
+OF_ONE_STACK = ["models/test_language_model.py", "models/test_encoder.py"]
 # JAX compiles each operation alone, which takes long: some tests of many.
 ON_JAX = [
-    f"{LANGUAGE_MODEL}::{name}" for name in ("test_steps_equal_the_full_pass[default]", "test_it_learns_to_repeat")
+    f"{OF_ONE_STACK[0]}::test_steps_equal_the_full_pass[default]",
+    f"{OF_ONE_STACK[0]}::test_it_learns_to_repeat",
+    f"{OF_ONE_STACK[1]}::test_it_learns_which_token_a_text_has",
 ]
 
 
@@ -98,7 +100,7 @@ def test_stacks_equal_pytorchs(run_in_backend):
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_and_losses_pass_there_too(backend, run_in_backend):
-    own = ON_JAX if backend == "jax" else [LANGUAGE_MODEL]
+    own = ON_JAX if backend == "jax" else OF_ONE_STACK
     tests = [str(ROOT / "tests" / name) for name in ("layers", *LOSSES, *own)]
     # Whole stacks run on JAX in the models above.
     tests += [f"--ignore={ROOT / 'tests' / 'layers' / 'test_stack.py'}"] if backend == "jax" else []

@@ -95,7 +95,7 @@ def test_a_run_has_what_a_run_has(folder):
     assert [row["step"] for row in rows(folder / "whole")] == ["2", "4"]
     loss = float(rows(folder / "whole")[-1]["val_loss"])
     assert config["weights"]["val_loss"] == pytest.approx(loss, abs=1e-4), "one checkpoint is its own mean"
-    assert f"validation · loss {config['weights']['val_loss']:.2f}" in (folder / "said").read_text()
+    assert f"validation · loss {config['weights']['val_loss']:.4f}" in (folder / "said").read_text()
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder):
@@ -166,7 +166,7 @@ def test_info(folder, run):
 
 def test_other_commands_refuse_it_by_name(folder, run, tmp_path):
     whole = folder / "whole"
-    message = f"expected a run of a translator; {whole} holds a language-model, which `generate` takes"
+    message = f"{whole}: expected a model of the kind translator; received language-model, which `generate` takes"
     (tmp_path / "lines").write_text("ba\n")
     files = ("--source", tmp_path / "lines", "--reference", tmp_path / "lines")
     for words in (("translate", whole), ("evaluate", whole, *files), ("export", whole)):
@@ -179,17 +179,19 @@ def test_a_translator_is_refused_by_name(run, built_run, tmp_path):
     (tmp_path / "text").write_text("ba\n")
     for words in (("generate", built_run), ("score", built_run, "--text", tmp_path / "text")):
         status, _, err = run(*words)
-        assert status == 2 and "expected a run of a language-model" in err and "which `translate` takes" in err
+        assert (
+            status == 2 and "expected a model of the kind language-model; received translator, which `translate`" in err
+        )
 
 
 REFUSED = {
     "--task language-model --source a --target b": "--source belongs to --task translation; received --task language",
-    "--text a": "--text belongs to --task language-model; received --task translation",
+    "--text a": "--text belongs to --task language-model or classification; received --task translation",
     "--task language-model --encoder-layers 2": "--encoder-layers belongs to --task translation",
     "--task language-model --valid-text a": "--valid-text needs --text; received none",
     "--task language-model --text a --dataset pydoc-topics": "--text is your own text, and --dataset belongs to",
     "--task language-model --dataset numbers:en-de": "a text is one of pydoc-topics, or your own with --text",
-    "--vocabulary-type char": "--vocabulary-type char is for language models",
+    "--vocabulary-type char": "--vocabulary-type char is for tasks of one language",
     "--task language-model --context-length 1": "--context-length must be an integer from 2",
     "--task language-model --text text --context-length 9000 --token-budget 9000": "expected a text of at least 9000",
     "--task language-model --text missing": "no such file: missing",

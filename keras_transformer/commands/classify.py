@@ -1,0 +1,70 @@
+"""`classify` and `embed`: labels and vectors of texts, a line for a line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from keras_transformer.commands.translate import TextLines
+from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.files import check_writable, write_whole
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """Prints the label of each line of standard input, a tab, and its probability."""
+    load_tensorflow()
+    from keras_transformer.decoding.classifier import load_classifier
+
+    classifier, lines = load_classifier(arguments.run), standard_input()
+    for label, probability in classifier.stream(lines, arguments.batch_size):
+        sys.stdout.write(f"{label}\t{probability:.4f}\n")
+        sys.stdout.flush()
+    tell_of_invalid(lines)
+
+
+def embed(arguments: argparse.Namespace) -> None:
+    """Writes a vector for each line of standard input, as a NumPy file (N, D) float32."""
+    out = Path(arguments.out)
+    if not out.parent.is_dir() or out.is_dir():
+        raise RequestError(f"expected a file in a folder that is there; received {out}: choose another file with --out")
+    check_writable(out.parent, "choose another file with --out")
+    load_tensorflow()
+    import numpy as np
+
+    from keras_transformer.decoding.classifier import load_classifier
+
+    classifier, lines = load_classifier(arguments.run), standard_input()
+    vectors = classifier.embed(lines, arguments.batch_size)
+    with write_whole(out) as aside, aside.open("wb") as file:
+        np.save(file, vectors, allow_pickle=False)
+    tell_of_invalid(lines)
+    say(f"wrote {out}: {vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers")
+
+
+def standard_input() -> TextLines:
+    """The lines of standard input.
+
+    Raises:
+        RequestError: it is closed.
+    """
+    if sys.stdin is None:
+        raise RequestError("standard input must be open; received one that is closed")
+    return TextLines(sys.stdin.buffer)
+
+
+def tell_of_invalid(lines: TextLines) -> None:
+    """Warns of lines that were not UTF-8."""
+    if lines.num_invalid:
+        warn(f"{lines.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
+
+
+def add_classify_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `classify`."""
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts at once (default: 64)")
+
+
+def add_embed_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `embed`."""
+    add_classify_options(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")

@@ -1,0 +1,101 @@
+"""From text to labels and to vectors: an encoder and its vocabulary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import Embedding, LabelProbs
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.errors import RequestError
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
+from keras_transformer.text.labelled import with_ends
+from keras_transformer.text.tokenizer import Tokenizer
+
+
+class Prediction(NamedTuple):
+    """A label, and the probability that the model gives it."""
+
+    label: str
+    probability: float
+
+
+class Classifier:
+    """Tells labels and vectors of texts with one encoder.
+
+    Args:
+        model: the encoder.
+        tokenizer: its vocabulary.
+        labels: in the order of the model's logits; empty for an encoder without labels.
+
+    Example:
+
+    >>> classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
+    >>> classifier.classify(["siebenundzwanzig"])
+    [Prediction(label='de', probability=0.99...)]
+    """
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str] = ()):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.labels = list(labels)
+        self._computations = CompiledComputations(model)
+
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<Classifier: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
+            f"{len(self.labels)} labels>"
+        )
+
+    def classify(self, lines: Iterable[str], batch_size: int = 64) -> list[Prediction]:
+        """The likeliest label of each text. A text of more pieces than the context is cut."""
+        return list(self.stream(lines, batch_size))
+
+    def stream(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[Prediction]:
+        """`classify`, which yields predictions while lines come.
+
+        Raises:
+            RequestError: the model has no labels.
+        """
+        if not self.labels:
+            raise RequestError("expected a model with labels; this one has none: train with --task classification")
+        for some in _in_batches(lines, batch_size):
+            (probs,) = self._computations.run(LabelProbs(), self._ids(some))
+            for row in probs:
+                yield Prediction(self.labels[int(row.argmax())], float(row.max()))
+
+    def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
+        """A vector for each text, (N, D) float32: the mean of its states."""
+        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in _in_batches(lines, batch_size)]
+        return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def _ids(self, lines: list[str]) -> np.ndarray:
+        return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])
+
+
+def _in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(lines)
+    while some := list(islice(iterator, size)):
+        yield some
+
+
+def load_classifier(run: str | os.PathLike[str]) -> Classifier:
+    """The classifier of a run folder of an encoder. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    labels = config_of_kind(folder, "encoder").get("labels", [])
+    model = load_model(folder, "encoder")
+    expected = model.num_labels or 0
+    if len(labels) != expected:
+        raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
+    return Classifier(model, read_tokenizers(folder, None, model.vocabulary_size)[1], labels)

@@ -1,0 +1,70 @@
+"""The encoder alone, with a head for labels or for tokens (Devlin et al. 2018, arXiv 1810.04805)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.masks import padding_mask
+from keras_transformer.models.stack_model import StackModel
+from keras_transformer.tensor import Tensor
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Encoder(StackModel):
+    """Tells the label of a text, or the token at each of its places.
+
+    Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id, and ends with the end id.
+
+    Args:
+        vocabulary_size: V.
+        context_length: the most positions of `call`.
+        num_labels: C, the number of labels. None gives each position logits of tokens.
+        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+
+    Call arguments:
+        inputs: {"ids": (B, S)}, integers, padded with 0.
+
+    Returns:
+        Logits (B, C) of the labels, from the state of the first position; or logits (B, S, V) of tokens.
+
+    Raises:
+        ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
+    """
+
+    kind = "encoder"
+
+    def __init__(
+        self, vocabulary_size: int, context_length: int = 256, num_labels: int | None = None, **arguments: Any
+    ):
+        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
+        sizes = {"vocabulary_size": vocabulary_size, "context_length": context_length, "num_labels": num_labels}
+        super().__init__({**sizes, **arguments}, **layer_arguments)
+        self.num_labels = num_labels
+        self.head = None
+        if num_labels is not None:
+            self.head = keras.layers.Dense(num_labels, dtype=self.dtype_policy)
+            self.head.build((None, self._config["hidden_dim"]))
+
+    def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
+        x = self.states(inputs["ids"], training=training)
+        return self.output_embedding.logits(x) if self.head is None else self.head(x[:, 0])
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The mean state (B, D) of the tokens of each text (B, S), float32."""
+        x = ops.cast(self.states(ids), "float32")
+        weights = ops.cast(padding_mask(ids), "float32")[..., None]
+        return ops.sum(x * weights, axis=1) / ops.maximum(ops.sum(weights, axis=1), 1.0)
+
+    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
+        inputs, labels, weights = super().symbolic_batch()
+        if self.num_labels is None:
+            return inputs, labels, weights
+        return inputs, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), dtype="float32")
+
+    @classmethod
+    def num_parameters(cls, config: dict[str, Any]) -> int:
+        num_labels = config["num_labels"] or 0
+        return super().num_parameters(config) + num_labels * (config["hidden_dim"] + 1)

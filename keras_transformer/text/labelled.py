@@ -1,0 +1,166 @@
+"""Text with labels to train on: the user's files, or number words of several languages; and its batches."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.lines import read_lines, sha256_of
+from keras_transformer.text.number_words import spelled
+from keras_transformer.text.tokenizer import END, PAD, START
+
+Labelled = tuple[str, str]  # label, text
+
+HELD_OUT_EVERY = 10  # without validation text, one line in this many is held out
+LANGUAGES = ("cs", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "sv", "tr")
+TRAINED_NUMBERS, HELD_OUT_NUMBERS = 1_500, 200  # of each language
+
+NUMBERS_RECIPE: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_dim": 64,
+    "intermediate_dim": 128,
+    "num_heads": 4,
+    "dropout": 0.1,
+    "vocabulary_size": 400,
+    "context_length": 64,
+    "token_budget": 2_048,
+    "steps": 600,
+    "warmup_steps": 100,
+    "checkpoint_every": 100,
+    "average_last": 2,
+}
+RECIPES = {"number-languages": NUMBERS_RECIPE}
+
+
+def labelled_from_file(
+    text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None
+) -> Corpus[Labelled]:
+    """The user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
+
+    Without validation text every tenth line is held out.
+
+    Raises:
+        RequestError: a file is missing, empty, unreadable or not UTF-8, a line has no label, there is one label alone,
+            or a label of the validation is never trained on.
+    """
+    rows = list(_rows_of(text))
+    if valid_text is None:
+        train = [row for number, row in enumerate(rows, start=1) if number % HELD_OUT_EVERY]
+        valid = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+        if not valid:
+            raise RequestError(f"{text} has fewer than {HELD_OUT_EVERY} lines: add lines, or give --valid-text")
+    else:
+        train, valid = rows, list(_rows_of(valid_text))
+    labels = {label for label, _ in train}
+    if len(labels) < 2:
+        raise RequestError(f"{text}: expected at least two labels; received one alone, {min(labels)!r:.60}")
+    if unknown := sorted({label for label, _ in valid} - labels):
+        raise RequestError(
+            f"{valid_text or text}: the label {unknown[0]!r:.60} is validated on and never trained on: add lines of it"
+        )
+    identity = sha256_of("\t".join(row) for row in [*train, ("", ""), *valid])
+    return Corpus("files", None, None, lambda: iter(train), lambda: iter(valid), identity)
+
+
+def _rows_of(path: str | os.PathLike[str]) -> Iterator[Labelled]:
+    number = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        label, tab, text = line.partition("\t")
+        if not tab or not label.strip() or not text.strip():
+            raise RequestError(f"{path}, line {number}: expected a label, a tab and a text; received {line!r:.60}")
+        yield label.strip(), text
+    if not number:
+        raise RequestError(f"{path} is empty; expected lines of a label, a tab and a text")
+
+
+def named_labelled(name: str) -> Corpus[Labelled]:
+    """A named labelled text: `number-languages`, number words and the language they are in.
+
+    Raises:
+        RequestError: the name is unknown.
+    """
+    if name not in RECIPES:
+        raise RequestError(
+            f"a labelled text is one of {', '.join(RECIPES)}, or your own with --text; received: {name!r}"
+        )
+    numbers = _drawn_numbers(TRAINED_NUMBERS + HELD_OUT_NUMBERS)
+    words = {language: list(spelled(numbers, language)) for language in LANGUAGES}
+    languages_of = Counter(word for spellings in words.values() for word in set(spellings))
+
+    def rows(part: slice) -> list[Labelled]:
+        pairs = [(language, word) for language, spellings in words.items() for word in spellings[part]]
+        return [pair for pair in pairs if languages_of[pair[1]] == 1]  # "tre" is Italian and Swedish
+
+    train, valid = rows(slice(TRAINED_NUMBERS)), rows(slice(TRAINED_NUMBERS, None))
+    identity = sha256_of("\t".join(row) for row in [*train, *valid])
+    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, RECIPES[name])
+
+
+def _drawn_numbers(count: int) -> list[int]:
+    """Different numbers of one to six digits, of each length about as many; the same in every process."""
+    generator, numbers = random.Random(0), dict[int, None]()
+    while len(numbers) < count:
+        numbers[generator.randrange(10 ** generator.randint(1, 6))] = None
+    return generator.sample(list(numbers), count)
+
+
+class LabelledRows:
+    """Texts as ids, each with the place of its label.
+
+    Args:
+        ids: the pieces of each text.
+        labels: the place of each text's label.
+        max_length: the most pieces of a text, with start and end. Longer texts are cut; `num_cut` counts them.
+    """
+
+    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[int], max_length: int):
+        self.ids = [with_ends(row, max_length) for row in ids]
+        self.labels = np.array(labels, "int32")
+        self.num_cut = sum(len(row) + 2 > max_length for row in ids)
+        self.max_length = max_length
+        self.source_lengths = np.array([len(row) for row in self.ids], "int32")
+        self.target_lengths = np.ones(len(ids), "int32")  # a text has one label
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def with_ends(ids: Sequence[int], max_length: int) -> list[int]:
+    """The ids of a text between start and end, cut to `max_length` in all."""
+    return [START, *ids[: max_length - 2], END]
+
+
+class LabelledPlan(BatchPlan):
+    """Plans batches of labelled texts as `BatchPlan` plans those of sentence pairs.
+
+    Args:
+        corpus: the texts.
+        arguments: see `BatchPlan`.
+    """
+
+    like = Batch({"ids": NO_IDS}, np.zeros(0, "int32"), np.zeros(0, "float32"))
+
+    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: Any, **options: Any):
+        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        num_rows = int(epoch.batches["num_rows"][place.batch])
+        ids = np.full((num_rows, int(corpus.source_lengths[rows].max())), PAD, "int32")
+        labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
+        for number, row in enumerate(rows):
+            text = corpus.ids[row]  # type: ignore[attr-defined]
+            ids[number, : len(text)] = text
+            labels[number] = corpus.labels[row]  # type: ignore[index]
+            weights[number] = 1 / len(rows)
+        return Batch({"ids": ids}, labels, weights)

@@ -1,0 +1,102 @@
+"""The task of training a classifier of texts: labelled lines, cross entropy of labels, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_transformer.errors import say, warn
+from keras_transformer.files import write_text
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.labelled import Labelled, LabelledPlan, LabelledRows, labelled_from_file, named_labelled
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
+from keras_transformer.training.request import Run
+from keras_transformer.training.settings import Settings
+from keras_transformer.training.translation import loss as loss
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_transformer.models.encoder import Encoder
+    from keras_transformer.training.callbacks import Progress
+
+SCORE = "validation loss"
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A run's labelled text, ready to train on."""
+
+    tokenizer: Tokenizer
+    labels: list[str]
+    plan: LabelledPlan
+    valid_plan: LabelledPlan
+    valid: list[Labelled]
+
+
+def corpus(settings: Settings) -> Corpus[Labelled]:
+    """The user's own labelled text, or a named one.
+
+    Raises:
+        RequestError: see `labelled_from_file` and `named_labelled`.
+    """
+    if settings.text is not None:
+        return labelled_from_file(settings.text, settings.valid_text)
+    return named_labelled(settings.name)
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> LabelledText:
+    """Learns the vocabulary, and plans batches of the labelled texts.
+
+    Raises:
+        RequestError: the text does not support the vocabulary, or the budget does not hold the longest text.
+    """
+    settings, train, valid = run.settings, list(run.corpus.train()), list(run.corpus.valid())
+    labels = sorted({label for label, _ in train})
+    tokenizer = one_tokenizer(run, lambda: (text for _, text in train))
+    run.config["labels"] = labels
+    run.config["model"]["num_labels"] = len(labels)
+    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
+    if run.is_chief:
+        write_text(run.folder.valid_text, "".join(f"{label}\t{text}\n" for label, text in valid))
+    rows = [_rows(part, labels, tokenizer, settings.context_length) for part in (train, valid)]
+    say(f"{run.corpus.name}: {len(train):,} texts with {len(labels)} labels, {len(valid):,} for validation")
+    if rows[0].num_cut:
+        warn(f"{rows[0].num_cut} text(s) have more pieces than --context-length {settings.context_length} and are cut")
+    plan = LabelledPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate)
+    valid_plan = LabelledPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False)
+    return LabelledText(tokenizer, labels, plan, valid_plan, valid)
+
+
+def _rows(texts: Iterable[Labelled], labels: list[str], tokenizer: Tokenizer, max_length: int) -> LabelledRows:
+    texts, places = list(texts), {label: place for place, label in enumerate(labels)}
+    ids = tokenizer.encode([text for _, text in texts])
+    return LabelledRows(ids, [places[label] for label, _ in texts], max_length)
+
+
+def metrics() -> list[keras.metrics.Metric]:
+    """The accuracy."""
+    from keras_transformer.training.metrics import TokenAccuracy
+
+    return [TokenAccuracy()]
+
+
+def validation(
+    run: Run, data: LabelledText, model: Encoder, progress: Progress, show: Callable[[int, str], None] | None
+) -> list[keras.callbacks.Callback]:
+    """Early stopping by the validation loss."""
+    from keras_transformer.training.callbacks import Loss
+
+    return [Loss(progress, run.settings.patience)]
+
+
+def measured(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
+    """The accuracy of the model that the run ends with."""
+    from keras_transformer.decoding.classifier import Classifier
+
+    found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
+    right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))
+    return {"val_accuracy": right / len(data.valid)}

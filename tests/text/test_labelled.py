@@ -1,0 +1,80 @@
+"""Labelled text: files, held-out lines, batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.feeding import Place
+from keras_transformer.text.labelled import LANGUAGES, LabelledPlan, LabelledRows, labelled_from_file, named_labelled
+from keras_transformer.text.tokenizer import END, PAD, START
+
+LINES = [f"{'odd' if n % 2 else 'even'}\ttext number {n}" for n in range(40)]
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_every_tenth_line_is_held_out(tmp_path):
+    corpus = labelled_from_file(write(tmp_path / "text", LINES))
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert ["\t".join(row) for row in valid] == LINES[9::10] and len(train) == 36
+    assert sorted("\t".join(row) for row in train + valid) == sorted(LINES)
+    own = labelled_from_file(tmp_path / "text", write(tmp_path / "valid", LINES[:2]))
+    assert len(list(own.train())) == 40 and len(list(own.valid())) == 2 and own.identity != corpus.identity
+    other = labelled_from_file(write(tmp_path / "other", LINES[1:] + LINES[:1]))
+    assert other.identity != corpus.identity
+
+
+REFUSED = {
+    "line 2: expected a label, a tab and a text; received 'no tab'": ["a\tb", "no tab"],
+    "line 1: expected a label, a tab and a text; received '\\\\tb'": ["\tb"],
+    "line 1: expected a label, a tab and a text; received 'a\\\\t '": ["a\t "],
+    "is empty; expected lines of a label": [],
+    "fewer than 10 lines": ["a\tb", "b\tc"],
+    "at least two labels; received one alone, 'a'": ["a\tb"] * 20,
+    "the label 'b' is validated on and never trained on": [*["a\tx", "c\tx"] * 4, "a\tx", "b\tx"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_trained_on_is_refused(tmp_path, message):
+    with pytest.raises(RequestError, match=message):
+        labelled_from_file(write(tmp_path / "text", REFUSED[message]))
+
+
+def test_the_named_text_tells_languages_apart():
+    corpus = named_labelled("number-languages")
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert {label for label, _ in train} == {label for label, _ in valid} == set(LANGUAGES)
+    labels = {text: label for label, text in train}
+    assert all(labels[text] == label for label, text in train), "no text has two labels"
+    assert not set(labels) & {text for _, text in valid}
+    assert ("de", "siebenundzwanzig") in [*train, *valid]
+    with pytest.raises(RequestError, match="a labelled text is one of number-languages, or your own with --text"):
+        named_labelled("pydoc-topics")
+
+
+@pytest.mark.parametrize(("num_replicas", "shuffle"), [(1, True), (3, True), (1, False), (2, False)])
+def test_batches_hold_each_text_once(num_replicas, shuffle):
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(4, 90, generator.integers(1, 12)).tolist() for _ in range(50)]
+    rows = LabelledRows(ids, list(range(50)), max_length=10)
+    assert rows.num_cut == sum(len(row) > 8 for row in ids)
+    plan = LabelledPlan(rows, 60, 1, num_replicas, shuffle=shuffle)
+    seen: dict[int, list[int]] = {}
+    for number in range(plan.num_batches(1)):
+        batch = plan.batch(Place(1, number))
+        assert batch.inputs["ids"].size <= 60 and len(batch.labels) % num_replicas == 0
+        assert np.isclose(batch.weights.sum(), 1) and plan.num_tokens(Place(1, number)) == (batch.weights > 0).sum()
+        for row, label, weight in zip(batch.inputs["ids"], batch.labels, batch.weights, strict=True):
+            if weight:
+                seen[int(label)] = [int(id) for id in row if id != PAD]
+            else:
+                assert not row.any() and label == 0
+    assert seen == {place: [START, *row[:8], END] for place, row in enumerate(ids)}
+    if shuffle:
+        assert not np.array_equal(plan.batch(Place(1, 0)).labels, plan.batch(Place(2, 0)).labels)
