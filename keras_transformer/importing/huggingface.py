@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import marian
+from keras_transformer.importing import marian, t5
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.models import make_model
 
 # For each architecture, by its `model_type` in config.json, what reads it.
-ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {"marian": marian.read}
+ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {"marian": marian.read, "t5": t5.read}
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Translator:

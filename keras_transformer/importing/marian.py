@@ -27,8 +27,7 @@ from keras_transformer.importing.pieces import (
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, open_weights
-from keras_transformer.text.tokenizer import START
+from keras_transformer.importing.weights import Weight, Weights, first_of, open_weights
 
 ACTIVATIONS = {
     "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
@@ -47,8 +46,6 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 MAX_SIZE = 4_000_000
 EPSILON = 1e-5  # of PyTorch's layer normalization
-# The logit of our start id, less what its row gives. Their model has no such id, so it may take no probability.
-NEVER = -100.0
 
 ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
@@ -170,54 +167,31 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
 
 def _weights(file: TensorFile, config: dict[str, Any], ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
-    width, places = config["hidden_dim"], file.places
+    width = config["hidden_dim"]
     for name in POSITIONS:
-        if name in places:
+        if name in file.places:
             _check_positions(file, name, width)
     first = [SHARED] if ids.is_shared else []
     last = [OUTPUT] if config["tied_output"] else []
-    of_source = _first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
-    of_target = _first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
+    of_source = first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
+    of_target = first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
     table = [
         Weight("source_embedding.embeddings", of_source, "SD"),
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
-        _output_bias(target),
+        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=target.fixed_logits),
         *_blocks(config),
     ]
-    known = {*(weight.theirs for weight in table), *POSITIONS, SHARED, SOURCE, TARGET, OUTPUT}
-    if unknown := sorted(places.keys() - known):
-        raise RequestError(f"{file.path}: expected the tensors of a Marian model; received {unknown[0]!r:.80} too")
     sizes = {
         "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
     orders = {"S": np.array(source.ids), "T": np.array(target.ids), "D": order_of_width(width)}
-    return Weights(file, table, sizes, orders)
+    return Weights(file, table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
 
 
 def order_of_width(width: int) -> np.ndarray:
     """For each place in our width, its place in theirs: ours has sine and cosine of each frequency in turn."""
     return np.arange(width).reshape(2, width // 2).T.ravel()
-
-
-def _first_of(file: TensorFile, names: list[str]) -> str:
-    """The first of the names that the file has. Tensors under the other names must be the same.
-
-    Raises:
-        RequestError: two of them differ.
-    """
-    first, *others = [name for name in names if name in file.places] or names[:1]
-    for other in others:
-        one, two = file.places[first], file.places[other]
-        if one != two and (one.shape != two.shape or not np.array_equal(file.read(first), file.read(other))):
-            raise RequestError(f"{file.path}: expected {other} to be {first}, as config.json says; they differ")
-    return first
-
-
-def _output_bias(target: Vocabulary) -> Weight:
-    has_start = target.ids.count(target.ids[START]) == 1  # else our start id is none of theirs
-    fixed = {} if has_start else {START: NEVER}
-    return Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed)
 
 
 def _blocks(config: dict[str, Any]) -> Iterator[Weight]:
