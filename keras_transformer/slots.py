@@ -130,7 +130,8 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
-            "paper, table 3 row E", _OFFSET,
+            "paper, table 3 row E",
+            {**_OFFSET, "separate": Option(False, "encoder and decoder have vectors of their own, as in BART", bool)},
         ),
         "none": Part(
             f"{LAYERS}.positions:NoPositions", "nothing: only the decoder's mask tells the order", "arXiv 2203.16634"

@@ -352,8 +352,8 @@ MODELS = [
     *by(
         "models/test_transformer.py::test_the_input_of_the_stacks_is_the_papers_sum",
         f"{PACKAGE}/models",
-        ("x = self.positions.embed(embedding(ids), positions)", "x = embedding(ids)"),
-        ("return x if norm is None else norm(x)", "return x"),
+        ("self.positions.embed_target(self.target_embedding(ids), positions)", "self.target_embedding(ids)"),
+        ("return x if self.target_norm is None else self.target_norm(x)", "return x"),
     ),
     *by(
         "models/test_transformer.py::test_three_way_tying",
