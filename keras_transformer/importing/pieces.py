@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from keras_transformer.importing.id_tokenizer import IdTokenizer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
 
 MAX_MODEL_BYTES = 16 * 2**20
@@ -34,10 +35,14 @@ class Vocabulary(NamedTuple):
     ids: list[int]
     num_control_ids: int = len(CONTROL_PIECES)
 
-    @property
-    def fixed_logits(self) -> dict[int, float]:
-        """The bias of our start id where the model from outside has no such id, so that it takes no probability."""
-        return {START: NEVER} if self.ids.count(self.ids[START]) > 1 else {}
+
+def fixed_logits(ids: list[int]) -> dict[int, float]:
+    """The biases of control ids that the model from outside does not have, so that they take no probability.
+
+    Args:
+        ids: for each of our ids, the id in the model from outside.
+    """
+    return {id: NEVER for id in (UNKNOWN, START) if ids.count(ids[id]) > 1}
 
 
 class _Piece(NamedTuple):
@@ -134,6 +139,19 @@ def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabula
     vocabulary = _rewritten(proto, types, [*further, *text], control)
     _check_tags(vocabulary, {tag: len(proto.pieces) + place for place, tag in enumerate(tags)})
     return vocabulary._replace(num_control_ids=len(CONTROL_PIECES) + len(further)), control
+
+
+def id_vocabulary(ids: list[int]) -> Vocabulary:
+    """The vocabulary of lines of ids, for a model whose tokenizer is not SentencePiece; see `IdTokenizer`.
+
+    Args:
+        ids: for each of our ids, the id in the model from outside.
+    """
+    proto, types = _parsed(b"")
+    count = len(CONTROL_PIECES)
+    pieces = [_Piece(f"{SPACE}{id}", 0.0, types.NORMAL, id) for id in ids[count:]]
+    vocabulary = _rewritten(proto, types, pieces, ControlIds(*ids[:count]))
+    return Vocabulary(IdTokenizer(vocabulary.tokenizer.model, ids), ids)
 
 
 def _control_ids(proto: Any, types: Any) -> ControlIds:

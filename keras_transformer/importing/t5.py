@@ -22,7 +22,7 @@ from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.generation import search_of
 from keras_transformer.importing.imported import Imported
 from keras_transformer.importing.options import INERT, Options
-from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, joint_vocabulary
+from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Weight, Weights, are_same, first_of, open_weights
 
@@ -148,7 +148,7 @@ def _weights(file: TensorFile, config: dict[str, Any], vocabulary: Vocabulary, i
     table = [
         Weight("target_embedding.embeddings", embedding, "VD"),
         *([] if is_tied else [Weight("output_embedding.embeddings", OUTPUT, "VD")]),
-        Weight("output_embedding.bias", "", "V", default=0.0, fixed=vocabulary.fixed_logits),
+        Weight("output_embedding.bias", "", "V", default=0.0, fixed=fixed_logits(vocabulary.ids)),
         Weight("positions.encoder_biases", f"encoder.block.0.{buckets}", "BN"),
         Weight("positions.decoder_biases", f"decoder.block.0.{buckets}", "BN"),
         Weight("encoder_stack.norm.scale", "encoder.final_layer_norm.weight", "D"),

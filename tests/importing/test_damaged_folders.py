@@ -13,6 +13,7 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
+from tests.importing.bart_folder import write_bart
 from tests.importing.marian_folder import tensors, write_marian
 from tests.importing.t5_folder import write_t5
 from tests.importing.torch_pickles import torch_file
@@ -29,6 +30,7 @@ def models(tmp_path_factory) -> Path:
     (folder / "generation_config.json").write_text('{"num_beams": 2, "max_length": 30}')
     folder = write_t5(models / "t5")
     (folder / "added_tokens.json").write_text('{"<extra_id_0>": 64}')
+    write_bart(models / "bart")
     return models
 
 
@@ -83,6 +85,7 @@ def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Ran
             "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
             "model.safetensors", "archive", "row",
         )),
+        ("bart", "config.json"),
         *(("t5", name) for name in ("config.json", "tokenizer_config.json", "added_tokens.json", "spiece.model")),
     ],
 )  # fmt: skip
