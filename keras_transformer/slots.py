@@ -20,6 +20,12 @@ def _needs_even_width(model: dict[str, Any]) -> str:
     return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
 
 
+def _needs_two_stacks_to_separate(model: dict[str, Any]) -> str:
+    if "max_source_length" in model or not model["positions"]["separate"]:
+        return ""
+    return "`positions:separate` needs an encoder and a decoder. Received: separate=True for a model of one stack"
+
+
 def _needs_whole_groups(model: dict[str, Any]) -> str:
     for argument in ("attention", "decoder_attention"):
         groups, heads = (model.get(argument) or {}).get("num_key_value_heads"), model["num_heads"]
@@ -131,7 +137,9 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
         "learned": Part(
             f"{LAYERS}.positions:LearnedPositions", "a learned vector for each position, added to the embedding",
-            "paper, table 3 row E", _OFFSET,
+            "paper, table 3 row E",
+            {**_OFFSET, "separate": Option(False, "encoder and decoder have vectors of their own, as in BART", bool)},
+            _needs_two_stacks_to_separate,
         ),
         "none": Part(
             f"{LAYERS}.positions:NoPositions", "nothing: only the decoder's mask tells the order", "arXiv 2203.16634"

@@ -98,7 +98,7 @@ def test_complete_is_data_and_its_own_fixed_point():
     before = json.dumps(given)
     config = family.complete(given)
     assert json.dumps(given) == before, "the dictionary that was given is unchanged"
-    assert config["positions"] == {"name": "learned", "offset": 2}
+    assert config["positions"] == {"name": "learned", "offset": 2, "separate": False}
     assert config["decoder_attention"] == {"name": "full", "num_key_value_heads": None}
     assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7
@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[dict, str | None]] = {
     ),
     "an unknown option": (
         {"positions": {"name": "learned", "offsets": 2}},
-        "`positions`: 'learned' has the options offset. Received: offsets",
+        "`positions`: 'learned' has the options offset, separate. Received: offsets",
     ),
     "an option of a part that has none": (
         {"residual": {"name": "pre_norm", "offset": 2}},
@@ -235,8 +235,8 @@ def test_one_argument_may_allow_values_of_another():
 @pytest.mark.parametrize(
     ("slot", "text", "config"),
     [
-        ("positions", "learned:offset=2", {"name": "learned", "offset": 2}),
-        ("positions", "learned", {"name": "learned", "offset": 0}),
+        ("positions", "learned:offset=2", {"name": "learned", "offset": 2, "separate": False}),
+        ("positions", "learned", {"name": "learned", "offset": 0, "separate": False}),
         ("norm", "layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
         ("residual", "pre_norm", {"name": "pre_norm"}),
         ("attention", "full:num_key_value_heads=2", {"name": "full", "num_key_value_heads": 2}),
@@ -275,7 +275,7 @@ def test_spelling_and_parsing_are_inverse(slot, name):
             "learned:offset=1,offset=2",
             "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'",
         ),
-        ("learned:depth=2", "`positions`: 'learned' has the options offset. Received: depth"),
+        ("learned:depth=2", "`positions`: 'learned' has the options offset, separate. Received: depth"),
         ("learnt:offset=2", f"`positions` must be one of {POSITIONS}. Received: positions='learnt'"),
         ("", f"`positions` must be one of {POSITIONS}. Received: positions=''"),
     ],
@@ -355,7 +355,7 @@ def test_every_argument_is_a_setting_of_train():
     help = " ".join(parser().format_help().split())
     for slot, name in ROWS:  # a long word goes on in the next line
         assert "".join(family.SLOTS[slot][name].usage(name).split()) in "".join(help.split())
-    assert "learned[:offset=0] (a learned vector for each position, added to the embedding)" in help
+    assert "learned[:offset=0,separate=False] (a learned vector for each position, added to the embedding)" in help
     assert help.isascii(), "a terminal may show only ASCII"
 
 
@@ -366,7 +366,7 @@ def test_a_flag_becomes_an_argument():
     config = family.complete({**settings.model_arguments(), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
     expected = {
-        "positions": {"name": "learned", "offset": 2},
+        "positions": {"name": "learned", "offset": 2, "separate": False},
         "norm": {"name": "layer", "epsilon": 0.001},
         "decoder_layers": 1,
         "attention_bias": True,

@@ -118,7 +118,9 @@ MAY_IMPORT = {
     f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("decoding.options", "family", "files", "version")],
-    f"{PACKAGE}.importing": [f"{PACKAGE}.{name}" for name in ("decoding", "family", "importing", "models", "text")],
+    f"{PACKAGE}.importing": [
+        f"{PACKAGE}.{name}" for name in ("decoding", "family", "importing", "lengths", "models", "text")
+    ],
     f"{PACKAGE}.run_folder": [
         f"{PACKAGE}.{name}" for name in ("family", "files", "models", "run_config", "text.tokenizer", "weights_file")
     ],

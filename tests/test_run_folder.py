@@ -352,7 +352,7 @@ NEWER = {
     "an option of a part": (
         lambda c: changed(c, "positions", {"name": "learned", "scale": 2}),
         "0.10.1",
-        "`positions`: 'learned' has the options offset. Received: scale",
+        "`positions`: 'learned' has the options offset, separate. Received: scale",
     ),
     "a key beside the model": (lambda c: {**c, "lineage": []}, "1", "the key 'lineage'"),
 }

@@ -36,11 +36,11 @@ class WrittenPositions:
         self.num_sharing = num_sharing
 
     def vectors(self, g: Graph, ids: Value) -> Value | None:
-        """What is added to the embeddings of ids (B, S): (S, D); None for nothing."""
+        """What is added to the encoder's embeddings of ids (B, S): (S, D); None for nothing."""
         return None
 
     def vector(self, g: Graph, index: Value) -> Value | None:
-        """What is added to an embedding at one position: (D,); None for nothing."""
+        """What is added to the decoder's embedding at one position: (D,); None for nothing."""
         return None
 
     def encoder_rotation(self, g: Graph, ids: Value) -> Rotation | None:
@@ -68,14 +68,16 @@ class AddedPositions(WrittenPositions):
 
     def __init__(self, layer: Positions, arithmetic: Arithmetic, num_positions: int, num_sharing: int = 1):
         super().__init__(layer, arithmetic, num_positions, num_sharing)
-        nothing = ops.zeros((num_positions, layer.hidden_dim))
-        self.table = arithmetic.array(evaluated(layer.embed(nothing, ops.arange(num_positions))))  # (L, D)
+        nothing, positions = ops.zeros((num_positions, layer.hidden_dim)), ops.arange(num_positions)
+        self.encoder_table, self.decoder_table = (
+            arithmetic.array(evaluated(embed(nothing, positions))) for embed in (layer.embed, layer.embed_target)
+        )  # (L, D)
 
     def vectors(self, g: Graph, ids: Value) -> Value | None:
-        return g("Slice", self.table, [0], g.shape(ids, 1), [0])
+        return g("Slice", self.encoder_table, [0], g.shape(ids, 1), [0])
 
     def vector(self, g: Graph, index: Value) -> Value | None:
-        return g("Gather", self.table, index)
+        return g("Gather", self.decoder_table, index)
 
 
 class RotatedPositions(WrittenPositions):

@@ -34,8 +34,11 @@ def import_model(arguments: argparse.Namespace) -> None:
 def write_imported(folder: str, arguments: argparse.Namespace, validation: Validation | None) -> None:
     """Writes the model in a folder as a run."""
     from keras_transformer.importing.huggingface import read_huggingface, translator_of
+    from keras_transformer.importing.id_tokenizer import NO_RUN, IdTokenizer
 
     imported = read_huggingface(folder)
+    if isinstance(imported.source.tokenizer, IdTokenizer):
+        raise RequestError(f"{folder}: {NO_RUN}")
     translator = translator_of(imported)
     translator.save(arguments.run, imported.languages, validation, arguments.overwrite)
     languages = f", {' to '.join(imported.languages)}" if imported.languages else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from keras_transformer.errors import warn
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.options import INERT, Options
 
@@ -24,7 +26,9 @@ READ = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", 
 MAX_LENGTH = 1_000_000
 
 
-def search_of(folder: ModelFolder, config: Options, end: int, never: set[int]) -> dict[str, Any]:
+def search_of(
+    folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()
+) -> dict[str, Any]:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less
@@ -35,6 +39,7 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int]) -
         config: of config.json. The options of the search are taken out of it.
         end: the id that ends a translation.
         never: the ids that our search never emits.
+        lacking: options of which a warning says that our search does not have them.
 
     Raises:
         RequestError: the search does what ours does not.
@@ -43,6 +48,9 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int]) -
     options = Options({name: config.pop(name) for name in names}, config.where)
     if folder.has("generation_config.json"):
         options = Options(folder.json("generation_config.json"), str(folder.path / "generation_config.json"))
+    asked = {name: options.pop(name) for name in lacking}
+    if lost := [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (None, NEUTRAL[name])]:
+        warn(f"{options.where}: our search has no {', no '.join(lost)}: its translations may be others than theirs")
     options.expect({**NEUTRAL, "forced_eos_token_id": end, "eos_token_id": end})
     banned = options.pop("bad_words_ids") or []
     if not isinstance(banned, list) or any(word not in [[id] for id in never] for word in banned):

@@ -7,19 +7,25 @@ from collections.abc import Callable
 
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import marian
+from keras_transformer.importing import bart, marian, t5
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.models import make_model
 
 # For each architecture, by its `model_type` in config.json, what reads it.
-ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {"marian": marian.read}
+ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
+    "bart": bart.read,
+    "marian": marian.read,
+    "t5": t5.read,
+}
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Translator:
     """The translator of a model in Hugging Face's format. `Translator.save` writes it as a run folder.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read.
+
+    The lines of a BART model are ids of its own tokenizer, see `IdTokenizer`, and no run can be written of it.
 
     Args:
         folder: a folder with config.json, model.safetensors or pytorch_model.bin, and the files of the tokenizer.

@@ -8,13 +8,15 @@ that order. Decoding starts with the pad id, so the row of our start id is a cop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
+from keras_transformer.importing import bart_layout
+from keras_transformer.importing.bart_layout import MAX_SIZE, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET, WITHOUT_EFFECT
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.generation import search_of
 from keras_transformer.importing.imported import Imported
@@ -23,38 +25,15 @@ from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
+    fixed_logits,
     source_vocabulary,
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, open_weights
-from keras_transformer.text.tokenizer import START
+from keras_transformer.importing.weights import Weight, Weights, first_of, open_weights
 
-ACTIVATIONS = {
-    "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
 # Options with the one value that the architecture has. Old files say them.
-FIXED: dict[str, Any] = {
-    "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
-    "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
-    "normalize_embedding": False, "pruned_heads": {}, "static_position_embeddings": True, "tie_encoder_decoder": False,
-}  # fmt: skip
-# Options that act in training alone, or repeat others.
-WITHOUT_EFFECT = {
-    "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
-    "extra_pos_embeddings", "num_hidden_layers",
-}  # fmt: skip
-MAX_SIZE = 4_000_000
-EPSILON = 1e-5  # of PyTorch's layer normalization
-# The logit of our start id, less what its row gives. Their model has no such id, so it may take no probability.
-NEVER = -100.0
-
-ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
-PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
-SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+FIXED: dict[str, Any] = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 class _Ids(NamedTuple):
@@ -72,13 +51,17 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect(FIXED)
+    options.expect({**bart_layout.FIXED, **FIXED})
     ids = _ids(folder, options)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
-    config = _config(options) | {"vocabulary_size": len(target.ids), "source_vocabulary_size": len(source.ids)}
+    config = bart_layout.config_of(options) | {
+        "vocabulary_size": len(target.ids),
+        "source_vocabulary_size": len(source.ids),
+        "tied_output": options.switch("tie_word_embeddings", True),
+    }
     options.finish(INERT | WITHOUT_EFFECT)
     try:
         config = family.complete(config)
@@ -132,30 +115,6 @@ def _vocabulary(
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
 
 
-def _config(options: Options) -> dict[str, Any]:
-    """The arguments of our model, but for those that the vocabularies tell."""
-    sizes = {}
-    for ours, theirs in (("num_heads", "attention_heads"), ("intermediate_dim", "ffn_dim")):
-        sizes[ours] = options.whole(f"encoder_{theirs}", MAX_SIZE)
-        if (received := options.whole(f"decoder_{theirs}", MAX_SIZE)) != sizes[ours]:
-            raise options.refusal(f"decoder_{theirs}", received, f"{sizes[ours]}, as in the encoder")
-    return {
-        **sizes,
-        "hidden_dim": options.whole("d_model", MAX_SIZE),
-        "encoder_layers": options.whole("encoder_layers", MAX_SIZE),
-        "decoder_layers": options.whole("decoder_layers", MAX_SIZE),
-        "dropout": options.number("dropout", 0.1),
-        "attention_dropout": options.number("attention_dropout", 0.0),
-        "max_source_length": options.whole("max_position_embeddings", MAX_SIZE) - 1,  # less the end id
-        "activation": options.choice("activation_function", ACTIVATIONS),
-        "norm": {"name": "layer", "epsilon": EPSILON},
-        "attention_bias": True,
-        "output_bias": True,
-        "tied_output": options.switch("tie_word_embeddings", True),
-        "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
-    }
-
-
 def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     """The languages that the tokenizer's configuration names."""
     if not folder.has("tokenizer_config.json"):
@@ -170,85 +129,31 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
 
 def _weights(file: TensorFile, config: dict[str, Any], ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
-    width, places = config["hidden_dim"], file.places
+    width = config["hidden_dim"]
     for name in POSITIONS:
-        if name in places:
+        if name in file.places:
             _check_positions(file, name, width)
     first = [SHARED] if ids.is_shared else []
     last = [OUTPUT] if config["tied_output"] else []
-    of_source = _first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
-    of_target = _first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
+    of_source = first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
+    of_target = first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
     table = [
         Weight("source_embedding.embeddings", of_source, "SD"),
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
-        _output_bias(target),
-        *_blocks(config),
+        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
+        *bart_layout.blocks(config),
     ]
-    known = {*(weight.theirs for weight in table), *POSITIONS, SHARED, SOURCE, TARGET, OUTPUT}
-    if unknown := sorted(places.keys() - known):
-        raise RequestError(f"{file.path}: expected the tensors of a Marian model; received {unknown[0]!r:.80} too")
     sizes = {
         "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
     orders = {"S": np.array(source.ids), "T": np.array(target.ids), "D": order_of_width(width)}
-    return Weights(file, table, sizes, orders)
+    return Weights(file, table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
 
 
 def order_of_width(width: int) -> np.ndarray:
     """For each place in our width, its place in theirs: ours has sine and cosine of each frequency in turn."""
     return np.arange(width).reshape(2, width // 2).T.ravel()
-
-
-def _first_of(file: TensorFile, names: list[str]) -> str:
-    """The first of the names that the file has. Tensors under the other names must be the same.
-
-    Raises:
-        RequestError: two of them differ.
-    """
-    first, *others = [name for name in names if name in file.places] or names[:1]
-    for other in others:
-        one, two = file.places[first], file.places[other]
-        if one != two and (one.shape != two.shape or not np.array_equal(file.read(first), file.read(other))):
-            raise RequestError(f"{file.path}: expected {other} to be {first}, as config.json says; they differ")
-    return first
-
-
-def _output_bias(target: Vocabulary) -> Weight:
-    has_start = target.ids.count(target.ids[START]) == 1  # else our start id is none of theirs
-    fixed = {} if has_start else {START: NEVER}
-    return Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed)
-
-
-def _blocks(config: dict[str, Any]) -> Iterator[Weight]:
-    """The weights of the blocks. H is the width of all heads, of which no order changes."""
-    for stack, names, depth in zip(
-        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True
-    ):
-        for number in range(depth):
-            block, layer = f"{stack}_blocks.{number}", f"model.{stack}.layers.{number}"
-            for name in names:
-                yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
-            feed_forward = f"{block}.feed_forward"
-            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", is_transposed=True)
-            yield Weight(f"{feed_forward}.bias_in", f"{layer}.fc1.bias", "F")
-            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", is_transposed=True)
-            yield Weight(f"{feed_forward}.bias_out", f"{layer}.fc2.bias", "D")
-            yield from _norm(f"{feed_forward}_residual", f"{layer}.final_layer_norm")
-
-
-def _attention(ours: str, theirs: str) -> Iterator[Weight]:
-    for name, projection in PROJECTIONS.items():
-        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", is_transposed=True)
-        yield Weight(f"{ours}.{name}_bias", f"{theirs}.{projection}.bias", "H")
-    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", is_transposed=True)
-    yield Weight(f"{ours}.output_bias", f"{theirs}.out_proj.bias", "D")
-    yield from _norm(f"{ours}_residual", f"{theirs}_layer_norm")
-
-
-def _norm(ours: str, theirs: str) -> Iterator[Weight]:
-    yield Weight(f"{ours}.norm.gamma", f"{theirs}.weight", "D")
-    yield Weight(f"{ours}.norm.beta", f"{theirs}.bias", "D")
 
 
 def _check_positions(file: TensorFile, name: str, width: int) -> None:

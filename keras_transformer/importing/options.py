@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from keras_transformer.errors import RequestError
 
+Choice = TypeVar("Choice")
 # What a configuration of any architecture may say without changing a translation.
 INERT = {
     "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
@@ -67,13 +68,13 @@ class Options:
             raise self.refusal(name, value, "a number")
         return float(value)
 
-    def choice(self, name: str, choices: dict[str, str]) -> str:
+    def choice(self, name: str, choices: dict[str, Choice], default: str | None = None) -> Choice:
         """What a name stands for.
 
         Raises:
             RequestError: it is not among the choices.
         """
-        value = self.pop(name)
+        value = self.pop(name, default)
         if not isinstance(value, str) or value not in choices:
             raise self.refusal(name, value, f"one of {', '.join(choices)}")
         return choices[value]

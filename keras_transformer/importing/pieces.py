@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from keras_transformer.importing.id_tokenizer import IdTokenizer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
 
 MAX_MODEL_BYTES = 16 * 2**20
+MAX_CONTROL_IDS = 10_000
+NEVER = -100.0  # the logit of an id that is never emitted, less what its row gives
 
 
 class ControlIds(NamedTuple):
@@ -25,10 +28,21 @@ class Vocabulary(NamedTuple):
     Args:
         tokenizer: with our ids.
         ids: for each of our ids, the id in the model from outside.
+        num_control_ids: see `Transformer`.
     """
 
     tokenizer: Tokenizer
     ids: list[int]
+    num_control_ids: int = len(CONTROL_PIECES)
+
+
+def fixed_logits(ids: list[int]) -> dict[int, float]:
+    """The biases of control ids that the model from outside does not have, so that they take no probability.
+
+    Args:
+        ids: for each of our ids, the id in the model from outside.
+    """
+    return {id: NEVER for id in (UNKNOWN, START) if ids.count(ids[id]) > 1}
 
 
 class _Piece(NamedTuple):
@@ -63,9 +77,7 @@ def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     tags = sorted(text for text in ids if is_tag(text) and SPACE + text not in known)
     pieces += [_Piece(SPACE + tag, 0.0, types.USER_DEFINED, ids[tag]) for tag in tags]
     vocabulary = _rewritten(proto, types, pieces, control)
-    for tag, cut in zip(tags, vocabulary.tokenizer.encode(tags), strict=True):
-        if [vocabulary.ids[id] for id in cut] != [ids[tag]]:
-            raise ValueError(f"its normalization changes the tag {tag!r:.40}")
+    _check_tags(vocabulary, {tag: ids[tag] for tag in tags})
     return vocabulary
 
 
@@ -96,6 +108,66 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
         else:
             pieces.append(_Piece(text, 0.0, types.UNUSED, id))
     return _rewritten(proto, types, pieces, control)
+
+
+def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabulary, ControlIds]:
+    """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
+
+    Decoding starts with the pad id. The model's other control pieces, and ids behind the tags, are further control ids
+    of ours.
+
+    Args:
+        model: a SentencePiece model.
+        size: the number of ids of the model from outside.
+        tags: pieces whose ids follow those of the SentencePiece model. A tag is a piece wherever it begins a word.
+
+    Raises:
+        ValueError: the model is damaged, has no pad or end, or does not fit the size, or would change the spelling of
+            a tag.
+    """
+    proto, types = _parsed(model)
+    control = _control_ids(proto, types)
+    if not 0 <= size - len(proto.pieces) - len(tags) <= MAX_CONTROL_IDS:
+        received = f"{len(proto.pieces):,} and {len(tags):,} others"
+        raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
+    all_pieces = [(each.piece, each.score, each.type) for each in proto.pieces]
+    all_pieces += [(SPACE + tag, 0.0, types.USER_DEFINED) for tag in tags]
+    all_pieces += [("", 0.0, types.CONTROL)] * (size - len(all_pieces))
+    pieces = [_Piece(*piece, id) for id, piece in enumerate(all_pieces) if id not in control]
+    further = [piece._replace(text=f"<id {piece.id}>") for piece in pieces if piece.type == types.CONTROL]
+    text = [piece for piece in pieces if piece.type != types.CONTROL]
+    vocabulary = _rewritten(proto, types, [*further, *text], control)
+    _check_tags(vocabulary, {tag: len(proto.pieces) + place for place, tag in enumerate(tags)})
+    return vocabulary._replace(num_control_ids=len(CONTROL_PIECES) + len(further)), control
+
+
+def id_vocabulary(ids: list[int]) -> Vocabulary:
+    """The vocabulary of lines of ids, for a model whose tokenizer is not SentencePiece; see `IdTokenizer`.
+
+    Args:
+        ids: for each of our ids, the id in the model from outside.
+    """
+    proto, types = _parsed(b"")
+    count = len(CONTROL_PIECES)
+    pieces = [_Piece(f"{SPACE}{id}", 0.0, types.NORMAL, id) for id in ids[count:]]
+    vocabulary = _rewritten(proto, types, pieces, ControlIds(*ids[:count]))
+    return Vocabulary(IdTokenizer(vocabulary.tokenizer.model, ids), ids)
+
+
+def _control_ids(proto: Any, types: Any) -> ControlIds:
+    """The control ids of a SentencePiece model that starts with pad, as T5's."""
+    places = {each.piece: id for id, each in enumerate(proto.pieces)}
+    unknown = [id for id, each in enumerate(proto.pieces) if each.type == types.UNKNOWN]
+    if not {"<pad>", "</s>"} <= places.keys() or len(unknown) != 1:
+        raise ValueError("it has no <pad>, </s> and unknown piece")
+    return ControlIds(places["<pad>"], unknown[0], places["<pad>"], places["</s>"])
+
+
+def _check_tags(vocabulary: Vocabulary, tags: dict[str, int]) -> None:
+    """Raises ValueError unless each tag is cut into its one piece."""
+    for (tag, id), cut in zip(tags.items(), vocabulary.tokenizer.encode([*tags]), strict=True):
+        if [vocabulary.ids[place] for place in cut] != [id]:
+            raise ValueError(f"its normalization changes the tag {tag!r:.40}")
 
 
 def is_tag(text: str) -> bool:

@@ -21,11 +21,12 @@ class Weight(NamedTuple):
 
     Args:
         ours: the path of attributes from the model, such as `encoder_blocks.0.feed_forward.kernel_in`.
-        theirs: the tensor's name.
+        theirs: the tensor's name; empty if the model from outside has no such weight.
         axes: the tensor's axes, a letter each. `Weights` knows their sizes and how to order them.
         is_transposed: whether the tensor has outputs before inputs.
         default: the value of all numbers where the tensor is missing; None if it may not be missing.
         fixed: numbers that are set, by their places in our order on the last axis.
+        factor: all numbers are multiplied by it.
     """
 
     ours: str
@@ -34,6 +35,7 @@ class Weight(NamedTuple):
     is_transposed: bool = False
     default: float | None = None
     fixed: Mapping[int, float] = {}
+    factor: float = 1.0
 
 
 class Weights:
@@ -44,19 +46,30 @@ class Weights:
         table: what the model needs.
         sizes: the sizes of axes by their letters.
         orders: for a letter, the places of their numbers in our order; other axes stay as they are.
+        unread: the names of other tensors that the file may have.
 
     Raises:
-        RequestError: a tensor is missing or has another shape, or the file is too small to hold them all.
+        RequestError: a tensor is missing, unknown, or of another shape, or the file is too small to hold them all.
     """
 
     def __init__(
-        self, file: TensorFile, table: Iterable[Weight], sizes: Mapping[str, int], orders: Mapping[str, np.ndarray]
+        self,
+        file: TensorFile,
+        table: Iterable[Weight],
+        sizes: Mapping[str, int],
+        orders: Mapping[str, np.ndarray],
+        unread: Iterable[str] = (),
     ):
         self.file = file
         self._orders = orders
         self._sizes = sizes
         self.table = list(table)
         self._check()
+        known = {*(weight.theirs for weight in self.table if weight.theirs), *unread}
+        if unknown := sorted(file.places.keys() - known):
+            raise RequestError(
+                f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
+            )
 
     def assign_to(self, model: Any) -> None:
         """Sets the weights of our model."""
@@ -96,7 +109,27 @@ class Weights:
                 array = np.take(array, self._orders[letter], axis)
         for place, number in weight.fixed.items():
             array[..., place] = number
-        return array.T if weight.is_transposed else array
+        array = array.T if weight.is_transposed else array
+        return array if weight.factor == 1 else array * np.float32(weight.factor)
+
+
+def first_of(file: TensorFile, names: list[str]) -> str:
+    """The first of the names that the file has. Tensors under the other names must be the same.
+
+    Raises:
+        RequestError: two of them differ.
+    """
+    first, *others = [name for name in names if name in file.places] or names[:1]
+    for other in others:
+        if not are_same(file, first, other):
+            raise RequestError(f"{file.path}: expected {other} to be {first}, as config.json says; they differ")
+    return first
+
+
+def are_same(file: TensorFile, first: str, other: str) -> bool:
+    """Whether two tensors of a file have the same numbers."""
+    one, two = file.places[first], file.places[other]
+    return one == two or (one.shape == two.shape and np.array_equal(file.read(first), file.read(other)))
 
 
 def open_weights(folder: ModelFolder) -> TensorFile:

@@ -57,6 +57,10 @@ class Positions(keras.layers.Layer):
         """Adds positions (T,) to embeddings (..., T, D), or one position () to embeddings (B, K, D)."""
         return x
 
+    def embed_target(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`embed` for the decoder; here it is the same."""
+        return self.embed(x, positions)
+
     def bias(self, queries: Tensor, keys: Tensor, is_causal: bool) -> Tensor | None:
         """The bias (N, T, S) float32 of self-attention's logits, for positions (T,) and (S,); None for no bias."""
         return None
@@ -145,42 +149,61 @@ class LearnedPositions(Positions):
         max_length: the number of positions.
         hidden_dim: D.
         offset: added to every position. The layer has as many additional vectors.
+        separate: whether the decoder has vectors of its own, as in BART (Lewis et al. 2020, arXiv 1910.13461). Then
+            the layer itself gives the encoder's.
 
     Raises:
         ValueError: a size is not positive.
     """
 
-    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, **kwargs: Any):
+    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, separate: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
         require_positive(max_length=max_length, hidden_dim=hidden_dim)
         self.max_length: int = max_length
         self.hidden_dim = hidden_dim
         self.offset = offset
+        self.separate = separate
 
     def build(self, positions_shape: tuple) -> None:
-        self.embeddings = self.add_weight(
-            name="embeddings",
+        self.embeddings = self._table("embeddings")
+        if self.separate:
+            self.decoder_embeddings = self._table("decoder_embeddings")
+
+    def _table(self, name: str) -> Any:
+        return self.add_weight(
+            name=name,
             shape=(self.max_length + self.offset, self.hidden_dim),
             initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
         )
 
     def call(self, positions: Tensor) -> Tensor:
+        return self._rows(self.embeddings, positions)
+
+    def _rows(self, table: Tensor, positions: Tensor) -> Tensor:
         if keras.backend.is_float_dtype(positions.dtype):  # not integers: TensorFlow computes int32 on the CPU
             positions = ops.cast(positions, "int32")
         positions = positions + self.offset if self.offset else positions
         positions = ops.minimum(positions, self.max_length + self.offset - 1)
-        return ops.take(ops.cast(self.embeddings, self.compute_dtype), positions, axis=0)
+        return ops.take(ops.cast(table, self.compute_dtype), positions, axis=0)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self(positions)
+
+    def embed_target(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self._rows(self.decoder_embeddings, positions) if self.separate else self.embed(x, positions)
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
     def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: a vector for each position."""
-        return (self.max_length + self.offset) * hidden_dim
+        """The number of parameters: a vector for each position, in one table or two."""
+        return (2 if self.separate else 1) * (self.max_length + self.offset) * hidden_dim
 
     def get_config(self) -> dict[str, Any]:
-        config = {"max_length": self.max_length, "hidden_dim": self.hidden_dim, "offset": self.offset}
+        config = {
+            "max_length": self.max_length,
+            "hidden_dim": self.hidden_dim,
+            "offset": self.offset,
+            "separate": self.separate,
+        }
         return {**super().get_config(), **config}

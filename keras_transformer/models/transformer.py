@@ -198,7 +198,7 @@ class Transformer(FamilyModel):
             self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True),
             self.positions.rotation(position, is_causal=True),
         )
-        x = self._embed(self.target_embedding, self.target_norm, token_ids, position)  # (B, K, D)
+        x = self._embed_target(token_ids, position)  # (B, K, D)
         x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
         logits = ops.cast(self.output_embedding.logits(x), "float32")
         return logits, {"beams": stack_cache["beams"], "sentences": sentences}
@@ -224,14 +224,15 @@ class Transformer(FamilyModel):
     def _encoder_inputs(self, source_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
         """The encoder's inputs: states (B, S, D), the attention mask (B, 1, S), and what positions add."""
         positions = ops.arange(ops.shape(source_ids)[1])
-        x = self._embed(self.source_embedding, self.source_norm, source_ids, positions)
+        x = self.positions.embed(self.source_embedding(source_ids), positions)
+        x = x if self.source_norm is None else self.source_norm(x)
         x = self.embedding_dropout(x, training=training)
         return x, keys_mask(padding_mask(source_ids)), self.encoder_stack.shared_of(self.positions, positions)
 
     def _decoder_inputs(self, target_ids: Tensor, training: bool = False) -> tuple[Tensor, Tensor, Shared]:
         """The decoder's inputs: states (B, T, D), the mask of `_decoder_mask`, and what positions add."""
         positions = ops.arange(ops.shape(target_ids)[1])
-        x = self._embed(self.target_embedding, self.target_norm, target_ids, positions)
+        x = self._embed_target(target_ids, positions)
         x = self.embedding_dropout(x, training=training)
         return x, self._decoder_mask(target_ids), self.decoder_stack.shared_of(self.positions, positions)
 
@@ -241,9 +242,9 @@ class Transformer(FamilyModel):
             return keys_mask(padding_mask(target_ids))
         return ops.logical_and(causal_mask(ops.shape(target_ids)[1]), keys_mask(padding_mask(target_ids)))
 
-    def _embed(self, embedding: TokenEmbedding, norm: Any, ids: Tensor, positions: Tensor) -> Tensor:
-        x = self.positions.embed(embedding(ids), positions)
-        return x if norm is None else norm(x)
+    def _embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.positions.embed_target(self.target_embedding(ids), positions)
+        return x if self.target_norm is None else self.target_norm(x)
 
     # Version 0.1 had these attributes. Keras visits attributes in the order of their names. These four come before the
     # stacks, so Keras writes and reads blocks and norms at the same paths in model.keras as version 0.1.

@@ -157,7 +157,7 @@ def test_a_run_that_was_saved_can_be_fine_tuned_to_its_end(saved, tmp_path, monk
     flags = f"--init-from {saved} --source {source} --target {target} --out {tmp_path / 'run'} --steps 2"
     assert train.main([*flags.split(), "--devices", "cpu", "--bleu-sentences", "0", "--warmup-steps", "1"]) == 0
     config = read_config(tmp_path / "run")
-    assert config["model"]["positions"] == {"name": "learned", "offset": 2}
+    assert config["model"]["positions"] == {"name": "learned", "offset": 2, "separate": False}
     assert config["settings"]["positions"] == "learned:offset=2" and config["weights"]["at_step"] == 2
     assert (tmp_path / "run" / "tokenizer.model").read_bytes() == (saved / "tokenizer.model").read_bytes()
     assert keras_transformer.load(tmp_path / "run").model.decoder_layers == 2

@@ -16,11 +16,11 @@ TAG = ">>deu<<"
 WIDTH, HEADS, HIDDEN, LAYERS = 16, 2, 24, 2
 
 
-def piece_model(seed: int, size: int, kind: str = "unigram") -> bytes:
-    """A SentencePiece model with the control ids that SentencePiece has by default, as those of OPUS-MT."""
+def piece_model(seed: int, size: int, kind: str = "unigram", **ids: Any) -> bytes:
+    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(lines(seed)), model_writer=model, vocab_size=size, model_type=kind, minloglevel=2
+        sentence_iterator=iter(lines(seed)), model_writer=model, vocab_size=size, model_type=kind, minloglevel=2, **ids
     )
     return model.getvalue()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
@@ -9,8 +11,8 @@ Arrays = dict[str, np.ndarray]
 
 def logits(arrays: Arrays, num_heads: int, source: list[int], target: list[int]) -> np.ndarray:
     """The logits (T, V) after each id of a target that begins with the pad id, for one source, in Marian's ids."""
-    memory = _stack(arrays, "encoder", num_heads, _embedded(arrays, source), None)
-    states = _stack(arrays, "decoder", num_heads, _embedded(arrays, target), memory)
+    memory = stack_of(arrays, "encoder", num_heads, _embedded(arrays, source), None)
+    states = stack_of(arrays, "decoder", num_heads, _embedded(arrays, target), memory)
     return states @ arrays["model.shared.weight"].T + arrays["final_logits_bias"][0]
 
 
@@ -21,18 +23,29 @@ def _embedded(arrays: Arrays, ids: list[int]) -> np.ndarray:
     return rows * np.sqrt(width) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def _stack(arrays: Arrays, stack: str, num_heads: int, x: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
+def _swish(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def stack_of(
+    arrays: Arrays,
+    stack: str,
+    num_heads: int,
+    x: np.ndarray,
+    memory: np.ndarray | None,
+    activation: Callable[[np.ndarray], np.ndarray] = _swish,
+) -> np.ndarray:
+    """The states after a stack; those of the encoder are the decoder's memory."""
     number = 0
     while f"model.{stack}.layers.{number}.fc1.weight" in arrays:
         layer = f"model.{stack}.layers.{number}"
         attended = _attention(arrays, f"{layer}.self_attn", num_heads, x, x, memory is not None)
-        x = _norm(arrays, f"{layer}.self_attn_layer_norm", x + attended)
+        x = norm(arrays, f"{layer}.self_attn_layer_norm", x + attended)
         if memory is not None:
             attended = _attention(arrays, f"{layer}.encoder_attn", num_heads, x, memory, False)
-            x = _norm(arrays, f"{layer}.encoder_attn_layer_norm", x + attended)
-        hidden = _linear(arrays, f"{layer}.fc1", x)
-        hidden = hidden / (1 + np.exp(-hidden))
-        x = _norm(arrays, f"{layer}.final_layer_norm", x + _linear(arrays, f"{layer}.fc2", hidden))
+            x = norm(arrays, f"{layer}.encoder_attn_layer_norm", x + attended)
+        hidden = activation(_linear(arrays, f"{layer}.fc1", x))
+        x = norm(arrays, f"{layer}.final_layer_norm", x + _linear(arrays, f"{layer}.fc2", hidden))
         number += 1
     return x
 
@@ -41,7 +54,7 @@ def _linear(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
     return x @ arrays[f"{name}.weight"].T + arrays[f"{name}.bias"]
 
 
-def _norm(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
+def norm(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
     centred = x - x.mean(axis=-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
     return scaled * arrays[f"{name}.weight"] + arrays[f"{name}.bias"]

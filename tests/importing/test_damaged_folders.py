@@ -13,7 +13,9 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
+from tests.importing.bart_folder import write_bart
 from tests.importing.marian_folder import tensors, write_marian
+from tests.importing.t5_folder import write_t5
 from tests.importing.torch_pickles import torch_file
 
 NUM_DAMAGES = 60
@@ -21,10 +23,15 @@ STRANGE: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 300, [], [[]], {
 
 
 @pytest.fixture(scope="module")
-def marian(tmp_path_factory) -> Path:
-    folder = write_marian(tmp_path_factory.mktemp("models") / "marian")
+def models(tmp_path_factory) -> Path:
+    """A folder with a folder for each architecture."""
+    models = tmp_path_factory.mktemp("models")
+    folder = write_marian(models / "marian")
     (folder / "generation_config.json").write_text('{"num_beams": 2, "max_length": 30}')
-    return folder
+    folder = write_t5(models / "t5")
+    (folder / "added_tokens.json").write_text('{"<extra_id_0>": 64}')
+    write_bart(models / "bart")
+    return models
 
 
 def flipped(content: bytes, draw: random.Random) -> bytes:
@@ -72,14 +79,18 @@ def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Ran
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("model", "name"),
     [
-        "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
-        "model.safetensors", "archive", "row",
+        *(("marian", name) for name in (
+            "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
+            "model.safetensors", "archive", "row",
+        )),
+        ("bart", "config.json"),
+        *(("t5", name) for name in ("config.json", "tokenizer_config.json", "added_tokens.json", "spiece.model")),
     ],
 )  # fmt: skip
-def test_every_damage_is_refused_or_harmless(marian, tmp_path, name):
-    folder = Path(shutil.copytree(marian, tmp_path / "marian"))
+def test_every_damage_is_refused_or_harmless(models, tmp_path, model, name):
+    folder = Path(shutil.copytree(models / model, tmp_path / model))
     if name in ("archive", "row"):
         (folder / "model.safetensors").unlink()
         content = torch_file(tensors(len(json.loads((folder / "vocab.json").read_text()))), name == "archive")

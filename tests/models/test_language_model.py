@@ -134,5 +134,7 @@ def test_what_it_cannot_have_is_refused():
     for name in ("encoder_layers", "decoder_attention", "max_source_length"):
         with pytest.raises(ValueError, match=f"received '{name}'"):
             LanguageModel(**SIZES, **{name: 2})
+    with pytest.raises(ValueError, match="`positions:separate` needs an encoder and a decoder"):
+        LanguageModel(**SIZES, positions={"name": "learned", "separate": True})
     with pytest.raises(ValueError, match="`context_length` must be at most four times `positions:scale_base`, 80"):
         LanguageModel(**{**SIZES, "context_length": 81}, positions={"name": "xpos", "scale_base": 20})

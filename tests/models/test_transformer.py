@@ -289,7 +289,7 @@ def test_old_switches_are_other_spellings():
     model = Transformer(**SIZES, normalize_first=True, learned_positions=True)
     assert (model.arguments()["residual"], model.arguments()["positions"]) == (
         {"name": "pre_norm"},
-        {"name": "learned", "offset": 0},
+        {"name": "learned", "offset": 0, "separate": False},
     )
     old = {**SIZES, "normalize_first": True, "learned_positions": True, "max_source_length": 9}  # as version 0.1 wrote
     again = Transformer.from_config(old)
@@ -308,16 +308,18 @@ def test_each_side_has_its_own_depth():
     assert len(Transformer(**SIZES, encoder_layers=1).decoder_blocks) == 2, "by default num_layers"
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", [{"name": "sinusoidal", "offset": 2}, LATER, {**LATER, "separate": True}])
 @pytest.mark.parametrize("embedding_norm", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_the_input_of_the_stacks_is_the_papers_sum(positions, embedding_norm, scale):
     """On both sides the sum of scaled embedding and position, and if `embedding_norm` is set, the norm of the sum."""
     options = {"embedding_scale": scale, "embedding_norm": embedding_norm, "source_vocabulary_size": 29}
-    model = make_model(positions={"name": positions, "offset": 2}, **options)
+    model = make_model(positions=positions, **options)
     for side, ids in (("source", INPUTS["source_ids"]), ("target", INPUTS["target_ids"])):
         rows = ops.convert_to_numpy(getattr(model, f"{side}_embedding").embeddings)[ids]
         places = ops.convert_to_numpy(model.positions(np.arange(ids.shape[1])))
+        if side == "target" and positions.get("separate"):
+            places = model.positions.get_weights()[1][2 : 2 + ids.shape[1]]
         expected = rows * (12**0.5 if scale is None else scale) + places
         if embedding_norm:
             gain, shift = getattr(model, f"{side}_norm").get_weights()

@@ -109,6 +109,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
         "alibi": "alibi",
         "xpos": {"name": "xpos", "scale_base": 15},
         "interpolated": {"name": "sinusoidal", "interpolation": 1.5},
+        "two tables": {"name": "learned", "offset": 2, "separate": True},
     }.items()
 }
 # ONNX refuses these by name, for a part of each has no writer.

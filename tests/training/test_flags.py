@@ -174,7 +174,7 @@ MODEL: dict[str, tuple[str, Any]] = {
     "dropout": ("0.45", 0.45),
     "attention_dropout": ("0.15", 0.15),
     "max_source_length": ("77", 77),
-    "positions": ("learned:offset=2", {"name": "learned", "offset": 2}),
+    "positions": ("learned:offset=2", {"name": "learned", "offset": 2, "separate": False}),
     "attention": ("other", {"name": "other"}),
     "decoder_attention": ("other", {"name": "other"}),
     "score": ("other", {"name": "other"}),

@@ -439,7 +439,10 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
     [
         (["--positions", "absolute"], f"--positions must be one of {POSITIONS}; received: 'absolute'"),
         (["--norm", "layer:epsilon=0"], "--norm epsilon must be a number from 1e-12 to 1.0; received: 0.0"),
-        (["--positions", "learned:depth=2"], "--positions: 'learned' has the options offset; received: depth"),
+        (
+            ["--positions", "learned:depth=2"],
+            "--positions: 'learned' has the options offset, separate; received: depth",
+        ),
         (["--num-layers", "0"], "--num-layers must be an integer from 1 to 512; received: 0"),
         (["--encoder-layers", "0"], "--encoder-layers must be an integer from 1 to 512; received: 0"),
         (["--embedding-scale", "0"], "--embedding-scale must be a number from 1e-06 to 1,000,000.0; received: 0.0"),
