@@ -383,7 +383,7 @@ MODELS = [
     ),
     *by(
         "text/test_labelled.py",
-        f"{PACKAGE}/text/labelled.py",
+        f"{PACKAGE}/text",
         ("rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]", "rows[::HELD_OUT_EVERY]"),
         ("*ids[: max_length - 2], END]", "*ids[: max_length - 1], END]"),
         ("weights[number] = 1 / len(rows)", "weights[number] = 1 / num_rows"),
@@ -516,7 +516,7 @@ TEXT = [
     *by(
         "text/test_prose.py",
         f"{PACKAGE}/text/prose.py",
-        ("(1 - HELD_OUT_SHARE) * sum(sizes), 0", "(1 - HELD_OUT_SHARE) * len(sizes), 0"),
+        ("sum(len(line) + 1 for line in lines())", "sum(len(line) for line in lines())"),
         ("islice(read_lines(text), count, None)", "islice(read_lines(text), count + 1, None)"),
     ),
     *by(

@@ -15,7 +15,7 @@ from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
-from keras_transformer.text.labelled import with_ends
+from keras_transformer.text.labelled_batches import with_ends
 from keras_transformer.text.tokenizer import Tokenizer
 
 

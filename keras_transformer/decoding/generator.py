@@ -18,7 +18,7 @@ from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
-from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from keras_transformer.text.windows import WindowPlan
 
 STREAMED_TOKENS = 32  # between two pieces of a stream
@@ -150,6 +150,8 @@ class Generator:
                 f"{cut} prompt(s) longer than the context, {self.model.context_length} tokens: only the last "
                 f"{self._kept} count"
             )
+        if unknown := sum(ids.count(UNKNOWN) for ids in begun):
+            warn(f"{unknown} piece(s) of the prompts are not in the vocabulary")
         return [ids[-self._kept :] if len(ids) >= self.model.context_length else ids for ids in begun]
 
     def _context(self, ids: Ids) -> Ids:

@@ -1,22 +1,17 @@
-"""Text with labels to train on: the user's files, or number words of several languages; and its batches."""
+"""Text with labels to train on: the user's files, or number words of several languages."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from keras_transformer.errors import RequestError
-from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.number_words import spelled
-from keras_transformer.text.tokenizer import END, PAD, START
 
 Labelled = tuple[str, str]  # label, text
 
@@ -111,56 +106,3 @@ def _drawn_numbers(count: int) -> list[int]:
     while len(numbers) < count:
         numbers[generator.randrange(10 ** generator.randint(1, 6))] = None
     return generator.sample(list(numbers), count)
-
-
-class LabelledRows:
-    """Texts as ids, each with the place of its label.
-
-    Args:
-        ids: the pieces of each text.
-        labels: the place of each text's label.
-        max_length: the most pieces of a text, with start and end. Longer texts are cut; `num_cut` counts them.
-    """
-
-    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[int], max_length: int):
-        self.ids = [with_ends(row, max_length) for row in ids]
-        self.labels = np.array(labels, "int32")
-        self.num_cut = sum(len(row) + 2 > max_length for row in ids)
-        self.max_length = max_length
-        self.source_lengths = np.array([len(row) for row in self.ids], "int32")
-        self.target_lengths = np.ones(len(ids), "int32")  # a text has one label
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def with_ends(ids: Sequence[int], max_length: int) -> list[int]:
-    """The ids of a text between start and end, cut to `max_length` in all."""
-    return [START, *ids[: max_length - 2], END]
-
-
-class LabelledPlan(BatchPlan):
-    """Plans batches of labelled texts as `BatchPlan` plans those of sentence pairs.
-
-    Args:
-        corpus: the texts.
-        arguments: see `BatchPlan`.
-    """
-
-    like = Batch({"ids": NO_IDS}, np.zeros(0, "int32"), np.zeros(0, "float32"))
-
-    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: Any, **options: Any):
-        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
-
-    def batch(self, place: Place) -> Batch:
-        epoch = self._epoch(place.epoch)
-        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        num_rows = int(epoch.batches["num_rows"][place.batch])
-        ids = np.full((num_rows, int(corpus.source_lengths[rows].max())), PAD, "int32")
-        labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
-        for number, row in enumerate(rows):
-            text = corpus.ids[row]  # type: ignore[attr-defined]
-            ids[number, : len(text)] = text
-            labels[number] = corpus.labels[row]  # type: ignore[index]
-            weights[number] = 1 / len(rows)
-        return Batch({"ids": ids}, labels, weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,12 @@ def text_from_file(text: str | os.PathLike[str], valid_text: str | os.PathLike[s
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, or is too short to be divided.
     """
-    sizes = [len(line) + 1 for line in _lines_of(text)]
-    identity = sha256_of(read_lines(text))
+    identity = sha256_of(_lines_of(text))
     if valid_text is not None:
         both = sha256_of([identity, sha256_of(_lines_of(valid_text))])
         return Corpus("files", None, None, lambda: read_lines(text), lambda: read_lines(valid_text), both)
-    count = num_training_lines(sizes)
-    if not 0 < count < len(sizes):
+    count = num_training_lines(lambda: read_lines(text))
+    if not count:
         raise RequestError(f"{text} has too few lines to hold a tenth out: add lines, or give --valid-text")
     return Corpus(
         "files", None, None, lambda: islice(read_lines(text), count), lambda: islice(read_lines(text), count, None),
@@ -71,18 +70,14 @@ def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
         raise RequestError(f"{path} is empty; expected text")
 
 
-def num_training_lines(sizes: list[int]) -> int:
-    """How many of the first lines are trained on: nine tenths of the characters.
-
-    Args:
-        sizes: the characters of each line, with the line break.
-    """
-    most, seen = (1 - HELD_OUT_SHARE) * sum(sizes), 0
-    for number, size in enumerate(sizes):
-        seen += size
+def num_training_lines(lines: Callable[[], Iterable[str]]) -> int:
+    """How many of the first lines are trained on: nine tenths of the characters, line breaks included."""
+    most, seen = (1 - HELD_OUT_SHARE) * sum(len(line) + 1 for line in lines()), 0
+    for number, line in enumerate(lines()):
+        seen += len(line) + 1
         if seen > most:
             return number
-    return len(sizes)
+    return 0
 
 
 def named_text(name: str) -> Corpus[str]:
@@ -96,6 +91,6 @@ def named_text(name: str) -> Corpus[str]:
     from pydoc_data.topics import topics
 
     lines = "\n\n".join(topics[topic] for topic in sorted(topics)).split("\n")
-    count = num_training_lines([len(line) + 1 for line in lines])
+    count = num_training_lines(lambda: lines)
     train, valid = lines[:count], lines[count:]
     return Corpus(name, "en", "en", lambda: iter(train), lambda: iter(valid), sha256_of(lines), RECIPES[name])

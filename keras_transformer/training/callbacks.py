@@ -280,12 +280,18 @@ class ProgressLine(keras.callbacks.Callback):
     """Prints step, loss, labels per second and time left to standard error.
 
     On a terminal one line is rewritten; elsewhere a line is printed every `LINE_SECONDS`.
+
+    Args:
+        progress: how far the run is.
+        steps: of the whole run.
+        unit: what has a label.
     """
 
-    def __init__(self, progress: Progress, steps: int):
+    def __init__(self, progress: Progress, steps: int, unit: str = "tokens"):
         super().__init__()
         self.progress = progress
         self.steps = steps
+        self.unit = unit
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = 0.0
         # Where the measurement of speed begins: after the first step, which traces the graph.
@@ -313,7 +319,7 @@ class ProgressLine(keras.callbacks.Callback):
             return line
         passed = max(progress.seconds - since.seconds, 1e-9)
         left = (self.steps - progress.step) * passed / (progress.step - since.step)
-        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} tokens/s · {_clock(left)} left"
+        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {_clock(left)} left"
 
     def _write(self, line: str, end: str) -> None:
         if self._terminal:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.text.labelled import Labelled, LabelledPlan, LabelledRows, labelled_from_file, named_labelled
+from keras_transformer.text.labelled import Labelled, labelled_from_file, named_labelled
+from keras_transformer.text.labelled_batches import LabelledPlan, LabelledRows
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
+UNIT = "texts"
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.models.presets import PRESETS
-from keras_transformer.text.corpora import RECIPES
+from keras_transformer.text import corpora, labelled, prose
 from keras_transformer.training.settings import Settings, flag_of
 
-DESCRIPTION = "Trains a Transformer on parallel text; without arguments on number words, English to German."
+DESCRIPTION = (
+    "Trains a Transformer on parallel text, without arguments on number words, English to German; "
+    "with --task another model."
+)
 # What version 0.1 called two variants.
 OLDER_SPELLINGS = {
     "--normalize-first": ("residual", "pre_norm"),
@@ -39,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each setting; a flag that is not given is None."""
-    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in RECIPES.items())
+    by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES}
+    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in by_corpus.items())
     parser.epilog = f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}."
     for setting in fields(Settings):
         help = setting.metadata["help"] + _default(setting)

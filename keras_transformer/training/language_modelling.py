@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
+UNIT = "tokens"
 SAMPLE_TOKENS = 256
 MAX_VALIDATION_TOKENS = 200_000  # what a round is validated on
 MAX_KEPT_CHARACTERS = 2_000_000  # of the validation text that the run folder keeps

@@ -221,7 +221,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
         *validation,
         records,
         save,
-        c.ProgressLine(progress, settings.steps),
+        c.ProgressLine(progress, settings.steps, run.task.load().UNIT),
         c.Interrupt(stop_on_nan.check_weights, save.save, resume_command),
     ]
 

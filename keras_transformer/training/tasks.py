@@ -37,9 +37,11 @@ class TaskModule(Protocol):
 
     Attributes:
         SCORE: the name of the score by which a round is judged, such as "BLEU".
+        UNIT: what has a label, such as "tokens".
     """
 
     SCORE: str
+    UNIT: str
 
     def corpus(self, settings: Settings) -> Corpus[Any]:
         """The corpus that the settings name."""

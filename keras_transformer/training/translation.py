@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "BLEU"
+UNIT = "tokens"
 prepare = prepare_text
 
 

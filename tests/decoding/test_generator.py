@@ -125,6 +125,11 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(generator, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_what_the_vocabulary_lacks_is_told(generator, capsys):
+    generator.generate(["the Ω", "Ωcat"], 2, GREEDY)
+    assert capsys.readouterr().err == "warning: 2 piece(s) of the prompts are not in the vocabulary\n"
+
+
 def test_wrong_requests_are_refused(generator):
     refused = [
         (0, DRAW, "max_tokens must be a whole number from 1; received: 0"),

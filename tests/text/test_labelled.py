@@ -7,7 +7,8 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.feeding import Place
-from keras_transformer.text.labelled import LANGUAGES, LabelledPlan, LabelledRows, labelled_from_file, named_labelled
+from keras_transformer.text.labelled import LANGUAGES, labelled_from_file, named_labelled
+from keras_transformer.text.labelled_batches import LabelledPlan, LabelledRows
 from keras_transformer.text.tokenizer import END, PAD, START
 
 LINES = [f"{'odd' if n % 2 else 'even'}\ttext number {n}" for n in range(40)]

@@ -1,0 +1,71 @@
+"""Batches of labelled texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.tokenizer import END, PAD, START
+
+
+class LabelledRows:
+    """Texts as ids, each with the place of its label.
+
+    Args:
+        ids: the pieces of each text.
+        labels: the place of each text's label.
+        max_length: the most pieces of a text, with start and end. Longer texts are cut; `num_cut` counts them.
+    """
+
+    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[int], max_length: int):
+        self.labels = np.array(labels, "int32")
+        self.num_cut = sum(len(row) + 2 > max_length for row in ids)
+        self.max_length = max_length
+        self.source_lengths = np.array([min(len(row) + 2, max_length) for row in ids], "int32")
+        self.target_lengths = np.ones(len(ids), "int32")  # a text has one label
+        self._ids = np.fromiter(chain.from_iterable(with_ends(row, max_length) for row in ids), "int32")
+        self._ends = np.cumsum(self.source_lengths, dtype="int64")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def ids(self, row: int) -> np.ndarray:
+        """The ids of a text, with start and end."""
+        return self._ids[self._ends[row] - self.source_lengths[row] : self._ends[row]]
+
+
+def with_ends(ids: Sequence[int], max_length: int) -> list[int]:
+    """The ids of a text between start and end, cut to `max_length` in all."""
+    return [START, *ids[: max_length - 2], END]
+
+
+class LabelledPlan(BatchPlan):
+    """Plans batches of labelled texts as `BatchPlan` plans those of sentence pairs.
+
+    Args:
+        corpus: the texts.
+        arguments: see `BatchPlan`.
+    """
+
+    like = Batch({"ids": NO_IDS}, np.zeros(0, "int32"), np.zeros(0, "float32"))
+
+    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: Any, **options: Any):
+        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        num_rows = int(epoch.batches["num_rows"][place.batch])
+        ids = np.full((num_rows, int(corpus.source_lengths[rows].max())), PAD, "int32")
+        labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
+        for number, row in enumerate(rows):
+            text = corpus.ids(row)  # type: ignore[attr-defined]
+            ids[number, : len(text)] = text
+            labels[number] = corpus.labels[row]  # type: ignore[index]
+            weights[number] = 1 / len(rows)
+        return Batch({"ids": ids}, labels, weights)
