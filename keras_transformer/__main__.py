@@ -60,6 +60,9 @@ COMMANDS = {
     "classify": Command(
         classify.classify, "tell the label of each line of standard input", classify.add_classify_options
     ),
+    "fill": Command(
+        classify.fill, "tell what a <mask> in each line of standard input stands for", classify.add_fill_options
+    ),
     "embed": Command(
         classify.embed, "write a vector for each line of standard input", classify.add_embed_options
     ),

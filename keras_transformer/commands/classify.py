@@ -1,9 +1,11 @@
-"""`classify` and `embed`: labels and vectors of texts, a line for a line."""
+"""`classify`, `fill` and `embed`: labels, masked pieces and vectors of texts, a line for a line."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 from keras_transformer.commands.translate import TextLines
@@ -20,6 +22,19 @@ def classify(arguments: argparse.Namespace) -> None:
     for label, probability in classifier.stream(lines, arguments.batch_size):
         sys.stdout.write(f"{label}\t{probability:.4f}\n")
         sys.stdout.flush()
+    tell_of_invalid(lines)
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """Prints a JSON object for each line of standard input: for each `<mask>` the likeliest pieces."""
+    load_tensorflow()
+    from keras_transformer.decoding.classifier import load_classifier
+
+    classifier, lines = load_classifier(arguments.run), standard_input()
+    while some := list(islice(lines, arguments.batch_size)):
+        for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
+            fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
+            print(json.dumps({"text": line, "fills": fills}, ensure_ascii=False), flush=True)
     tell_of_invalid(lines)
 
 
@@ -62,6 +77,12 @@ def tell_of_invalid(lines: TextLines) -> None:
 def add_classify_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts at once (default: 64)")
+
+
+def add_fill_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `fill`."""
+    add_classify_options(parser)
+    parser.add_argument("--n-best", type=int, default=5, metavar="N", help="pieces for each mask (default: 5)")
 
 
 def add_embed_options(parser: argparse.ArgumentParser) -> None:

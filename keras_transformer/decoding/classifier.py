@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.decoding.compiling import CompiledComputations
-from keras_transformer.decoding.computations import Embedding, LabelProbs
+from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
 from keras_transformer.text.labelled_batches import with_ends
-from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
 
 
 class Prediction(NamedTuple):
@@ -75,6 +75,33 @@ class Classifier:
         """A vector for each text, (N, D) float32: the mean of its states."""
         rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in _in_batches(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[list[list[Prediction]]]:
+        """For each `<mask>` in each text the likeliest pieces, the best first. A mask stands for one piece.
+
+        Raises:
+            RequestError: the model has labels and does not tell pieces, or its vocabulary has no mask.
+        """
+        if self.labels or not self.tokenizer.has_mask:
+            raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
+        found: list[list[list[Prediction]]] = []
+        for some in _in_batches(lines, batch_size):
+            ids = padded([self._masked(line) for line in some])
+            probs, pieces = self._computations.run(Fills(num_best), ids)
+            found += [
+                [self._predictions(probs[row, place], pieces[row, place]) for place in np.flatnonzero(text == MASK)]
+                for row, text in enumerate(ids)
+            ]
+        return found
+
+    def _masked(self, line: str) -> list[int]:
+        """The ids of a text with masks."""
+        first, *others = self.tokenizer.encode(line.split(MASK_PIECE))
+        pieces = [*first, *(id for part in others for id in (MASK, *part))]
+        return with_ends(pieces, self.model.context_length)
+
+    def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
+        return [Prediction(*one) for one in zip(self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)]
 
     def _ids(self, lines: list[str]) -> np.ndarray:
         return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])

@@ -112,6 +112,20 @@ class LabelProbs:
 
 
 @dataclass(frozen=True)
+class Fills:
+    """The likeliest pieces of text at each place."""
+
+    num_best: int
+
+    def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities and ids (B, S, K) for texts (B, S), the best first."""
+        probs = ops.softmax(ops.cast(model({"ids": ids}, training=False), "float32"))  # (B, S, V)
+        is_text = ops.arange(model.vocabulary_size) >= model.num_control_ids
+        probs, pieces = ops.top_k(ops.where(is_text, probs, 0.0), min(self.num_best, model.vocabulary_size))
+        return probs, ops.cast(pieces, "int32")
+
+
+@dataclass(frozen=True)
 class Embedding:
     """The vectors of texts."""
 

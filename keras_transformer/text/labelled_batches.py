@@ -13,30 +13,41 @@ from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenizer import END, PAD, START
 
 
-class LabelledRows:
-    """Texts as ids, each with the place of its label.
+class TextRows:
+    """Texts as ids, between start and end, in one array.
 
     Args:
         ids: the pieces of each text.
-        labels: the place of each text's label.
         max_length: the most pieces of a text, with start and end. Longer texts are cut; `num_cut` counts them.
     """
 
-    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[int], max_length: int):
-        self.labels = np.array(labels, "int32")
+    def __init__(self, ids: Sequence[Sequence[int]], max_length: int):
         self.num_cut = sum(len(row) + 2 > max_length for row in ids)
         self.max_length = max_length
         self.source_lengths = np.array([min(len(row) + 2, max_length) for row in ids], "int32")
-        self.target_lengths = np.ones(len(ids), "int32")  # a text has one label
         self._ids = np.fromiter(chain.from_iterable(with_ends(row, max_length) for row in ids), "int32")
         self._ends = np.cumsum(self.source_lengths, dtype="int64")
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.source_lengths)
 
     def ids(self, row: int) -> np.ndarray:
         """The ids of a text, with start and end."""
         return self._ids[self._ends[row] - self.source_lengths[row] : self._ends[row]]
+
+
+class LabelledRows(TextRows):
+    """Texts as ids, each with the place of its label.
+
+    Args:
+        ids, max_length: see `TextRows`.
+        labels: the place of each text's label.
+    """
+
+    def __init__(self, ids: Sequence[Sequence[int]], labels: Sequence[int], max_length: int):
+        super().__init__(ids, max_length)
+        self.labels = np.array(labels, "int32")
+        self.target_lengths = np.ones(len(ids), "int32")  # a text has one label
 
 
 def with_ends(ids: Sequence[int], max_length: int) -> list[int]:

@@ -17,6 +17,7 @@ from keras_transformer.files import write_whole
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+MASK, MASK_PIECE = 4, "<mask>"  # in vocabularies that are trained with a mask
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
@@ -84,6 +85,11 @@ class Tokenizer:
         """Whether a line break is a piece, as in vocabularies that keep text as it is."""
         return self._processor.piece_to_id(LINE_BREAK) != UNKNOWN
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether id 4 is the mask, which no text gives."""
+        return self._processor.id_to_piece(MASK) == MASK_PIECE and self._processor.is_control(MASK)
+
     def decoding_model(self) -> bytes:
         """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
         if not self.has_unused_pieces:
@@ -108,12 +114,14 @@ class Tokenizer:
         seed: int = 0,
         num_threads: int = 1,
         keeps_text: bool = False,
+        has_mask: bool = False,
     ) -> Tokenizer:
         """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included; of characters, at most.
 
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
         give the lines of both languages. With `keeps_text`, text is not normalised, and a line break is a piece.
+        With `has_mask`, id 4 is the mask.
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
@@ -125,7 +133,8 @@ class Tokenizer:
             raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
         sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
         try:
-            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads, keeps_text))
+            options = {**(_KEEPING_TEXT if keeps_text else _NORMALISING), **(_MASK if has_mask else {})}
+            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads, options))
         except RuntimeError as error:
             raise _training_error(str(error), vocabulary_size) from None
 
@@ -252,10 +261,12 @@ _KEEPING_TEXT: dict[str, Any] = {
     "allow_whitespace_only_pieces": True,
     "user_defined_symbols": [LINE_BREAK],
 }
+_NORMALISING: dict[str, Any] = {"normalization_rule_name": "nmt_nfkc"}
+_MASK: dict[str, Any] = {"control_symbols": [MASK_PIECE]}
 
 
 def _trained_model(
-    lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, keeps_text: bool
+    lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, options: dict[str, Any]
 ) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
@@ -264,7 +275,7 @@ def _trained_model(
         model_type=model_type,
         vocab_size=vocabulary_size,
         character_coverage=1.0 if model_type == "char" else _character_coverage(lines, vocabulary_size),
-        **(_KEEPING_TEXT if keeps_text else {"normalization_rule_name": "nmt_nfkc"}),
+        **options,
         num_threads=num_threads,
         minloglevel=2,
         pad_id=PAD,

@@ -46,9 +46,7 @@ def compiled_model(run: Run) -> FamilyModel:
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
     if settings.init_from and not run.is_resumed:
-        parent = load_model(settings.init_from)
-        for own, inherited in zip(model.trainable_variables, parent.trainable_variables, strict=True):
-            own.assign(inherited)
+        inherit(model, load_model(settings.init_from))
     model.micro_batches = settings.accumulate
     model.metrics_every = METRICS_EVERY
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
@@ -61,6 +59,18 @@ def compiled_model(run: Run) -> FamilyModel:
     )
     model.build_for_training()
     return model
+
+
+def inherit(model: FamilyModel, parent: FamilyModel) -> None:
+    """Gives a model the weights of its parent. Heads for labels belong to their own labels and stay as they are."""
+
+    def inherited(one: FamilyModel) -> list[Any]:
+        head = getattr(one, "head", None)
+        own = {id(variable) for variable in (head.variables if head is not None else [])}
+        return [variable for variable in one.trainable_variables if id(variable) not in own]
+
+    for mine, theirs in zip(inherited(model), inherited(parent), strict=True):
+        mine.assign(theirs)
 
 
 def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:

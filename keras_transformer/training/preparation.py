@@ -94,7 +94,7 @@ def _naming_files(files: str) -> Iterator[None]:
         raise RequestError(f"{files}: {error}") from error
 
 
-def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], keeps_text: bool = False) -> Tokenizer:
+def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
     """The vocabulary of a run with one language: its own, that of `--init-from` or `--tokenizer`, or learned."""
     settings, (path, _) = run.settings, run.folder.tokenizers(separate=False)
     if run.is_resumed and path.is_file():
@@ -104,12 +104,17 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], keeps_text: bool
     elif settings.tokenizer:
         tokenizer = Tokenizer.load(settings.tokenizer)
     else:
-        tokenizer = learned(run, lines, keeps_text)
-    if keeps_text and not tokenizer.has_line_breaks:
-        raise RequestError(
-            f"--tokenizer: expected a vocabulary with a piece for line breaks, as a run of --task language-model has; "
-            f"received {settings.tokenizer}"
-        )
+        tokenizer = learned(run, lines, **kind)
+    needs = {
+        "keeps_text": ("a piece for line breaks", tokenizer.has_line_breaks),
+        "has_mask": ("a mask", tokenizer.has_mask),
+    }
+    for piece, is_there in (needs[name] for name in kind):
+        if not is_there:
+            raise RequestError(
+                f"expected a vocabulary with {piece}, as a run of --task {settings.task} has; received that of "
+                f"{settings.tokenizer or settings.init_from}"
+            )
     if run.is_chief:
         tokenizer.save(path)
     return tokenizer
@@ -145,13 +150,19 @@ def _learned_tokenizers(run: Run) -> Tokenizers:
     return Tokenizers(joint, joint)
 
 
-def learned(run: Run, lines: Callable[[], Iterator[str]], keeps_text: bool = False) -> Tokenizer:
-    """Learns a vocabulary; of the largest size that the text supports if the run may lower the size."""
+def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
+    """Learns a vocabulary; of the largest size that the text supports if the run may lower the size.
+
+    Args:
+        run: with the size and the type of the vocabulary.
+        lines: each call returns the text anew.
+        kind: see `Tokenizer.train`.
+    """
     settings = run.settings
     size = settings.vocabulary_size
     while True:
         try:
-            return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, keeps_text=keeps_text)
+            return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, **kind)
         except VocabularyTooLarge as error:
             if not run.lowers_vocabulary or error.most >= size:
                 raise

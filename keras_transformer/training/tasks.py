@@ -109,6 +109,13 @@ TASKS = {
         frozenset({"text", "valid_text", "context_length"}),
         {"dataset": "pydoc-topics", "label_smoothing": 0.0},
     ),
+    "masked-tokens": Task(
+        "keras_transformer.training.masked_tokens",
+        "encoder",
+        "to fill masked places of text",
+        frozenset({"text", "valid_text", "context_length"}),
+        {"dataset": "pydoc-topics", "label_smoothing": 0.0},
+    ),
     "classification": Task(
         "keras_transformer.training.classification",
         "encoder",

@@ -186,7 +186,7 @@ def test_a_translator_is_refused_by_name(run, built_run, tmp_path):
 
 REFUSED = {
     "--task language-model --source a --target b": "--source belongs to --task translation; received --task language",
-    "--text a": "--text belongs to --task language-model or classification; received --task translation",
+    "--text a": "--text belongs to --task language-model or masked-tokens or classification; received",
     "--task language-model --encoder-layers 2": "--encoder-layers belongs to --task translation",
     "--task language-model --valid-text a": "--valid-text needs --text; received none",
     "--task language-model --text a --dataset pydoc-topics": "--text is your own text, and --dataset belongs to",

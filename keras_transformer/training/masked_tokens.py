@@ -1,0 +1,95 @@
+"""The task of telling masked pieces of text (Devlin et al. 2018, arXiv 1810.04805): an encoder to fine-tune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.files import write_text
+from keras_transformer.text.masked_batches import MaskedPlan, MaskedRows
+from keras_transformer.text.tokenizer import MASK, Tokenizer
+from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS
+from keras_transformer.training.language_modelling import corpus as corpus
+from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
+from keras_transformer.training.request import Run
+from keras_transformer.training.translation import loss as loss
+from keras_transformer.training.translation import metrics as metrics
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_transformer.models.encoder import Encoder
+    from keras_transformer.training.callbacks import Progress
+
+SCORE = "validation loss"
+UNIT = "masked tokens"
+MAX_VALIDATION_LINES = 2_000  # what a round is validated on
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """A run's text, ready to train on."""
+
+    tokenizer: Tokenizer
+    plan: MaskedPlan
+    valid_plan: MaskedPlan
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> MaskedText:
+    """Learns the vocabulary, and plans batches of the lines, each a text of its own.
+
+    Raises:
+        RequestError: the text does not support the vocabulary, or the budget does not hold the longest line.
+    """
+    settings = run.settings
+    tokenizer = one_tokenizer(run, run.corpus.train, has_mask=True)
+    run.config["model"]["num_control_ids"] = MASK + 1
+    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
+    valid_lines = [line for line in run.corpus.valid() if line.strip()]
+    if run.is_chief:
+        write_text(run.folder.valid_text, "".join(f"{line}\n" for line in valid_lines)[:MAX_KEPT_CHARACTERS])
+    train = _rows(run.corpus.train(), tokenizer, settings.context_length)
+    valid = _rows(valid_lines[:MAX_VALIDATION_LINES], tokenizer, settings.context_length)
+    say(f"{run.corpus.name}: {len(train):,} lines, {len(valid):,} for validation")
+    if train.num_cut:
+        warn(f"{train.num_cut} line(s) have more pieces than --context-length {settings.context_length} and are cut")
+    pieces, budget = (MASK + 1, tokenizer.vocabulary_size), settings.token_budget
+    return MaskedText(
+        tokenizer,
+        MaskedPlan(train, pieces, budget, settings.seed, num_replicas, settings.accumulate),
+        MaskedPlan(valid, pieces, budget, num_replicas=num_replicas, shuffle=False),
+    )
+
+
+def _rows(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> MaskedRows:
+    ids = [row for row in tokenizer.encode(list(lines)) if row]
+    if not ids:
+        raise RequestError("expected lines of text to train and to validate on; all of them are blank")
+    return MaskedRows(ids, max_length)
+
+
+def validation(
+    run: Run, data: MaskedText, model: Encoder, progress: Progress, show: Callable[[int, str], None] | None
+) -> list[keras.callbacks.Callback]:
+    """Early stopping by the validation loss."""
+    from keras_transformer.training.callbacks import Loss
+
+    return [Loss(progress, run.settings.patience)]
+
+
+def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
+    """The validation loss of the model that the run ends with, in nats a masked piece."""
+    from itertools import islice
+
+    from keras_transformer.decoding.compiling import CompiledComputations
+    from keras_transformer.decoding.computations import TextLogProbs
+
+    computations, log_prob, count = CompiledComputations(model), 0.0, 0
+    for _, batch in islice(data.valid_plan.iterate(), data.valid_plan.num_batches(0)):
+        (log_probs,) = computations.run(TextLogProbs(), batch.inputs["ids"], batch.labels)
+        log_prob += float(log_probs.astype("float64").sum())
+        count += int((batch.labels != 0).sum())
+    return {"val_loss": -log_prob / count}
