@@ -27,18 +27,15 @@ class Prediction(NamedTuple):
 
 
 class Classifier:
-    """Tells labels and vectors of texts with one encoder.
+    """Tells labels, masked pieces and vectors of texts with one encoder:
+
+        classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
+        [prediction] = classifier.classify(["siebenundzwanzig"])
 
     Args:
         model: the encoder.
         tokenizer: its vocabulary.
         labels: in the order of the model's logits; empty for an encoder without labels.
-
-    Example:
-
-    >>> classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
-    >>> classifier.classify(["siebenundzwanzig"])
-    [Prediction(label='de', probability=0.99...)]
     """
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str] = ()):

@@ -49,17 +49,14 @@ class _Row:
 
 
 class Generator:
-    """Continues and scores text with one language model.
+    """Continues and scores text with one language model:
+
+        generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
+        [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
 
     Args:
         model: the model.
         tokenizer: its vocabulary.
-
-    Example:
-
-    >>> generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
-    >>> [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
-    >>> print(continuation.text)
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer):
