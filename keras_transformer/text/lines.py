@@ -42,6 +42,17 @@ def opened(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
+def beginning(lines: Iterable[str], most: int) -> str:
+    """The first lines, each with its line break: those that begin within `most` characters."""
+    kept, size = [], 0
+    for line in lines:
+        if size >= most:
+            break
+        kept.append(f"{line}\n")
+        size += len(kept[-1])
+    return "".join(kept)
+
+
 def sha256_of(lines: Iterable[str]) -> str:
     """The SHA-256 of lines in UTF-8."""
     digest = hashlib.sha256()

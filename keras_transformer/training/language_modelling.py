@@ -13,6 +13,7 @@ from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.models import make_model
 from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.lines import beginning
 from keras_transformer.text.prose import named_text, text_from_file
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
@@ -69,7 +70,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Prose:
     train = tokenized_text(cache / "train.ids", run.corpus.train(), tokenizer)
     valid = tokenized_text(cache / "validation.ids", run.corpus.valid(), tokenizer)
     if run.is_chief:
-        write_text(run.folder.valid_text, "".join(f"{line}\n" for line in run.corpus.valid())[:MAX_KEPT_CHARACTERS])
+        write_text(run.folder.valid_text, beginning(run.corpus.valid(), MAX_KEPT_CHARACTERS))
     say(f"{run.corpus.name}: {len(train):,} tokens, {len(valid):,} for validation")
     length, budget = settings.context_length, settings.token_budget
     plan = WindowPlan(train, length, budget, settings.seed, num_replicas, settings.accumulate)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
+from keras_transformer.text.lines import beginning
 from keras_transformer.text.masked_batches import MaskedPlan, MaskedRows
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS
@@ -48,11 +50,11 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> MaskedText:
     tokenizer = one_tokenizer(run, run.corpus.train, has_mask=True)
     run.config["model"]["num_control_ids"] = MASK + 1
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
-    valid_lines = [line for line in run.corpus.valid() if line.strip()]
+    valid_lines = list(islice((line for line in run.corpus.valid() if line.strip()), MAX_VALIDATION_LINES))
     if run.is_chief:
-        write_text(run.folder.valid_text, "".join(f"{line}\n" for line in valid_lines)[:MAX_KEPT_CHARACTERS])
+        write_text(run.folder.valid_text, beginning(valid_lines, MAX_KEPT_CHARACTERS))
     train = _rows(run.corpus.train(), tokenizer, settings.context_length)
-    valid = _rows(valid_lines[:MAX_VALIDATION_LINES], tokenizer, settings.context_length)
+    valid = _rows(valid_lines, tokenizer, settings.context_length)
     say(f"{run.corpus.name}: {len(train):,} lines, {len(valid):,} for validation")
     if train.num_cut:
         warn(f"{train.num_cut} line(s) have more pieces than --context-length {settings.context_length} and are cut")
@@ -82,8 +84,6 @@ def validation(
 
 def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a masked piece."""
-    from itertools import islice
-
     from keras_transformer.decoding.compiling import CompiledComputations
     from keras_transformer.decoding.computations import TextLogProbs
 

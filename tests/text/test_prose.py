@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.feeding import Place
+from keras_transformer.text.lines import beginning
 from keras_transformer.text.prose import named_text, num_training_lines, text_from_file
 from keras_transformer.text.tokenizer import PAD, START, Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
@@ -56,6 +57,13 @@ def test_a_tenth_of_the_characters_is_held_out(tmp_path):
     assert 0.1 <= share < 0.12
     own = text_from_file(tmp_path / "text", tmp_path / "text")
     assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
+
+
+def test_the_beginning_of_a_text_is_whole_lines():
+    lines = ["one", "", "three", "four"]
+    assert [beginning(iter(lines), most) for most in (0, 1, 4, 5, 6, 99)] == [
+        "", "one\n", "one\n", "one\n\n", "one\n\nthree\n", "one\n\nthree\nfour\n",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([10] * 10, 9), ([1], 0), ([95, 5], 0), ([5, 95], 1), ([], 0)])
