@@ -524,7 +524,6 @@ TEXT = [
         "text/test_prose.py",
         f"{PACKAGE}/text/windows.py",
         ("ids[: len(starts), 0] = START", "pass"),
-        ("ids[len(starts) :, 0] = PAD", "pass"),
         ("first = random.integers(min(self.width, len(self.ids) - self.width + 1))", "first = 0"),
         ("np.random.default_rng((self.seed, epoch))", "np.random.default_rng(epoch)"),
         ("len(self.ids) - self.width + 1, self.width)", "len(self.ids) - self.width, self.width)"),

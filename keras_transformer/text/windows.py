@@ -108,7 +108,6 @@ class WindowPlan(Plan):
             row[: len(window)] = window
         ids = np.roll(labels, 1, axis=1)
         ids[: len(starts), 0] = START
-        ids[len(starts) :, 0] = PAD
         real = labels != PAD
         return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
 
