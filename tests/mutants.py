@@ -483,7 +483,6 @@ DECODING = [
         ("len(ids) + max_tokens - row.num_added)", "len(ids) + max_tokens)"),
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, number])"),
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, copy])"),
-        ("and self.ids[-1] == END", "and False"),
         ("if limit > self.model.context_length:", "if False:"),
         ("ids[-self._kept :] if len(ids)", "ids[: self._kept] if len(ids)"),
     ),
