@@ -29,11 +29,11 @@ def difference(model: Any) -> Difference | None:
 
 def difference_in_kind(model: Any) -> Difference | None:
     """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
-    homes = [kind.home for kind in family.KINDS.values()]
-    if type(model) in map(family.load, homes):
+    classes = [family.load(kind.home) for kind in family.KINDS.values()]
+    if type(model) in classes:
         return None
-    known = [home.split(":")[1] for home in homes]
-    return Difference("model", " or ".join(known), type(model).__name__)
+    near = [one.__name__ for one in classes if isinstance(model, one)]
+    return Difference("model", " or ".join(near or [one.__name__ for one in classes]), type(model).__name__)
 
 
 def difference_in_parts(model: Any, twin: Any) -> Difference | None:

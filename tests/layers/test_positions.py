@@ -105,12 +105,13 @@ def test_learned_positions_are_rows_and_the_last_one_serves_beyond():
     np.testing.assert_array_equal(vectors, rows[[[0, 3], [3, 3]]])
 
 
-def test_the_decoder_may_have_vectors_of_its_own(tmp_path):
+def test_the_decoder_may_have_vectors_of_its_own():
     layer = LearnedPositions(4, HIDDEN_DIM, offset=1, separate=True)
-    x = np.ones((2, 3, HIDDEN_DIM), "float32")
-    found = [ops.convert_to_numpy(embed(x, np.array([0, 2, 9]))) for embed in (layer.embed, layer.embed_target)]
+    x, at = ops.ones((2, 3, HIDDEN_DIM)), np.array([0, 2, 9])
+    layer(at)
+    found = [ops.convert_to_numpy(embed(x, at)) for embed in (layer.embed, layer.embed_target)]
     encoder, decoder = layer.get_weights()
-    np.testing.assert_allclose(found, [x + encoder[[1, 3, 4]], x + decoder[[1, 3, 4]]], atol=1e-6)
+    np.testing.assert_allclose(found, [[1 + table[[1, 3, 4]]] * 2 for table in (encoder, decoder)], atol=1e-6)
     assert layer.num_parameters(HIDDEN_DIM) == layer.count_params() == 2 * 5 * HIDDEN_DIM
     assert LearnedPositions.from_config(layer.get_config()).separate
 
