@@ -116,7 +116,9 @@ class Tokenizer:
         keeps_text: bool = False,
         has_mask: bool = False,
     ) -> Tokenizer:
-        """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included; of characters, at most.
+        """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
+
+        A vocabulary of characters has at most as many: those that are most frequent.
 
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
