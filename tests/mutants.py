@@ -401,10 +401,14 @@ MODELS = [
     *by(
         "training/test_masked_tokens.py",
         f"{PACKAGE}",
-        ("mine.assign(theirs)", "pass"),
         ("for id in (MASK, *part)", "for id in part"),
         ("if self.labels or not self.tokenizer.has_mask:", "if False:"),
         ('run.config["model"]["num_control_ids"] = MASK + 1', "pass"),
+    ),
+    *by(
+        "training/test_classification.py",
+        f"{PACKAGE}/training/learning.py",
+        ("head = None if has_same_labels else", "head ="),
     ),
     *by(
         "training/test_classification.py",

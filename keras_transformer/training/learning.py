@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_transformer.errors import JobError, say
 from keras_transformer.models import make_model
-from keras_transformer.run_folder import load_model
+from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.feeding import Plan
 from keras_transformer.training import flags
 from keras_transformer.training.request import Run
@@ -46,7 +46,8 @@ def compiled_model(run: Run) -> FamilyModel:
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
     if settings.init_from and not run.is_resumed:
-        inherit(model, load_model(settings.init_from))
+        has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
+        inherit(model, load_model(settings.init_from), has_same_labels)
     model.micro_batches = settings.accumulate
     model.metrics_every = METRICS_EVERY
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
@@ -61,11 +62,11 @@ def compiled_model(run: Run) -> FamilyModel:
     return model
 
 
-def inherit(model: FamilyModel, parent: FamilyModel) -> None:
-    """Gives a model the weights of its parent. Heads for labels belong to their own labels and stay as they are."""
+def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> None:
+    """Gives a model the weights of its parent. A head for labels is inherited if the labels are the same."""
 
     def inherited(one: FamilyModel) -> list[Any]:
-        head = getattr(one, "head", None)
+        head = None if has_same_labels else getattr(one, "head", None)
         own = {id(variable) for variable in (head.variables if head is not None else [])}
         return [variable for variable in one.trainable_variables if id(variable) not in own]
 

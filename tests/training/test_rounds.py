@@ -56,7 +56,7 @@ def test_training_stops_after_so_many_rounds_that_are_no_better(answers, patienc
     logs: list[dict[str, float]] = [{} for _ in answers]
     assert rounds_of(callback, *logs, step=step).stop_training is stops
     best = max(log["val_bleu"] for log in logs)
-    assert progress.best_bleu == best
+    assert progress.best_score == best
     assert progress.best_step == 10 * (1 + [log["val_bleu"] for log in logs].index(best)), "the first of equal ones"
     if RIGHT in answers:
         assert best == pytest.approx(100)
