@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -23,6 +24,7 @@ GREEDY = SearchOptions(num_beams=1)
 def generator():
     tokenizer = Tokenizer.train(TEXT.split("\n"), 60, "char", keeps_text=True)
     sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}
+    keras.utils.set_random_seed(1)
     model = LanguageModel(tokenizer.vocabulary_size, CONTEXT, **sizes, residual="pre_norm")
     randomize(model)
     return Generator(model, tokenizer)
@@ -89,7 +91,7 @@ def test_a_stream_is_the_text_in_pieces(generator, monkeypatch):
         assert "".join(pieces) == expected.text and len(pieces) >= -(-len(expected.ids) // 5)
 
 
-def test_beams_are_never_less_likely_than_greedy_search(generator):
+def test_beams_come_in_their_order_and_find_what_greedy_search_misses(generator):
     (found,) = generator.generate(["the"], 8, SearchOptions(num_beams=4, n_best=4, length_penalty=0.0))
     ((greedy,),) = generator.generate(["the"], 8, GREEDY)
 
@@ -101,8 +103,8 @@ def test_beams_are_never_less_likely_than_greedy_search(generator):
         return total
 
     likelihoods = [log_prob(continuation) for continuation in found]
-    assert likelihoods == sorted(likelihoods, reverse=True) and len(set(texts([found])[0])) == 4
-    assert likelihoods[0] >= log_prob(greedy) - 1e-5
+    assert all(np.diff(likelihoods) < 1e-4) and len(set(texts([found])[0])) == 4
+    assert likelihoods[0] > log_prob(greedy) + 0.1
 
 
 def test_the_score_is_the_sum_over_windows(generator):
