@@ -169,8 +169,8 @@ LAYERS = [
     ),
     *by(
         "models/test_positions_in_models.py",
-        f"{PACKAGE}/models/transformer.py",
-        ("self.positions.rotation(position, is_causal=True)", "self.positions.rotation(position, is_causal=False)"),
+        f"{PACKAGE}/layers/stack.py",
+        ("positions.rotation(index, is_causal=True)", "positions.rotation(index, is_causal=False)"),
     ),
     *by(
         "layers/test_residual.py\nlayers/test_initial.py",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from itertools import islice
 from pathlib import Path
 
 from keras_transformer.commands.translate import TextLines
-from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.errors import RequestError, load_tensorflow, say
 from keras_transformer.files import check_writable, write_whole
 
 
@@ -22,20 +21,20 @@ def classify(arguments: argparse.Namespace) -> None:
     for label, probability in classifier.stream(lines, arguments.batch_size):
         sys.stdout.write(f"{label}\t{probability:.4f}\n")
         sys.stdout.flush()
-    tell_of_invalid(lines)
+    lines.tell_of_invalid()
 
 
 def fill(arguments: argparse.Namespace) -> None:
     """Prints a JSON object for each line of standard input: for each `<mask>` the likeliest pieces."""
     load_tensorflow()
-    from keras_transformer.decoding.classifier import load_classifier
+    from keras_transformer.decoding.classifier import in_batches, load_classifier
 
     classifier, lines = load_classifier(arguments.run), standard_input()
-    while some := list(islice(lines, arguments.batch_size)):
+    for some in in_batches(lines, arguments.batch_size):
         for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
             fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
             print(json.dumps({"text": line, "fills": fills}, ensure_ascii=False), flush=True)
-    tell_of_invalid(lines)
+    lines.tell_of_invalid()
 
 
 def embed(arguments: argparse.Namespace) -> None:
@@ -53,7 +52,7 @@ def embed(arguments: argparse.Namespace) -> None:
     vectors = classifier.embed(lines, arguments.batch_size)
     with write_whole(out) as aside, aside.open("wb") as file:
         np.save(file, vectors, allow_pickle=False)
-    tell_of_invalid(lines)
+    lines.tell_of_invalid()
     say(f"wrote {out}: {vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers")
 
 
@@ -66,12 +65,6 @@ def standard_input() -> TextLines:
     if sys.stdin is None:
         raise RequestError("standard input must be open; received one that is closed")
     return TextLines(sys.stdin.buffer)
-
-
-def tell_of_invalid(lines: TextLines) -> None:
-    """Warns of lines that were not UTF-8."""
-    if lines.num_invalid:
-        warn(f"{lines.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
 
 
 def add_classify_options(parser: argparse.ArgumentParser) -> None:

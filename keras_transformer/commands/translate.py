@@ -32,8 +32,7 @@ def translate(arguments: argparse.Namespace) -> None:
         lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
         sys.stdout.buffer.write(lines.encode("utf-8"))
         sys.stdout.buffer.flush()
-    if source.num_invalid:
-        warn(f"{source.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
+    source.tell_of_invalid()
 
 
 def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespace) -> str:
@@ -63,6 +62,11 @@ class TextLines:
     def __init__(self, stream: IO[bytes]):
         self.stream = stream
         self.num_invalid = 0
+
+    def tell_of_invalid(self) -> None:
+        """Warns of the lines that were not UTF-8."""
+        if self.num_invalid:
+            warn(f"{self.num_invalid} line(s) were not UTF-8; invalid bytes became U+FFFD")
 
     def __iter__(self) -> Iterator[str]:
         for line in self.stream:

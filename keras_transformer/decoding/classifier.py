@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
+from keras_transformer.decoding.options import require_whole
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.errors import RequestError
 from keras_transformer.models.encoder import Encoder
@@ -63,14 +64,14 @@ class Classifier:
         """
         if not self.labels:
             raise RequestError("expected a model with labels; this one has none: train with --task classification")
-        for some in _in_batches(lines, batch_size):
+        for some in in_batches(lines, batch_size):
             (probs,) = self._computations.run(LabelProbs(), self._ids(some))
             for row in probs:
                 yield Prediction(self.labels[int(row.argmax())], float(row.max()))
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
         """A vector for each text, (N, D) float32: the mean of its states."""
-        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in _in_batches(lines, batch_size)]
+        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in in_batches(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 
     def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[list[list[Prediction]]]:
@@ -79,10 +80,11 @@ class Classifier:
         Raises:
             RequestError: the model has labels and does not tell pieces, or its vocabulary has no mask.
         """
+        require_whole("num_best", num_best, 1)
         if self.labels or not self.tokenizer.has_mask:
             raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
         found: list[list[list[Prediction]]] = []
-        for some in _in_batches(lines, batch_size):
+        for some in in_batches(lines, batch_size):
             ids = padded([self._masked(line) for line in some])
             probs, pieces = self._computations.run(Fills(num_best), ids)
             found += [
@@ -104,7 +106,13 @@ class Classifier:
         return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])
 
 
-def _in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of `size` lines, the last one perhaps shorter.
+
+    Raises:
+        RequestError: the size is not a whole number from 1.
+    """
+    require_whole("batch_size", size, 1)
     iterator = iter(lines)
     while some := list(islice(iterator, size)):
         yield some

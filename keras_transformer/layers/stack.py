@@ -101,6 +101,18 @@ class Stack(keras.layers.Layer):
         attention = self.blocks_in_order()[0].self_attention
         return Shared(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
 
+    def shared_at(self, positions: Positions, cache: dict[str, Any], index: Tensor) -> Shared:
+        """What positions add to the self-attention of a step. All layers share it.
+
+        Args:
+            positions: the layer.
+            cache: that of the step.
+            index: the position (), from 0.
+        """
+        keys = self.positions_of_keys(cache, index)
+        bias = positions.bias(ops.reshape(index, (1,)), keys, is_causal=True)
+        return Shared(bias, positions.rotation(index, is_causal=True))
+
     def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
         for block in self.blocks:
             block.build(*([x_shape, memory_shape or x_shape] if self.has_memory else [x_shape]))

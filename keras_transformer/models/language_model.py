@@ -7,7 +7,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.layers.shared import Shared
 from keras_transformer.models.stack_model import StackModel
 from keras_transformer.tensor import Tensor
 
@@ -75,10 +74,6 @@ class LanguageModel(StackModel):
             Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it.
         """
         position = ops.convert_to_tensor(index)
-        keys = self.stack.positions_of_keys(cache, position)
-        shared = Shared(
-            self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True),
-            self.positions.rotation(position, is_causal=True),
-        )
+        shared = self.stack.shared_at(self.positions, cache, position)
         x, cache = self.stack.step(self._embed(token_ids, position), cache, None, index, shared)
         return ops.cast(self.output_embedding.logits(x), "float32"), cache

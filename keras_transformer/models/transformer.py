@@ -193,11 +193,7 @@ class Transformer(FamilyModel):
         sentences = cache["sentences"]
         stack_cache = {"beams": cache["beams"], "sentences": sentences["memory"]}
         position = ops.convert_to_tensor(index)
-        keys = self.decoder_stack.positions_of_keys(stack_cache, position)
-        shared = Shared(
-            self.positions.bias(ops.reshape(position, (1,)), keys, is_causal=True),
-            self.positions.rotation(position, is_causal=True),
-        )
+        shared = self.decoder_stack.shared_at(self.positions, stack_cache, position)
         x = self._embed_target(token_ids, position)  # (B, K, D)
         x, stack_cache = self.decoder_stack.step(x, stack_cache, keys_mask(sentences["mask"]), index, shared)
         logits = ops.cast(self.output_embedding.logits(x), "float32")

@@ -98,6 +98,7 @@ _OF_TRANSLATION = frozenset(
         "max_source_length",
     }
 )  # fmt: skip
+_OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"})
 TASKS = {
     "translation": Task(
         "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION, {}
@@ -106,21 +107,21 @@ TASKS = {
         "keras_transformer.training.language_modelling",
         "language-model",
         "from text of one language",
-        frozenset({"text", "valid_text", "context_length"}),
+        _OF_ONE_LANGUAGE,
         {"dataset": "pydoc-topics", "label_smoothing": 0.0},
     ),
     "masked-tokens": Task(
         "keras_transformer.training.masked_tokens",
         "encoder",
         "to fill masked places of text",
-        frozenset({"text", "valid_text", "context_length"}),
+        _OF_ONE_LANGUAGE,
         {"dataset": "pydoc-topics", "label_smoothing": 0.0},
     ),
     "classification": Task(
         "keras_transformer.training.classification",
         "encoder",
         "from lines of a label, a tab and a text",
-        frozenset({"text", "valid_text", "context_length"}),
+        _OF_ONE_LANGUAGE,
         {"dataset": "number-languages", "label_smoothing": 0.0},
     ),
 }

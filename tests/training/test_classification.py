@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +18,8 @@ from keras_transformer.__main__ import main as command
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import load_model, read_config
 from tests.training.test_family_runs import same_arrays
-from tests.training.test_language_modelling import SCRIPT
+from tests.training.test_language_modelling import train_all
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = {"animal": ["cat", "dog", "hen"], "colour": ["red", "blue", "gold"], "plant": ["oak", "rose", "moss"]}
 FLAGS = (
     "--task classification --text text --vocabulary-size 36 --num-layers 1 --num-heads 2 --hidden-dim 16 "
@@ -50,11 +47,7 @@ def folder(tmp_path_factory) -> Path:
         words = [*draw.choices(["the", "a", "old", "one", "of"], k=draw.randint(1, 5)), draw.choice(WORDS[label])]
         rows.append(f"{label}\t{' '.join(draw.sample(words, len(words)))}\n")
     (folder / "text").write_text("".join(rows), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(RUNS)],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1]) == [0] * len(RUNS), done.stderr
+    train_all(folder, RUNS)
     return folder
 
 
@@ -123,6 +116,14 @@ def test_embed_writes_a_vector_for_each_line(folder, run, tmp_path):
     assert run(b"", "embed", folder / "learned", "--out", out)[0] == 0 and np.load(out).shape == (0, 16)
     status, _, err = run(b"a\n", "embed", folder / "learned", "--out", tmp_path / "missing" / "vectors.npy")
     assert status == 2 and "choose another file with --out" in err
+
+
+@pytest.mark.parametrize("words", [("classify",), ("embed", "--out", "vectors.npy")])
+def test_a_batch_of_no_texts_is_refused(folder, run, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    status, out, err = run(LINES, words[0], "learned", *words[1:], "--batch-size", 0)
+    assert (status, out) == (2, "") and "batch_size must be a whole number from 1; received: 0" in err
+    assert not Path("vectors.npy").exists()
 
 
 def test_a_model_without_labels_is_refused(folder):

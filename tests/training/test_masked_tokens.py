@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +17,8 @@ from keras_transformer.__main__ import main as command
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import load_model, read_config
 from tests.training.test_family_runs import same_arrays
-from tests.training.test_language_modelling import SCRIPT
+from tests.training.test_language_modelling import train_all
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo"]  # a line has one of them, several times
 FLAGS = (
     "--task masked-tokens --text text --vocabulary-type bpe --num-layers 1 --num-heads 2 --hidden-dim 32 "
@@ -45,11 +42,7 @@ def folder(tmp_path_factory) -> Path:
     (folder / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     labelled = [f"{'yes' if 'ba' in line else 'no'}\t{line}\n" for line in lines]
     (folder / "labelled").write_text("".join(labelled), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(RUNS)],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1]) == [0] * len(RUNS), done.stderr
+    train_all(folder, RUNS)
     return folder
 
 
@@ -86,6 +79,9 @@ def test_fill_prints_an_object_for_each_line(folder, monkeypatch, capfd):
     assert status == 0 and [len(row["fills"]) for row in rows] == [2, 0, 0, 14]
     assert rows[0]["text"] == "ba <mask> fi <mask>" and all(len(best) == 3 for best in rows[0]["fills"])
     assert out == run("fill", folder / "learned", "--n-best", 3, "--batch-size", 1)[1]
+    assert (
+        run("fill", folder / "learned", "--n-best", 0)[0] == run("fill", folder / "learned", "--batch-size", 0)[0] == 2
+    )
     assert "this one does not" in run("fill", folder / "tuned")[2]
     assert "this one has none: train with --task classification" in run("classify", folder / "learned")[2]
 
