@@ -36,20 +36,22 @@ MAY_IMPORT = {
     "export.onnx.__init__": ["export.onnx.export"],
     "export.onnx.export": [
         PACKAGE,
-        *modules("export.onnx", "graph", "model", "support", "text", "translation"),
+        *modules("export.onnx", "graph", "model", "stacks", "support", "text", "translation"),
         "export.signatures",
     ],
     "export.onnx.support": [PACKAGE, "export.onnx.parts", "export.signatures"],
     "export.onnx.translation": [
         PACKAGE,
-        *modules("export.onnx", "beams", "graph", "model", "search"),
+        *modules("export.onnx", "beams", "graph", "model", "search", "stacks"),
         "export.signatures",
     ],
     "export.onnx.model": [
         PACKAGE,
-        *modules(
-            "export.onnx", "arithmetic", "attention", "graph", "heads", "parts", "positions", "residuals", "weights"
-        ),
+        *modules("export.onnx", "arithmetic", "graph", "heads", "parts", "positions", "stacks", "weights"),
+    ],
+    "export.onnx.stacks": [
+        PACKAGE,
+        *modules("export.onnx", "arithmetic", "attention", "graph", "parts", "positions", "residuals", "weights"),
     ],
     "export.onnx.parts": [
         PACKAGE,

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..signatures import Decoding, TrainedRun, require_precision, stem
 from .graph import Graph, Model, Value, ValueInfo, write_model
-from .model import Memory, OnnxTransformer, flat_past, past_from_flat
+from .model import OnnxTransformer
+from .stacks import flat_past, past_from_flat
 from .support import require_writers
 from .text import detokenized, tokenized
 from .translation import limits_of, permitted, translation
@@ -108,12 +109,14 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
     `limit` (batch,) int32, the most tokens to emit.
     """
     g = Graph()
-    source_ids = permitted(g, SOURCE.name, run.model)
+    model = run.model
+    size = model.source_vocabulary_size or model.vocabulary_size
+    source_ids = permitted(g, SOURCE.name, size, model.max_source_length)
     limits = g.cast(limits_of(g, source_ids, None), np.int32)
-    transformer = OnnxTransformer(run.model, precision)
+    transformer = OnnxTransformer(model, precision)
     memory = transformer.encode(g, source_ids)
     outputs = [*transformer.memory_infos(), ValueInfo("limit", np.int32, ["batch"])]
-    return Model(g, [SOURCE], name_outputs(g, [*memory.flat(), limits], outputs))
+    return Model(g, [SOURCE], name_outputs(g, [*memory, limits], outputs))
 
 
 def step_model(run: TrainedRun, precision: str) -> Model:
@@ -133,14 +136,14 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     g, model = Graph(), run.model
     transformer = OnnxTransformer(model, precision)
     inputs = [ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])]
-    pasts, memories = transformer.cache_infos("past"), transformer.memory_infos()
+    pasts, memories = transformer.decoder.cache_infos("past"), transformer.memory_infos()
     past = past_from_flat([info.name for info in pasts], model.decoder_layers)
-    memory = Memory.from_flat([info.name for info in memories])
-    logits, present = transformer.step(g, "token_ids", "index", past, memory, g("Shape", "token_ids"))
+    memory = [info.name for info in memories]
+    logits, present = transformer.step(g, "token_ids", "index", past, memory, shape=g("Shape", "token_ids"))
     logits = g("Reshape", logits, g.joined(g("Shape", "token_ids"), [model.vocabulary_size]), allowzero=1)
     outputs = [
         ValueInfo("logits", np.float32, ["batch", "beams", model.vocabulary_size]),
-        *transformer.cache_infos("present"),
+        *transformer.decoder.cache_infos("present"),
     ]
     return Model(g, [*inputs, *pasts, *memories], name_outputs(g, [logits, *flat_past(present)], outputs))
 

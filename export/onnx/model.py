@@ -1,85 +1,61 @@
-"""Writes the Transformer as ONNX nodes, from its weights: the encoder, and one step of the decoder.
+"""Writes models as ONNX nodes, from their weights: the Transformer, the language model and the encoder.
 
-Letters in shapes: B sentences, K beams, R = B · K rows, S source length, P cached positions, V vocabulary, D width,
-N heads of size H, G of them for keys and values. States are rows (R, D), so that every product with a weight is one
-matrix product.
+The letters in shapes are those of `stacks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-import keras
 import numpy as np
 
-from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.shared import Rotation
 from keras_transformer.lengths import longest
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.models.stack_model import StackModel
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import PAD
 
-from .arithmetic import ARITHMETIC
-from .attention import FullAttention
+from .arithmetic import ARITHMETIC, Arithmetic
 from .graph import Graph, Value, ValueInfo
 from .heads import split_heads, transposed
 from .parts import writer_of
 from .positions import WrittenPositions
-from .residuals import Sublayer
+from .stacks import Memory, OnnxStack, Past, States
 from .weights import Projection, array, bias_of
 
-# The self-attentions' caches of the positions before: for each layer, what its writer defines.
-Past = list[list[Value]]
 
+class SearchedDecoder(Protocol):
+    """A decoder as a search in a graph sees it.
 
-class Memory(NamedTuple):
-    """What a step needs of the source: one copy for each sentence."""
+    `sentences` are values that each sentence has once, with B as their first axis.
+    """
 
-    keys: list[Value]  # for each layer (B, G, H, S)
-    values: list[Value]  # for each layer (B, G, S, H)
-    bias: Value  # (B, 1, 1, S) float32, 0 at pieces, -1e9 at pad
+    model: Transformer | LanguageModel
+    decoder: OnnxStack
 
-    def flat(self) -> list[Value]:
-        """All keys, all values, and the bias."""
-        return [*self.keys, *self.values, self.bias]
+    def encode(self, g: Graph, ids: Value) -> list[Value]:
+        """Ids (B, S) that the search begins with → what `step` needs of each sentence."""
 
-    @classmethod
-    def from_flat(cls, values: Sequence[Value]) -> Memory:
-        """The memory from the values of `flat`."""
-        layers = len(values) // 2
-        return cls(list(values[:layers]), list(values[layers : 2 * layers]), values[-1])
+    def no_sentences(self, g: Graph, width: Value) -> list[Value]:
+        """What `encode` gives for no sentence of `width` (1,) ids."""
 
+    def step(
+        self, g: Graph, token_ids: Value, index: Value, past: Past, sentences: Sequence[Value], **of_beams: Any
+    ) -> tuple[Value, Past]:
+        """One position: logits (R, V) float32 of the tokens at `index` + 1, and the past with this position in it.
 
-def flat_past(past: Past) -> list[Value]:
-    """The first tensor of every layer, then the second tensor of every layer: all keys, then all values."""
-    return [value for values in zip(*past, strict=True) for value in values]
-
-
-def past_from_flat(values: Sequence[Value], num_layers: int) -> Past:
-    """The past of each layer, from the values of `flat_past`."""
-    return [list(values[layer::num_layers]) for layer in range(num_layers)]
-
-
-class EncoderStates(NamedTuple):
-    """What the encoder computes of source ids (B, S)."""
-
-    rows: Value  # (B · S, D)
-    bias: Value  # see `Memory`
-    shape: Value  # (2,) B and S
-
-
-class SelfAttention(NamedTuple):
-    """What the self-attentions of a stack share: see `FullAttention.over_sequence` and `step`."""
-
-    bias: Any
-    shape: Value | None
-    rotation: Rotation | None
+        Args:
+            g, token_ids, index, past: see `OnnxStack.step`.
+            sentences: from `encode`.
+            of_beams: what `OnnxStack.step` takes if K is not 1.
+        """
 
 
 class OnnxTransformer:
-    """Appends the nodes of a model to graphs.
+    """Appends the nodes of a `Transformer` to graphs.
 
     Args:
         model: the model, in float32; `support.require_writers` must accept it.
@@ -90,167 +66,133 @@ class OnnxTransformer:
     def __init__(self, model: Transformer, precision: str, num_sharing: int = 1):
         self.model = model
         self.arithmetic = ARITHMETIC[precision]
-        self.dtype = self.arithmetic.dtype
-        num_positions = longest(model.max_source_length)
-        written = writer_of(model.positions)
-        self.positions: WrittenPositions = written(model.positions, self.arithmetic, num_positions, num_sharing)
-        self.encoder_blocks = model.encoder_stack.blocks_in_order()
-        self.decoder_blocks = model.decoder_stack.blocks_in_order()
-        self.self_attentions = [self.attention(block.self_attention) for block in self.decoder_blocks]
-        self.cross_attentions = [self.attention(block.cross_attention) for block in self.decoder_blocks]
+        positions = positions_of(model, self.arithmetic, longest(model.max_source_length), num_sharing)
+        sides = (
+            (model.source_embedding, model.source_norm, model.encoder_stack),
+            (model.target_embedding, model.target_norm, model.decoder_stack),
+        )
+        self.encoder, self.decoder = (OnnxStack(*side, positions, self.arithmetic) for side in sides)
 
-    def encode(self, g: Graph, source_ids: Value) -> Memory:
-        """Source ids (B, S) → what `step` needs of the source."""
+    def encode(self, g: Graph, source_ids: Value) -> list[Value]:
+        """Source ids (B, S) → what `step` needs of the source: a `Memory`, flat."""
         states, bias, shape = self.encoder_states(g, source_ids)
-        projections = [attention.memory_projections() for attention in self.cross_attentions]
+        projections = [attention.memory_projections() for attention in self.decoder.cross_attentions]
         whole = Projection.joined([*(each.keys for each in projections), *(each.values for each in projections)])
         projected = self.arithmetic.product(g, states, whole.kernel, whole.bias)
         layers, key_heads = len(projections), self.memory_heads
         heads = split_heads(g, projected, shape, [key_heads] * 2 * layers, self.model.key_dim)
-        return Memory([transposed(g, each) for each in heads[:layers]], heads[layers:], bias)
+        return Memory([transposed(g, each) for each in heads[:layers]], heads[layers:], bias).flat()
 
-    def encoder_states(self, g: Graph, source_ids: Value) -> EncoderStates:
+    def encoder_states(self, g: Graph, source_ids: Value) -> States:
         """Source ids (B, S) → the states that `model.encode` computes."""
-        model, shape = self.model, g("Shape", source_ids)
-        pad = g.cast(g("Equal", source_ids, np.int32(PAD)), np.float32)
-        bias = g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])  # (B, 1, 1, S)
-        vectors = self.positions.vectors(g, source_ids)  # (S, D)
-        x = added(g, self.embedded(g, model.source_embedding, source_ids), vectors)
-        x = self.normed(g, g("Reshape", x, [-1, model.hidden_dim]), model.source_norm)  # (B · S, D)
-        attentions = [self.attention(block.self_attention) for block in self.encoder_blocks]
-        bias_of_layers = attentions[0].bias_of(g, self.positions, source_ids, bias)
-        shared = SelfAttention(bias_of_layers, shape, self.positions.encoder_rotation(g, source_ids))
-        for block, attention in zip(self.encoder_blocks, attentions, strict=True):
-            attend = attention.over_sequence
-            x = self.residual(g, x, block.self_attention_residual, partial(attend, g, **shared._asdict()))
-            x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
-        return EncoderStates(self.normed(g, x, model.encoder_stack.norm), bias, shape)
+        return self.encoder.states(g, source_ids)
+
+    def no_sentences(self, g: Graph, width: Value) -> list[Value]:
+        """The memory of no sentence, with a source of `width` (1,) ids."""
+        heads, size, dtype = self.memory_heads, self.model.key_dim, self.arithmetic.dtype
+        keys = g.zeros(g.joined([0, heads, size], width), dtype)
+        values = g.zeros(g.joined([0, heads], width, [size]), dtype)
+        bias = g.zeros(g.joined([0, 1, 1], width), np.float32)
+        layers = len(self.decoder.blocks)
+        return Memory([keys] * layers, [values] * layers, bias).flat()
 
     def step(
-        self,
-        g: Graph,
-        token_ids: Value,
-        index: Value,
-        past: Past,
-        memory: Memory,
-        shape: Value | None = None,
-        bias: Value | None = None,
-        key_positions: Value | None = None,
+        self, g: Graph, token_ids: Value, index: Value, past: Past, sentences: Sequence[Value], **of_beams: Any
     ) -> tuple[Value, Past]:
-        """Computes one position of the target, for every row.
-
-        Args:
-            g: the graph to append nodes to.
-            token_ids: (B, K) the tokens at position `index`.
-            index: () the position.
-            past: from the step before.
-            memory: from `encode`.
-            shape: (2,) B and K; None if K is 1.
-            bias: (B, 1, K, P + K) float32, added to the logits of the self-attention, if the rows of a sentence share
-                keys and values; None if every row has its own and sees all of them.
-            key_positions: (P + K,) int64, the positions of the keys that the rows of a sentence share, if
-                `needs_key_positions`; else None.
-
-        Returns:
-            Logits (R, V) float32 of the tokens at `index` + 1, and the past with this position in it.
-        """
-        model = self.model
-        x = self.embedded(g, model.target_embedding, g("Reshape", token_ids, [-1]))
-        x = self.normed(g, added(g, x, self.positions.vector(g, index)), model.target_norm)
-        rotation = self.positions.step_rotation(g, index)
-        shared = SelfAttention(self.positions.step_bias(g, index, bias), shape if bias else None, rotation)
-        present: Past = []
-        for layer, cache in enumerate(past):
-            x, written = self.decode(g, layer, x, cache, memory, shape, shared, key_positions)
-            present.append(written)
-        x = self.normed(g, x, model.decoder_stack.norm)
-        output = model.output_embedding
-        return self.arithmetic.logits(g, x, array(output.embeddings), bias_of(output.bias)), present
-
-    def decode(
-        self,
-        g: Graph,
-        layer: int,
-        x: Value,
-        cache: Sequence[Value],
-        memory: Memory,
-        shape: Value | None,
-        shared: SelfAttention,
-        key_positions: Value | None,
-    ) -> tuple[Value, list[Value]]:
-        """One layer of `step`: states (R, D) → states (R, D), and the layer's cache with this position in it."""
-        block, own, cross = self.decoder_blocks[layer], self.self_attentions[layer], self.cross_attentions[layer]
-        written: list[Value] = []
-
-        def attend_self(x: Value, skip: Value | None) -> Value:
-            x, present = own.step(g, x, skip, cache, *shared, key_positions)
-            written.extend(present)
-            return x
-
-        keys_and_values = memory.keys[layer], memory.values[layer]
-        attend_memory = partial(cross.attend_memory, g, memory=keys_and_values, bias=memory.bias, shape=shape)
-        x = self.residual(g, x, block.self_attention_residual, attend_self)
-        x = self.residual(g, x, block.cross_attention_residual, attend_memory)
-        x = self.residual(g, x, block.feed_forward_residual, self.feed_forward(g, block.feed_forward))
-        return x, written
-
-    def first_past(self, g: Graph, num_groups: Value) -> Past:
-        """The past before the first step, which has no positions."""
-        empty: dict[tuple[int | str | None, ...], Value] = {}  # equal shapes share one value
-
-        def nothing(*sizes: int | str | None) -> Value:
-            if sizes not in empty:
-                empty[sizes] = g.zeros(g.joined(num_groups, sizes), self.dtype)
-            return empty[sizes]
-
-        layers = [attention.cache_shapes(None, 0) for attention in self.self_attentions]
-        return [[nothing(*sizes) for _, *sizes in shapes] for shapes in layers]
-
-    def cache_infos(self, when: str) -> list[ValueInfo]:
-        """The past as inputs (`when` is "past") or outputs ("present") of a step, in the order of `flat_past`."""
-        layers = [attention.cache_infos(number, when) for number, attention in enumerate(self.self_attentions)]
-        return [info for infos in zip(*layers, strict=True) for info in infos]
+        """Computes one position of the target, for every row; see `SearchedDecoder.step`."""
+        x, present = self.decoder.step(g, token_ids, index, past, Memory.from_flat(sentences), **of_beams)
+        return logits_of(g, self.arithmetic, self.model.output_embedding, x), present
 
     def memory_infos(self) -> list[ValueInfo]:
         """The memory as outputs of the encoder and inputs of a step, in the order of `Memory.flat`."""
-        heads, size, layers = self.memory_heads, self.model.key_dim, range(len(self.decoder_blocks))
+        heads, size, layers = self.memory_heads, self.model.key_dim, range(len(self.decoder.blocks))
+        dtype = self.arithmetic.dtype
         return [
-            *(ValueInfo(f"memory_key_{layer}", self.dtype, ["batch", heads, size, "source"]) for layer in layers),
-            *(ValueInfo(f"memory_value_{layer}", self.dtype, ["batch", heads, "source", size]) for layer in layers),
+            *(ValueInfo(f"memory_key_{layer}", dtype, ["batch", heads, size, "source"]) for layer in layers),
+            *(ValueInfo(f"memory_value_{layer}", dtype, ["batch", heads, "source", size]) for layer in layers),
             ValueInfo("memory_bias", np.float32, ["batch", 1, 1, "source"]),
         ]
 
     @property
-    def needs_key_positions(self) -> bool:
-        """Whether self-attention needs the positions of keys that the rows of a sentence share."""
-        return any(attention.score.needs_positions for attention in self.self_attentions)
-
-    @property
     def memory_heads(self) -> int:
         """G of the memory, in all layers."""
-        return self.cross_attentions[0].layer.num_groups
-
-    def attention(self, layer: keras.layers.Layer) -> FullAttention:
-        """The writer of an attention."""
-        return writer_of(layer)(layer, self.arithmetic)
-
-    def residual(self, g: Graph, x: Value, residual: keras.layers.Layer, sublayer: Sublayer) -> Value:
-        """A sub-layer with the residual around it."""
-        return writer_of(residual)(g, self.arithmetic, residual, x, sublayer)
-
-    def feed_forward(self, g: Graph, layer: keras.layers.Layer) -> Sublayer:
-        """A feed-forward network as a sub-layer."""
-        return partial(writer_of(layer), g, self.arithmetic, layer)
-
-    def embedded(self, g: Graph, embedding: TokenEmbedding, ids: Value) -> Value:
-        """Ids (...) → their scaled embeddings (..., D)."""
-        return self.arithmetic.embedding(g, array(embedding.embeddings), embedding.scale, ids)
-
-    def normed(self, g: Graph, x: Value, norm: keras.layers.Layer | None) -> Value:
-        """The states after a norm; without a norm, the states."""
-        return x if norm is None else writer_of(norm)(g, self.arithmetic, norm, x)
+        return self.decoder.cross_attentions[0].layer.num_groups
 
 
-def added(g: Graph, x: Value, vectors: Value | None) -> Value:
-    """x + vectors; x if there are none."""
-    return x if vectors is None else g("Add", x, vectors)
+class OnnxLanguageModel:
+    """Appends the nodes of a `LanguageModel` to graphs.
+
+    Args:
+        model, precision, num_sharing: as for `OnnxTransformer`.
+    """
+
+    def __init__(self, model: LanguageModel, precision: str, num_sharing: int = 1):
+        self.model = model
+        self.arithmetic = ARITHMETIC[precision]
+        self.decoder = stack_of(model, self.arithmetic, num_sharing)
+
+    def encode(self, g: Graph, prompt_ids: Value) -> list[Value]:
+        """Prompts (B, P), padded → the prompts, and a column of padding behind them."""
+        return [g.joined(prompt_ids, g.zeros(g.joined(g.shape(prompt_ids, 0), [1]), np.int32), axis=1)]
+
+    def no_sentences(self, g: Graph, width: Value) -> list[Value]:
+        """No prompt, of `width` (1,) ids."""
+        return [g.zeros(g.joined([0], g("Add", width, 1)), np.int32)]
+
+    def step(
+        self, g: Graph, token_ids: Value, index: Value, past: Past, sentences: Sequence[Value], **of_beams: Any
+    ) -> tuple[Value, Past]:
+        """One position; while the prompt is read, as in `decoding.prompts.prompted`."""
+        (prompt_ids,) = sentences
+        last = g("Sub", g.shape(prompt_ids, 1), 1)  # the column of padding
+        place = g("Reshape", g.cast(index, np.int64), [1])
+        before, here = (
+            g("Gather", prompt_ids, g("Min", g("Max", each, 0), last), axis=1) for each in (g("Sub", place, 1), place)
+        )  # (B, 1) what the prompt has at this position, and what follows
+        is_read = g("And", g("Greater", place, 0), g("Not", g("Equal", before, np.int32(PAD))))
+        token_ids = g("Where", is_read, g.cast(before, np.int64), token_ids)
+        x, present = self.decoder.step(g, token_ids, index, past, None, **of_beams)
+        logits = logits_of(g, self.arithmetic, self.model.output_embedding, x)  # (R, V)
+        goes_on = g("Not", g("Equal", here, np.int32(PAD)))  # (B, 1)
+        rows = g("Reshape", g("Expand", goes_on, g("Shape", token_ids)), [-1, 1])  # (R, 1)
+        return g("Where", rows, placeholder_logits(self.model), logits), present
+
+
+def placeholder_logits(model: LanguageModel) -> np.ndarray:
+    """(V,) The logits that let a search emit the first piece of text, and nothing else."""
+    return np.where(np.arange(model.vocabulary_size) == model.num_control_ids, 0, -np.inf).astype("float32")
+
+
+class OnnxEncoder:
+    """Appends the nodes of an `Encoder` to graphs.
+
+    Args:
+        model, precision: as for `OnnxTransformer`.
+    """
+
+    def __init__(self, model: Encoder, precision: str):
+        self.model = model
+        self.arithmetic = ARITHMETIC[precision]
+        self.stack = stack_of(model, self.arithmetic)
+
+    def states(self, g: Graph, ids: Value) -> Value:
+        """Ids (B, S) → states (B, S, D) float32."""
+        rows, _, shape = self.stack.states(g, ids)
+        states = g("Reshape", rows, g.joined(shape, [self.model.hidden_dim]), allowzero=1)
+        return g.cast(states, np.float32)
+
+
+def positions_of(model: Any, arithmetic: Arithmetic, num_positions: int, num_sharing: int = 1) -> WrittenPositions:
+    """The writer of a model's positions."""
+    return writer_of(model.positions)(model.positions, arithmetic, num_positions, num_sharing)
+
+
+def stack_of(model: StackModel, arithmetic: Arithmetic, num_sharing: int = 1) -> OnnxStack:
+    """The writer of the stack of a model of one stack."""
+    positions = positions_of(model, arithmetic, model.context_length, num_sharing)
+    return OnnxStack(model.embedding, model.norm, model.stack, positions, arithmetic)
+
+
+def logits_of(g: Graph, arithmetic: Arithmetic, embedding: TokenEmbedding, x: Value) -> Value:
+    """States (R, D) → logits (R, V) float32 of tokens."""
+    return arithmetic.logits(g, x, array(embedding.embeddings), bias_of(embedding.bias))

@@ -17,8 +17,9 @@ from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 from ..signatures import Decoding
 from .beams import Vocabulary
 from .graph import Graph, Value
-from .model import Memory, OnnxTransformer, flat_past, past_from_flat
+from .model import OnnxTransformer, SearchedDecoder
 from .search import Cache, SearchedModel, search
+from .stacks import flat_past, past_from_flat
 
 
 class Translations(NamedTuple):
@@ -34,91 +35,95 @@ class Translations(NamedTuple):
 
 def translation(g: Graph, model: Transformer, source_ids: Value, decoding: Decoding, precision: str) -> Translations:
     """Source ids (B, S) int32 → translations; the nodes compute what `signatures.translate_ids` computes."""
-    source_ids = permitted(g, source_ids, model)
+    source_ids = permitted(
+        g, source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length
+    )
     limits = limits_of(g, source_ids, decoding.max_length)
-    decoder = CachedDecoder(model, precision, source_ids, decoding.num_beams)
-    searched = SearchedModel(decoder.encode, decoder.step, decoder.first_cache)
-    vocabulary = Vocabulary(model.vocabulary_size, model.num_control_ids)
-    ids, scores = search(g, source_ids, searched, limits, vocabulary, decoding)
-    return Translations(g.cast(ids, np.int32), scores)
+    return found(g, OnnxTransformer(model, precision, decoding.num_beams), source_ids, limits, decoding)
+
+
+def found(g: Graph, decoder: SearchedDecoder, ids: Value, limits: Value, decoding: Decoding) -> Translations:
+    """What the search finds for ids (B, S) int32 within limits (B,) int64."""
+    cached = CachedDecoder(decoder, ids, decoding.num_beams)
+    vocabulary = Vocabulary(decoder.model.vocabulary_size, decoder.model.num_control_ids)
+    found, scores = search(
+        g, ids, SearchedModel(cached.encode, cached.step, cached.first_cache), limits, vocabulary, decoding
+    )
+    return Translations(g.cast(found, np.int32), scores)
 
 
 class CachedDecoder:
-    """The functions of a `SearchedModel`: the model, with the search's cache.
+    """The functions of a `SearchedModel`: a decoder, with the search's cache.
 
     With one beam, every row has its own keys and values. With more, the rows of a sentence share them: each beam adds
     its position to the keys of all, and a bias hides it from the beams that do not continue it. The cache then also
     counts the positions of the keys, if the model needs them.
 
     Args:
-        model: the model.
-        precision: a key of `ARITHMETIC`.
-        source_ids: (B, S), for its width.
+        decoder: the decoder.
+        ids: (B, S) that the search begins with, for their width.
         num_beams: K.
     """
 
-    def __init__(self, model: Transformer, precision: str, source_ids: Value, num_beams: int):
-        self.model = model
-        self.transformer = OnnxTransformer(model, precision, num_beams)
-        self.source_ids = source_ids
+    def __init__(self, decoder: SearchedDecoder, ids: Value, num_beams: int):
+        self.decoder = decoder
+        self.stack = decoder.decoder
+        self.ids = ids
         self.num_beams = num_beams
         # (K, K) The bias between a position's beams: each sees itself alone.
         self.own_bias = np.where(np.eye(num_beams, dtype=bool), 0, HIDDEN).astype("float32")
 
-    def encode(self, g: Graph, source_ids: Value) -> list[Value]:
-        """Source ids (A, S) → the memory, and with several beams `own_bias` for each sentence."""
-        memory = self.transformer.encode(g, source_ids).flat()
+    def encode(self, g: Graph, ids: Value) -> list[Value]:
+        """Ids (A, S) → what the decoder needs of them, and with several beams `own_bias` for each sentence."""
+        sentences = self.decoder.encode(g, ids)
         if self.num_beams == 1:
-            return memory
-        return [*memory, g("Expand", self.own_bias, g.joined(g.shape(source_ids, 0), self.own_bias.shape))]
+            return sentences
+        return [*sentences, g("Expand", self.own_bias, g.joined(g.shape(ids, 0), self.own_bias.shape))]
 
     def step(self, g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
         """One position: logits (A · k, V), and the cache with this position in it."""
-        layers = self.model.decoder_layers
+        layers = len(self.stack.blocks)
         if self.num_beams == 1:
-            memory, past = Memory.from_flat(cache.sentences), past_from_flat(cache.shared, layers)
-            logits, past = self.transformer.step(g, token_ids, index, past, memory)
+            past = past_from_flat(cache.shared, layers)
+            logits, past = self.decoder.step(g, token_ids, index, past, cache.sentences)
             return logits, Cache([], flat_past(past), [])
-        *flat_memory, own_bias = cache.sentences
+        *sentences, own_bias = cache.sentences
         *flat, position_bias = cache.shared
-        count = len(flat) - self.transformer.needs_key_positions
-        memory, past = Memory.from_flat(flat_memory), past_from_flat(flat[:count], layers)
+        count = len(flat) - self.stack.needs_key_positions
+        past = past_from_flat(flat[:count], layers)
         bias = g.joined(cache.beams[0], position_bias, axis=2)  # (A, k, P + k)
         shape, seen = g("Shape", token_ids), g("Unsqueeze", bias, [1])
         positions = [g.joined(each, g("Expand", index, shape), axis=1) for each in flat[count:]]  # (A, P + k)
         of_keys = g("Gather", positions[0], 0) if positions else None
-        logits, past = self.transformer.step(g, token_ids, index, past, memory, shape, seen, of_keys)
+        logits, past = self.decoder.step(
+            g, token_ids, index, past, sentences, shape=shape, bias=seen, key_positions=of_keys
+        )
         return logits, Cache([bias], [*flat_past(past), *positions, own_bias], [])
 
     def first_cache(self, g: Graph, num_active: Value, num_first_beams: int) -> Cache:
         """The cache before the first step: no position, and no sentence encoded, so the sizes that will grow are 0."""
-        model, transformer, own_bias = self.model, self.transformer, self.own_bias
-        heads, size, width = transformer.memory_heads, model.key_dim, g.shape(self.source_ids, 1)
-        past = flat_past(transformer.first_past(g, num_active))
-        keys = g.zeros(g.joined([0, heads, size], width), transformer.dtype)
-        values = g.zeros(g.joined([0, heads], width, [size]), transformer.dtype)
-        bias = g.zeros(g.joined([0, 1, 1], width), np.float32)
-        sentences = Memory([keys] * model.decoder_layers, [values] * model.decoder_layers, bias).flat()
+        own_bias = self.own_bias
+        past = flat_past(self.stack.first_past(g, num_active))
+        sentences = self.decoder.no_sentences(g, g.shape(self.ids, 1))
         if self.num_beams == 1:
             return Cache([], past, sentences)
         first_bias = own_bias[:num_first_beams, :num_first_beams]
         position_bias = g("Expand", first_bias, g.joined(num_active, [1, 1]))
         seen = g.zeros(g.joined(num_active, [num_first_beams, 0]), np.float32)
-        if transformer.needs_key_positions:
+        if self.stack.needs_key_positions:
             past.append(g.zeros(g.joined(num_active, [0]), np.int64))
         no_bias = g.value(np.zeros((0, *own_bias.shape), "float32"))
         return Cache([seen], [*past, position_bias], [*sentences, no_bias])
 
 
-def permitted(g: Graph, source_ids: Value, model: Transformer) -> Value:
+def permitted(g: Graph, ids: Value, vocabulary_size: int, max_length: int) -> Value:
     """Replaces and cuts ids from outside, as `signatures.permitted` does."""
-    pad, unknown, end, most = np.int32(PAD), np.int32(UNKNOWN), np.int32(END), model.max_source_length
-    size = np.int32(model.source_vocabulary_size or model.vocabulary_size)
-    known = g("And", g("GreaterOrEqual", source_ids, np.int32(0)), g("Less", source_ids, size))
-    source_ids = g("Where", known, source_ids, unknown)
-    last = g("Slice", source_ids, [most], [most + 1], [1])
+    pad, unknown, end = np.int32(PAD), np.int32(UNKNOWN), np.int32(END)
+    known = g("And", g("GreaterOrEqual", ids, np.int32(0)), g("Less", ids, np.int32(vocabulary_size)))
+    ids = g("Where", known, ids, unknown)
+    last = g("Slice", ids, [max_length], [max_length + 1], [1])
     last = g("Where", g("Equal", last, pad), pad, end)
-    return g.joined(g("Slice", source_ids, [0], [most], [1]), last, axis=1)
+    return g.joined(g("Slice", ids, [0], [max_length], [1]), last, axis=1)
 
 
 def limits_of(g: Graph, source_ids: Value, max_length: int | None) -> Value:
