@@ -178,8 +178,8 @@ def measure(folder: Path, variant: str, count: int) -> Figures:
         trained.model.count_params(),
         tokens * operations_a_token(trained.model),
         tokens / float(last["seconds"]),
-        quality(trained.translator, folder / "short"),
-        quality(trained.translator, folder / "long"),
+        quality(trained.pipeline, folder / "short"),
+        quality(trained.pipeline, folder / "long"),
         onnx_speed(folder, trained, count),
     )
 
@@ -226,7 +226,7 @@ def onnx_speed(folder: Path, trained: Any, count: int) -> float | None:
     except Unwritable:
         return None
     sources, _ = read_pairs(folder / "short")
-    ids = sorted(([*pieces, END] for pieces in trained.translator.source_tokenizer.encode(sources)), key=len)
+    ids = sorted(([*pieces, END] for pieces in trained.pipeline.source_tokenizer.encode(sources)), key=len)
     batches = [padded(ids[start : start + BATCH_SIZE]) for start in range(0, len(ids), BATCH_SIZE)]
     session = onnx_session(path, "cpu", 1)
     return len(ids) / statistics.median(turns(session, batches, count))

@@ -80,8 +80,8 @@ def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collectio
 
 def joint_tokenizer(run: TrainedRun) -> Tokenizer:
     """Returns the run's only tokenizer, or raises RequestError if it has two."""
-    tokenizer = run.translator.source_tokenizer
-    if tokenizer.model != run.translator.target_tokenizer.model:
+    tokenizer = run.tokenizers[0]
+    if tokenizer.model != run.tokenizers[1].model:
         raise RequestError("expected a joint vocabulary, in which all peers are compared; received: two vocabularies")
     return tokenizer
 

@@ -7,15 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import JobError, RequestError, exit_status, load_tensorflow, say
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
-    from keras_transformer.models.transformer import Transformer
-
     from .signatures import Decoding, TrainedRun
 
 # Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
@@ -28,7 +26,7 @@ PACKAGES = {
 }
 # (format, precision) that builds the model again from its configuration.
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
-DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies that each translates as the model does."
+DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies that each answers as the model does."
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite",
@@ -60,8 +58,8 @@ def export(arguments: argparse.Namespace) -> None:
     )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
-    sentences, references = text_to_certify_on(arguments)
-    check_text(sentences, references, arguments.precision)
+    sentences, references = text_to_certify_on(arguments, run.model.kind)
+    check_text(sentences, references, arguments.precision if run.model.kind == "translator" else [])
     with write_folder_whole(folder) as aside:
         write_artefacts(run, aside, decoding, plan)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
@@ -69,7 +67,7 @@ def export(arguments: argparse.Namespace) -> None:
     print((folder / "CERTIFICATE.md").read_text(encoding="utf-8"), end="")
     say(f"wrote {folder}")
     if not certificate.holds:
-        raise JobError(f"not every artefact translates as the model does: see {folder / 'CERTIFICATE.md'}")
+        raise JobError(f"not every artefact answers as the model does: see {folder / 'CERTIFICATE.md'}")
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
@@ -111,7 +109,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     return plan
 
 
-def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
+def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
     from .signatures import require_own_parts
 
@@ -124,7 +122,7 @@ def check_parts(model: Transformer, plan: Sequence[tuple[str, str]]) -> None:
             require_own_parts(model, format, precision)
 
 
-def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[str] | None]:
+def text_to_certify_on(arguments: argparse.Namespace, kind: str) -> tuple[list[str], list[str] | None]:
     """Sentences and references: the given files, else the run's validation text."""
     from keras_transformer.text.corpora import read_lines
 
@@ -132,6 +130,8 @@ def text_to_certify_on(arguments: argparse.Namespace) -> tuple[list[str], list[s
 
     if arguments.references and not arguments.sentences:
         raise RequestError("--references needs --sentences, whose translations they are: give both")
+    if arguments.references and kind != "translator":
+        raise RequestError(f"--references are translations, and a model of the kind {kind} gives none: leave them out")
     if not arguments.sentences:
         return validation_text(arguments.run)
     references = list(read_lines(Path(arguments.references))) if arguments.references else None
@@ -173,7 +173,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length-penalty", type=float, help="alpha of ((5 + length) / 6)^alpha; the run's own by default, mostly 0.6"
     )
-    parser.add_argument("--max-length", type=int, help="the most pieces to emit; source + 50 by default and at most")
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        help="the most pieces to emit; source + 50 (of a language model the context) by default and at most",
+    )
     parser.add_argument("--n-best", type=int, help="hypotheses in SavedModel's signature n_best; all beams by default")
     parser.add_argument("--sentences", help="a file of sentences to certify on; the run's validation text by default")
     parser.add_argument("--references", help="a file of their translations, for BLEU")

@@ -26,6 +26,11 @@ KINDS = (
     Kind("onnx/encoder", ".onnx", "onnx", "halves"),
     Kind("tflite/translate", ".tflite", "tflite", "ids"),
     Kind("tflite/translate_text", ".tflite", "tflite", "text"),
+    *(
+        Kind(f"{format}/{name}", f".{format}", format, "text" if name.endswith("_text") else "ids")
+        for format in ("onnx", "tflite")
+        for name in ("generate", "generate_text", "classify", "classify_text", "fill", "embed_text")
+    ),
 )
 
 
@@ -44,7 +49,7 @@ class BrokenArtefact(Exception):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A translator that an export wrote.
+    """A model that an export wrote, with its search.
 
     Args:
         path: its file or folder; for the two halves, the encoder's file.
@@ -67,6 +72,12 @@ class Artefact:
     def search(self, decoding: Decoding) -> Decoding:
         """The search that runs: `decoding`, which is baked in; around the two halves the runner searches greedily."""
         return replace(decoding, num_beams=1, n_best=1) if self.takes == "halves" else decoding
+
+    @property
+    def signature(self) -> str:
+        """The name of the signature of a SavedModel or a TFLite file."""
+        name = self.path.stem.removesuffix(f"-{self.precision}").removesuffix("_text")
+        return "serving_default" if self.format == "saved_model" else name
 
     def name_in(self, folder: Path) -> str:
         """The artefact's path in the export folder; for the two halves, the step's file name too."""

@@ -1,32 +1,24 @@
-"""What all formats share: the run, the options of the search, the function that is traced, the metadata."""
+"""What all formats share: the run, the options of the search, the precisions, the metadata."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from keras import ops
-
-from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.classifier import Classifier, load_classifier
+from keras_transformer.decoding.generator import Generator, load_generator
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
-from keras_transformer.lengths import longest
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference
-from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tensor import Tensor
-from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
-
-# `plain` and `is_blank` of `keras_transformer` as regular expressions (RE2), for the graphs of SavedModel and ONNX that
-# take text. LiteRT has no operator for them.
-LINE_BREAKS = r"[\x00\n\r]"
-BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
+from keras_transformer.text.tokenizer import Tokenizer
 
 # (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
@@ -37,6 +29,15 @@ INSTALL_EXTRA = (
 )
 
 
+Pipeline = Translator | Generator | Classifier
+PIPELINES: dict[str, Callable[..., Pipeline]] = {
+    "translator": load,
+    "language-model": load_generator,
+    "encoder": load_classifier,
+}
+GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
+
+
 @dataclass(frozen=True)
 class Decoding:
     """How an artefact searches. The options are baked into the artefact and recorded in it.
@@ -44,7 +45,8 @@ class Decoding:
     Args:
         num_beams: K; 1 is greedy search.
         length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
-        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50.
+        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50, or what
+            the context of a language model holds.
         n_best: how many hypotheses of each sentence a list holds; all K by default.
 
     Raises:
@@ -72,38 +74,54 @@ class Decoding:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What is exported: a run's translator, and where it comes from.
+    """What is exported, and where it comes from.
 
     Args:
-        translator: the model (in float32) and the vocabularies.
+        pipeline: the model (in float32) with its vocabularies.
         languages: such as "en-de"; "" if the run does not say.
         name: the corpus's name.
     """
 
-    translator: Translator
+    pipeline: Pipeline
     languages: str = ""
     name: str = ""
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Any:
         """The model, in float32."""
-        return self.translator.model
+        return self.pipeline.model
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a classifier, in the order of its probabilities; no others have any."""
+        return self.pipeline.labels if isinstance(self.pipeline, Classifier) else []
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """The vocabularies of what is read and of what is written."""
+        if isinstance(self.pipeline, Translator):
+            return self.pipeline.source_tokenizer, self.pipeline.target_tokenizer
+        return self.pipeline.tokenizer, self.pipeline.tokenizer
 
     def decoding(self, n_best: int | None = None, **given: Any) -> Decoding:
         """The options of a search, the model's own where none are given, or None is.
 
         Raises:
-            RequestError: a value is out of its range.
+            RequestError: a value is out of its range, or the model does not search.
         """
         given = {name: value for name, value in given.items() if value is not None}
-        return Decoding(**{**self.translator.search, **given}, n_best=n_best)
+        if isinstance(self.pipeline, Classifier) and (given or n_best is not None):
+            raise RequestError(
+                f"this model does not search; received {', '.join([*given, *['n_best'] * bool(n_best)])}"
+            )
+        own = self.pipeline.search if isinstance(self.pipeline, Translator) else GREEDY
+        return Decoding(**{**own, **given}, n_best=n_best)
 
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
         """Writes the vocabularies into a folder, under the file names of a run folder."""
-        sides = RunFolder(folder).tokenizers(separate=self.model.source_vocabulary_size is not None)
-        for path, tokenizer in zip(
-            sides, (self.translator.source_tokenizer, self.translator.target_tokenizer), strict=True
-        ):
+        source, target = self.tokenizers
+        paths = RunFolder(folder).tokenizers(separate=source is not target)
+        for path, tokenizer in zip(paths, (source, target), strict=True):
             tokenizer.save(path)
 
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
@@ -115,7 +133,8 @@ class TrainedRun:
             "corpus": self.name,
             "languages": self.languages,
             "precision": precision,
-            "decoding": json.dumps(asdict(decoding)),
+            **({} if isinstance(self.pipeline, Classifier) else {"decoding": json.dumps(asdict(decoding))}),
+            **({"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
         }
 
@@ -126,10 +145,11 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
     Raises:
         RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file.
     """
-    translator = load(run)
-    corpus = read_config(run).get("corpus", {})
+    config = read_config(run)
+    pipeline = PIPELINES[config["model"]["kind"]](run)
+    corpus = config.get("corpus", {})
     languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
-    return TrainedRun(translator, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
+    return TrainedRun(pipeline, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
 
 
 def import_optional(module: str) -> ModuleType:
@@ -159,7 +179,7 @@ def require_precision(format: str, precision: str) -> None:
         raise RequestError(f"{format} has no {precision}: {reason}")
 
 
-def require_own_parts(model: Transformer, format: str, precision: str) -> None:
+def require_own_parts(model: Any, format: str, precision: str) -> None:
     """Raises RequestError unless the model is what its configuration makes.
 
     An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
@@ -181,7 +201,7 @@ def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
     )
 
 
-def model_of_precision(model: Transformer, precision: str) -> Transformer:
+def model_of_precision(model: Any, precision: str) -> Any:
     """For float32 the model itself; for float16 a copy that computes in half, except for softmax, norms and search."""
     if precision == "float32":
         return model
@@ -189,65 +209,3 @@ def model_of_precision(model: Transformer, precision: str) -> Transformer:
     half = make_model(model_config(model), "float16")
     half.set_weights(model.get_weights())
     return half
-
-
-def translate_ids(
-    model: Transformer, source_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
-) -> tuple[Tensor, Tensor]:
-    """The search that SavedModel and TFLite trace: the translator's search, from ids to ids.
-
-    Args:
-        model: the model.
-        source_ids: (B, S) int32, pieces and the end id, then pad.
-        decoding: the options of the search.
-        index_dtype: as for `beam_search`.
-
-    Returns:
-        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
-        (B, n_best) float32. L is the limit of the batch's longest sentence.
-    """
-    source_ids = permitted(source_ids, model)
-    limits = limits_of(source_ids, decoding.max_length)
-    max_length = ops.maximum(ops.max(limits), 1)
-    cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
-    num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
-    return beam_search(
-        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype,
-        num_control_ids=model.num_control_ids,
-    )  # fmt: skip
-
-
-def permitted(source_ids: Tensor, model: Transformer) -> Tensor:
-    """Replaces ids that the vocabulary lacks by unknown; cuts a source that is too long for the model, and ends it."""
-    known = (source_ids >= 0) & (source_ids < (model.source_vocabulary_size or model.vocabulary_size))
-    source_ids = ops.where(known, source_ids, UNKNOWN)[:, : model.max_source_length + 1]
-    last = ops.arange(ops.shape(source_ids)[1]) == model.max_source_length
-    return ops.where(last & (source_ids != PAD), END, source_ids)
-
-
-def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
-    """(B,) The most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
-    lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
-    limits = ops.where(lengths > 0, longest(lengths), 0)
-    return limits if max_length is None else ops.minimum(limits, max_length)
-
-
-def source_ids_of(pieces: Any) -> Tensor:
-    """A tokenizer's ragged ids (B, pieces) → source ids (B, S), with the end id, padded."""
-    import tensorflow as tf
-
-    ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
-    end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
-    return tf.where(end, END, ids)
-
-
-def pieces_of(ids: Tensor) -> Any:
-    """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
-    import tensorflow as tf
-
-    is_piece = (ids != PAD) & (ids != START) & (ids != END)
-    lengths = tf.reduce_sum(
-        tf.cast(is_piece, tf.int32), axis=1
-    )  # LiteRT reads 64-bit integers as 32-bit ones, without an error
-    # `tf.ragged.boolean_mask` does the same, with an operator that LiteRT lacks.
-    return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, is_piece), lengths, validate=False)

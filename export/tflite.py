@@ -1,4 +1,4 @@
-"""TFLite: a translator of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
+"""TFLite: a model of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
 
 LiteRT cannot clean text as the other formats do: it drops a NUL, and it translates a blank line if SentencePiece keeps
 its characters, such as U+00AD.
@@ -15,25 +15,14 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models import make_model, model_config
-from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
-from .signatures import (
-    Decoding,
-    TrainedRun,
-    import_optional,
-    pieces_of,
-    require_own_parts,
-    require_precision,
-    source_ids_of,
-    stem,
-    translate_ids,
-)
+from .forms import Form, Outputs, form_of, pieces_of
+from .signatures import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
@@ -59,16 +48,17 @@ class Int8Rows:
 def export_tflite(
     run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
 ) -> list[Path]:
-    """Writes `tflite/translate.tflite` and, for unigram vocabularies, `tflite/translate_text.tflite`.
+    """Writes a model of ids and, for unigram vocabularies, one of text: of a translator `tflite/translate.tflite` and
+    `tflite/translate_text.tflite`.
 
-    Both have one signature, `translate`: source_ids int32 (B, S), pieces and the end id, then pad, → target_ids int32
-    (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,). For text the
-    interpreter must register tensorflow-text's operators.
+    Both have one signature, of a translator `translate`: source_ids int32 (B, S), pieces and the end id, then pad, →
+    target_ids int32 (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,).
+    Other models: see their `forms.Form`. For text the interpreter must register tensorflow-text's operators.
 
     Args:
         run: what to export; `open_run` reads it from a run folder.
         folder: where to write.
-        decoding: the options of the search.
+        decoding: the options of the search, for models that search.
         precision: "float32"; "float16" for weights in half, which halves the file and still computes in float32; "int8"
             for weights in int8, with a scale for each row or column, and activations that are quantised as it runs.
 
@@ -80,84 +70,89 @@ def export_tflite(
             not the one that its configuration names.
     """
     require_precision("tflite", precision)
-    decoding = (decoding or run.decoding()).one_best()
     folder = Path(folder) / "tflite"
     folder.mkdir(parents=True, exist_ok=True)
     model = _with_int8_embeddings(run.model) if precision == "int8" else run.model
-    models = {"translate": _ids_translator(model, decoding)}
-    if reason := _reason_against_text(run.translator):
-        say(f"tflite/translate_text.tflite is left out: {reason}")
-    else:
-        models["translate_text"] = _text_translator(model, run.translator, decoding)
+    form = form_of(run)(run, model, decoding, INTEGERS)
     paths = []
-    for name, module in models.items():
+    for name, module in _modules(form).items():
         path = folder / f"{stem(name, precision)}.tflite"
         with write_whole(path) as aside:
-            aside.write_bytes(_converted(module, precision, custom_operators=name == "translate_text"))
+            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == form.text_stem))
         paths.append(path)
     return paths
 
 
-def _reason_against_text(translator: Translator) -> str:
-    """Why LiteRT's tokenizer cannot stand in for the translator's; "" if it can."""
-    if not translator.source_tokenizer.model_type == translator.target_tokenizer.model_type == "unigram":
-        return "for BPE vocabularies LiteRT's tokenizer gives other ids"
-    return "LiteRT's tokenizer refuses unused pieces" if translator.source_tokenizer.has_unused_pieces else ""
+def _modules(form: Form) -> dict[str, Any]:
+    """What is written, by the stem of its file."""
+    if reason := _reason_against_text(form.run):
+        say(f"tflite/{form.text_stem}.tflite is left out: {reason}")
+        return {form.ids_stem: _ids_module(form)}
+    return {form.ids_stem: _ids_module(form), form.text_stem: _text_module(form)}
 
 
-def _with_int8_embeddings(model: Transformer) -> Transformer:
+def _reason_against_text(run: TrainedRun) -> str:
+    """Why LiteRT's tokenizer cannot stand in for the run's; "" if it can."""
+    source, target = run.tokenizers
+    if others := {source.model_type, target.model_type} - {"unigram"}:
+        kinds = "BPE vocabularies" if "bpe" in others else "vocabularies of characters"
+        return f"for {kinds} LiteRT's tokenizer gives other ids"
+    if source.has_line_breaks:
+        return "LiteRT's tokenizer cannot keep text as it is"
+    return "LiteRT's tokenizer refuses unused pieces" if source.has_unused_pieces else ""
+
+
+def _with_int8_embeddings(model: Any) -> Any:
     require_own_parts(model, "tflite", "int8")
     twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
-    for embedding in {twin.source_embedding, twin.target_embedding}:
-        embedding.call = Int8Rows(embedding)  # type: ignore[method-assign]
+    names = ("source_embedding", "target_embedding", "embedding")
+    for embedding in {getattr(twin, name) for name in names if hasattr(twin, name)}:
+        embedding.call = Int8Rows(embedding)
     return twin
 
 
-def _ids_translator(model: Transformer, decoding: Decoding) -> Any:
+def _ids_module(form: Form) -> Any:
     import tensorflow as tf
 
-    def translate(source_ids: Tensor) -> dict[str, Tensor]:
-        source_ids = tf.pad(source_ids, [[0, 0], [0, 1]])  # LiteRT fails on a width of 0
-        ids, scores = translate_ids(model, source_ids, decoding, INTEGERS)
-        return {"target_ids": ids[:, 0], "score": scores[:, 0]}
+    def answer(ids: Tensor) -> Outputs:
+        return form.of_ids(tf.pad(ids, [[0, 0], [0, 1]]))  # LiteRT fails on a width of 0
 
-    return _module(model, translate, tf.TensorSpec([None, None], tf.int32, name="source_ids"))
+    return _module(form, answer, tf.TensorSpec([None, None], tf.int32, name=form.takes))
 
 
-def _text_translator(model: Transformer, translator: Translator, decoding: Decoding) -> Any:
+def _text_module(form: Form) -> Any:
     import tensorflow as tf
 
     library = import_optional("tensorflow_text")
-    source = library.FastSentencepieceTokenizer(translator.source_tokenizer.model)
-    target = library.FastSentencepieceTokenizer(translator.target_tokenizer.decoding_model())
+    read, written = form.run.tokenizers
+    source = library.FastSentencepieceTokenizer(read.model)
+    target = library.FastSentencepieceTokenizer(written.decoding_model())
 
-    def translate(text: Tensor) -> dict[str, Tensor]:
-        ids, scores = translate_ids(model, source_ids_of(source.tokenize(text)), decoding, INTEGERS)
-        texts = target.detokenize(pieces_of(ids[:, 0]))
-        # LiteRT's detokenizer reports one text, however many it gives; `gather` sets the right shape.
-        return {"translation": tf.gather(texts, tf.range(tf.shape(scores)[0])), "score": scores[:, 0]}
+    def answer(text: Tensor) -> Outputs:
+        return form.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
 
-    return _module(model, translate, tf.TensorSpec([None], tf.string, name="text"))
+    return _module(form, answer, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(model: Transformer, translate: Callable[[Tensor], dict[str, Tensor]], takes: Any) -> Any:
+def _module(form: Form, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
     import tensorflow as tf
 
     module = tf.Module()
-    module.weights = [variable.value for variable in model.weights]  # the variables themselves, not Keras's wrappers
-    module.translate = tf.function(translate, input_signature=[takes], autograph=False)
+    # The variables themselves, not Keras's wrappers.
+    module.weights = [variable.value for variable in form.model.weights]
+    module.answer = tf.function(answer, input_signature=[takes], autograph=False)
     return module
 
 
-def _converted(module: Any, precision: str, custom_operators: bool) -> bytes:
+def _converted(module: Any, signature: str, precision: str, takes_text: bool) -> bytes:
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures={"translate": module.translate})
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["translate"])
+        tf.saved_model.save(module, folder, signatures={signature: module.answer})
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[signature])
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        converter.allow_custom_ops = custom_operators
+        converter.allow_custom_ops = takes_text  # tensorflow-text's
         if precision != "float32":
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if precision == "float16":

@@ -377,8 +377,8 @@ MODELS = [
     *by(
         "models/test_encoder.py",
         f"{PACKAGE}/models/encoder.py",
-        ("self.head(x[:, 0])", "self.head(x[:, 1])"),
-        ("ops.sum(x * weights, axis=1)", "ops.sum(x, axis=1)"),
+        ("self.head(states[:, 0])", "self.head(states[:, 1])"),
+        ('"float32") * weights, axis=1)', '"float32"), axis=1)'),
         ('num_labels * (config["hidden_dim"] + 1)', 'num_labels * config["hidden_dim"]'),
     ),
     *by(
@@ -487,7 +487,7 @@ DECODING = [
         ("len(ids) + max_tokens - row.num_added)", "len(ids) + max_tokens)"),
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, number])"),
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, copy])"),
-        ("if limit > self.model.context_length:", "if False:"),
+        ("if len(ids) + max_tokens > self.model.context_length:", "if False:"),
         ("ids[-self._kept :] if len(ids)", "ids[: self._kept] if len(ids)"),
     ),
     *by(
@@ -911,13 +911,13 @@ EXPORT = [
     ),
     *by(
         "export/test_tflite.py::test_ids_outside_the_vocabulary_are_read_as_unknown",
-        "export/signatures.py",
-        ("ops.where(known, source_ids, UNKNOWN)", "ops.where(known, source_ids, PAD)"),
+        "export/forms.py",
+        ("(ids < vocabulary_size), ids, UNKNOWN)", "(ids < vocabulary_size), ids, PAD)"),
     ),
     *by(
         "export/test_onnx.py::test_every_kind_of_model_translates_as_it_does_in_keras",
-        "export/signatures.py",
-        ("ops.where(last & (source_ids != PAD), END, source_ids)", "source_ids"),
+        "export/forms.py",
+        ("ops.where(last & (ids != PAD), END, ids)", "ids"),
         ('(source_ids != PAD) & (source_ids != END), "int32")', 'source_ids != PAD, "int32")'),
     ),
     *by(
@@ -928,11 +928,7 @@ EXPORT = [
     *by(
         "export/test_saved_model.py",
         "export/saved_model.py",
-        ('tf.where(tf.strings.regex_full_match(text, BLANK), "", text)', "text"),
-        (
-            'return {"translations": translations, "scores": scores}',
-            'return {"translations": translations, "scores": scores[:, ::-1]}',
-        ),
+        ("text = tf.strings.regex_replace(text, pattern, by)", "pass"),
         ('tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")', "text"),
     ),
     *by(
@@ -951,10 +947,58 @@ EXPORT = [
         ('if precision != "float32":', "if False:"),
     ),
     *by(
+        "export/test_forms.py::test_a_graph_continues_prompts_as_the_model_does",
+        "export/onnx/model.py",
+        ('g("Sub", place, 1), place)', "place, place)"),
+        ('g("Where", g("Reshape", goes_on, [-1, 1]), placeholder_logits, logits)', "logits"),
+    ),
+    *by(
+        "export/test_forms.py::test_a_graph_continues_prompts_as_the_model_does",
+        "export/onnx/continuation.py",
+        ('g("Sub", lengths, context // 2)', "0"),
+        ("moved(g, padded(g, ids), lengths), scores", "padded(g, ids), scores"),
+    ),
+    *by(
+        "export/test_forms.py::test_a_graph_continues_prompts_as_the_model_does",
+        f"{PACKAGE}/decoding/prompts.py",
+        ("(index - 1, index)", "(index, index)"),
+        ("logits, placeholder_logits), cache", "logits, logits), cache"),
+    ),
+    *by(
+        "export/test_forms.py::test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text",
+        "export/onnx/encoding.py",
+        ("run.model.context_length - 1)", "run.model.context_length)"),
+    ),
+    *by(
+        "export/test_forms.py::test_a_graph_classifies_as_the_model_does",
+        "export/onnx/encoding.py",
+        ('g("Gather", found.states, 0, axis=1)', 'g("Gather", found.states, 1, axis=1)'),
+        ('g("Mul", found.states, g("Unsqueeze", weights, [2]))', "found.states"),
+    ),
+    *by(
+        "export/test_forms.py::test_another_label_a_number_and_a_vector_that_differ_do_not_hold",
+        "export/certificate/arrays.py",
+        ("if model != artefact:", "if False:"),
+        ("if not difference <= PROBABILITY_LOSS:", "if difference > PROBABILITY_LOSS:"),
+        ("if not min(cosines, default=1.0) >= SAME_DIRECTION:", "if False:"),
+    ),
+    *by(
+        "export/test_forms.py::test_less_likely_continuations_do_not_hold\n"
+        "export/test_forms.py::test_the_model_scores_its_own_continuations_as_its_search_did",
+        "export/certificate/continuations.py",
+        ("[[*[PAD] * len(prompt), *ids]", "[[*prompt, *ids]"),
+        ("return likelihood_fault(", "return '' and likelihood_fault("),
+    ),
+    *by(
+        "export/test_saved_model.py",
+        "export/forms.py",
+        ('"scores": scores}', '"scores": scores[:, ::-1]}'),
+    ),
+    *by(
         "export/test_onnx_text.py",
         "export/onnx/text.py",
         ("surface[0] >= 0x80", "surface[0] > 0x80"),
-        ("np.int32(END), ids)", "np.int32(PAD), ids)"),
+        ("np.int32(closing), ids)", "np.int32(PAD), ids)"),
     ),
     *by(
         "export/test_export_command.py",

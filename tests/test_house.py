@@ -32,14 +32,27 @@ MAY_IMPORT = {
     "notebooks": [PACKAGE, "export", "train"],
     "benchmarks": [PACKAGE, "export", "benchmarks"],
     "export.__main__": [PACKAGE, "export"],
-    "export.saved_model": [PACKAGE, "export.signatures"],
+    "export.forms": [PACKAGE, "export.signatures"],
+    "export.saved_model": [PACKAGE, "export.forms", "export.signatures"],
     "export.onnx.__init__": ["export.onnx.export"],
     "export.onnx.export": [
         PACKAGE,
-        *modules("export.onnx", "graph", "model", "stacks", "support", "text", "translation"),
-        "export.signatures",
+        *modules(
+            "export.onnx", "continuation", "encoding", "graph", "model", "stacks", "support", "text", "translation"
+        ),
+        *modules("export", "forms", "signatures"),
     ],
     "export.onnx.support": [PACKAGE, "export.onnx.parts", "export.signatures"],
+    "export.onnx.continuation": [
+        PACKAGE,
+        *modules("export.onnx", "graph", "model", "stacks", "text", "translation"),
+        *modules("export", "forms", "signatures"),
+    ],
+    "export.onnx.encoding": [
+        PACKAGE,
+        *modules("export.onnx", "graph", "model", "text", "translation", "weights"),
+        *modules("export", "forms", "signatures"),
+    ],
     "export.onnx.translation": [
         PACKAGE,
         *modules("export.onnx", "beams", "graph", "model", "search", "stacks"),
@@ -75,12 +88,12 @@ MAY_IMPORT = {
     "export.onnx.weights": [PACKAGE, *modules("export.onnx", "arithmetic", "graph")],
     "export.onnx.search": [PACKAGE, *modules("export.onnx", "beams", "graph"), "export.signatures"],
     "export.onnx.beams": [PACKAGE, "export.onnx.graph", "export.signatures"],
-    "export.onnx.text": [PACKAGE, "export.onnx.graph", "export.signatures"],
+    "export.onnx.text": [PACKAGE, "export.onnx.graph", "export.forms"],
     "export.onnx.heads": ["export.onnx.graph"],
     "export.onnx.windows": ["export.onnx.graph"],
     "export.onnx.arithmetic": ["export.onnx.graph"],
     "export.onnx.graph": [PACKAGE],
-    "export.tflite": [PACKAGE, "export.signatures"],
+    "export.tflite": [PACKAGE, "export.forms", "export.signatures"],
     "export.artefacts": ["export.signatures"],
     "export.certificate.__init__": [
         *modules("export.certificate", "comparison", "contents", "files", "records"),
@@ -88,16 +101,16 @@ MAY_IMPORT = {
     ],
     "export.certificate.comparison": [
         PACKAGE,
-        *modules("export.certificate", "records", "contents", "device", "execution", "judgement", "rules"),
-        "export.artefacts",
-        "export.signatures",
+        *modules(
+            "export.certificate", "arrays", "contents", "continuations", "device", "execution", "judgement", "records"
+        ),
+        *modules("export", "artefacts", "forms", "signatures"),
     ],
     "export.certificate.contents": ["export.artefacts", "export.signatures"],
     "export.certificate.device": ["export.artefacts"],
     "export.certificate.execution": [
         *modules("export.certificate", "device", "runner"),
-        "export.artefacts",
-        "export.signatures",
+        *modules("export", "artefacts", "forms", "signatures"),
     ],
     "export.certificate.bleu_loss": [PACKAGE],
     "export.certificate.near_ties": [PACKAGE, "export.signatures"],
@@ -106,7 +119,16 @@ MAY_IMPORT = {
     "export.certificate.judgement": [
         PACKAGE,
         *modules("export.certificate", "measured", "near_ties", "rules", "runner"),
-        "export.artefacts",
+        *modules("export", "artefacts", "forms", "signatures"),
+    ],
+    "export.certificate.arrays": [
+        PACKAGE,
+        *modules("export.certificate", "judgement", "measured", "rules", "runner"),
+        *modules("export", "artefacts", "forms", "signatures"),
+    ],
+    "export.certificate.continuations": [
+        PACKAGE,
+        *modules("export.certificate", "judgement", "measured", "near_ties", "rules"),
         "export.signatures",
     ],
     "export.certificate.records": modules("export.certificate", "contents", "judgement"),
@@ -146,7 +168,7 @@ MAY_IMPORT = {
             f"{PACKAGE}.decoding.array_ops",
             f"{PACKAGE}.decoding.loop",
         ]
-        for name in ("loop", "sampling")
+        for name in ("loop", "prompts", "sampling")
     },
     f"{PACKAGE}.decoding.search": [
         f"{PACKAGE}.{name}" for name in ("text", "lengths", "decoding.array_ops", "decoding.loop", "decoding.sampling")
@@ -211,6 +233,7 @@ BACKEND_FREE = [
         "models",
         "decoding.computations",
         "decoding.loop",
+        "decoding.prompts",
         "decoding.sampling",
         "decoding.search",
         "training.losses",
@@ -331,7 +354,7 @@ def test_a_forbidden_import_is_found() -> None:
     code = "from .signatures import Decoding\nfrom .certificate import certify\nfrom . import artefacts\n"
     found = [name for name, _, _ in imports_of(ast.parse(code), "export.tflite")]
     assert found == ["export.signatures", "export.certificate", "export.artefacts"]
-    assert most_exact("export.tflite") == [PACKAGE, "export.signatures"]
+    assert most_exact("export.tflite") == [PACKAGE, "export.forms", "export.signatures"]
     assert most_exact("export.certificate.runner") == [], "it is run without this project"
     assert most_exact(f"{PACKAGE}.layers.masks") == []
     assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.{name}" for name in ("models", "layers", "family")]

@@ -7,21 +7,26 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 from keras_transformer.bleu import bleu_signature
+from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, say
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.corpora import read_lines
 
 from ..artefacts import Artefact, BrokenArtefact
+from ..forms import Form, Translation, form_of
 from ..signatures import Decoding, TrainedRun
+from .arrays import ArrayJudge
 from .contents import contents_of
+from .continuations import ContinuationJudge
 from .device import device_notes
 from .execution import run_artefact, task_of
 from .judgement import Judge
 from .records import Certificate, Entry
-from .rules import RULES
 
 QUICK_SENTENCES = 200  # enough to show that an artefact is the model; what a low precision costs takes all sentences
 
@@ -41,8 +46,8 @@ def certify(
         run: what was exported.
         folder: the export folder.
         artefacts: which of its artefacts to run; see `artefacts_in`.
-        decoding: the search that was baked into them.
-        sentences: the text to translate: its first 200 lines in float32, all of it in lower precisions.
+        decoding: the search that was baked into them, if the model searches.
+        sentences: the text: its first 200 lines in float32, all of it in lower precisions.
         references: translations of the sentences, for BLEU; float32 does not need them.
         threads: for each runtime.
 
@@ -52,13 +57,15 @@ def certify(
     if not artefacts:
         raise RequestError(f"expected at least one artefact to certify; found none in {folder}")
     precisions = {artefact.precision for artefact in artefacts}
-    check_text(sentences, references, precisions)
+    form = form_of(run)
+    check_text(sentences, references, precisions if form is Translation else [])
     count = QUICK_SENTENCES if precisions <= {"float32"} else len(sentences)
     searches = {artefact.search(decoding) for artefact in artefacts}
-    judges = {search: Judge(run.translator, search, sentences[:count], references) for search in searches}
+    judges = {search: judge_of(run, search, sentences[:count], references) for search in searches}
     about = run.metadata(decoding, "float32")
     return Certificate(
-        entries=tuple(certified(judges[one.search(decoding)], Path(folder), one, threads) for one in artefacts),
+        kind=form.kind,
+        entries=tuple(certified(judges[one.search(decoding)], Path(folder), one, threads, form) for one in artefacts),
         run={name: about[name] for name in about if name != "precision"},
         versions={name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")},
         machine={"system": platform.platform(), "processors": os.cpu_count(), "threads": threads},
@@ -66,16 +73,27 @@ def certify(
     )
 
 
-def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """The validation sentences of a run folder, and their references.
+def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] | None]:
+    """The validation sentences of a run folder, and their references if it is one of a translator.
 
     Raises:
         RequestError: the run has none.
     """
     folder = RunFolder(run)
+    config = read_config(folder)
+    if config["model"]["kind"] != Translation.kind:
+        return prompts_of(folder, has_labels=bool(config.get("labels"))), None
     if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
         raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
     return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+
+
+def prompts_of(folder: RunFolder, has_labels: bool) -> list[str]:
+    """The first lines of a run's validation text that are not blank, without their labels."""
+    if not folder.valid_text.is_file():
+        raise RequestError(f"{folder.path} has no validation text: give some lines by --sentences")
+    lines = (line.partition("\t")[2] if has_labels else line for line in read_lines(folder.valid_text))
+    return list(islice((line for line in lines if line.strip()), QUICK_SENTENCES))
 
 
 def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
@@ -91,19 +109,31 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
         raise RequestError(f"{' and '.join(low)} are held by BLEU, which needs references: give --references too")
 
 
-def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> Entry:
-    """Runs one artefact and judges its translations."""
-    name, rule = artefact.name_in(folder), RULES[artefact.precision]
+def judge_of(
+    run: TrainedRun, decoding: Decoding, sentences: Sequence[str], references: Sequence[str] | None
+) -> Judge | ArrayJudge:
+    """The judge of a run's artefacts that search so."""
+    if isinstance(run.pipeline, Translator):
+        return Judge(run.pipeline, decoding, sentences, references)
+    if isinstance(run.pipeline, Generator):
+        return ContinuationJudge(run.pipeline, decoding, sentences)
+    return ArrayJudge(run.pipeline, sentences)
+
+
+def certified(
+    judge: Judge | ArrayJudge, folder: Path, artefact: Artefact, threads: int, form: type[Form] = Translation
+) -> Entry:
+    """Runs one artefact and judges its answers."""
+    name, rule = artefact.name_in(folder), judge.rules[artefact.precision]
     if artefact.takes == "halves":
         rule += "; compared with the model's greedy search"
     entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, rule)
     say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))
-        sentences = judge.sentences if artefact.takes == "text" else judge.source_ids
-        count = QUICK_SENTENCES if artefact.precision == "float32" else len(sentences)
-        num_control_ids = judge.translator.model.num_control_ids
-        task = task_of(artefact, sentences[:count], judge.decoding, threads, num_control_ids)
+        inputs = judge.inputs(artefact.takes)
+        count = QUICK_SENTENCES if artefact.precision == "float32" else len(inputs)
+        task = task_of(artefact, inputs[:count], judge.decoding, threads, judge.model.num_control_ids, form)
         execution = run_artefact(artefact, task)
         judgement = judge.judge(artefact.precision, execution.result)
     except BrokenArtefact as broken:
@@ -114,7 +144,7 @@ def certified(judge: Judge, folder: Path, artefact: Artefact, threads: int) -> E
         held_against="; ".join([rule, *device_notes(artefact, judgement.measured.device, execution.log)]),
         reason=judgement.reason,
         judgement=judgement,
-        verified="translations",
+        verified="translations" if form is Translation else "answers",
     )
 
 

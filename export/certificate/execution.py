@@ -14,6 +14,7 @@ from typing import NamedTuple
 from keras_transformer.errors import RequestError
 
 from ..artefacts import Artefact, BrokenArtefact
+from ..forms import Form, Translation
 from ..signatures import INSTALL_EXTRA, Decoding
 from .device import may_use_gpu, why_no_gpu
 from .runner import Result, Task
@@ -38,20 +39,24 @@ def task_of(
     decoding: Decoding,
     threads: int,
     num_control_ids: int = 4,
+    form: type[Form] = Translation,
 ) -> Task:
     """The runner's task.
 
     Args:
         artefact: what runs.
         sentences: texts if the artefact takes text, else rows of ids.
-        decoding: the search of the model; around two halves the runner searches the same way.
+        decoding: the search of the model, if it searches; around two halves the runner searches the same way.
         threads: for the runtime.
         num_control_ids: of the model. The search around two halves emits none of these ids but the end.
+        form: of the model.
     """
     return {
         "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
         "takes": artefact.takes,
+        "signature": artefact.signature,
+        "outputs": list(form.text_outputs if artefact.takes == "text" else form.ids_outputs),
         "gpu": may_use_gpu(artefact),
         "threads": threads,
         "sentences": sentences,

@@ -18,6 +18,26 @@ from .rules import Difference
 LISTED = 20  # CERTIFICATE.md shows so many differing sentences of an artefact; certificate.json has all of them
 
 
+# What the columns of the first table mean, by the kind of model.
+LEGENDS = {
+    "translator": (
+        "Identical: the share of translations with the model's tokens (of an artefact that gives text: with its text), "
+        "in batches of 32, in the order of the text. Score: the largest difference over identical translations. BLEU, "
+        "in brackets the model's own: {bleu}. Batched, padded: how many sentences are translated otherwise than alone."
+    ),
+    "language-model": (
+        "Identical: the share of continuations with the model's tokens (of an artefact that gives text: with its "
+        "text), in batches of 32, in the order of the prompts. Score: the largest difference over identical "
+        "continuations. Batched, padded: how many prompts are continued otherwise than alone."
+    ),
+    "encoder": (
+        "Identical: the share of texts with the model's label, or the model's likeliest piece at every place, in "
+        "batches of 32, in the order of the text. Score: the largest difference of a probability, or of a vector in "
+        "units of its largest number. Batched, padded: how many texts have another label or piece than alone."
+    ),
+}
+
+
 def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) -> list[Path]:
     """Writes certificate.json and CERTIFICATE.md, each whole or not at all; returns their paths."""
     paths = [Path(folder) / "certificate.json", Path(folder) / "CERTIFICATE.md"]
@@ -47,11 +67,9 @@ def markdown(certificate: Certificate) -> str:
         "",
         *quality_table(certificate.entries),
         "",
-        "Identical: the share of translations with the model's tokens (of an artefact that gives text: with its text), "
-        "in batches of 32, in the order of the text. Score: the largest difference over identical translations. BLEU, "
-        "in brackets the model's own: "
-        f"{certificate.bleu_signature or 'not measured, because there were no references'}. Batched, padded: how many "
-        "sentences are translated otherwise than alone.",
+        LEGENDS[certificate.kind].format(
+            bleu=certificate.bleu_signature or "not measured, because there were no references"
+        ),
         "",
         *cost_table(certificate.entries),
         "",

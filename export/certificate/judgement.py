@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,11 @@ from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import END, plain
 
 from ..artefacts import BrokenArtefact
-from ..signatures import Decoding, limits_of
+from ..forms import limits_of
+from ..signatures import Decoding
 from .measured import Answer, Ids, Measured, Trials, measure
 from .near_ties import Choice, narrowest_choice
-from .rules import Difference, float32_fault, is_identical_enough, low_precision_fault
+from .rules import SEARCH_RULES, Difference, float32_fault, is_identical_enough, low_precision_fault
 from .runner import Answers, Result
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault
@@ -36,11 +38,15 @@ class Judgement:
 class Judge:
     """Compares artefacts with the model.
 
+    `rules` tells by precision what they are held against.
+
     Args:
         translator, decoding: the model, and how it searches.
         sentences: what is translated.
         references: a translation of each sentence, for BLEU; or None.
     """
+
+    rules = SEARCH_RULES
 
     def __init__(
         self,
@@ -50,6 +56,8 @@ class Judge:
         references: Sequence[str] | None = None,
     ):
         self.translator = translator
+        self.model: Any = translator.model
+        self.tokenizer = translator.target_tokenizer
         self.decoding = decoding
         self.sentences = [plain(line) for line in sentences]
         self.references = references
@@ -75,24 +83,32 @@ class Judge:
             reason = float32_fault(measured, differences)
         else:
             differences = [one for one in differences if one.given == "batched"]
-            reason = low_precision_fault(measured)
+            reason = self._low_precision_fault(measured, trials)
         return Judgement(not reason, reason, measured, tuple(differences))
+
+    def inputs(self, takes: str) -> Sequence[str] | Sequence[Sequence[int]]:
+        """What an artefact is given that takes text, or ids."""
+        return self.sentences if takes == "text" else self.source_ids
 
     def narrowest_choice(self, place: int) -> Choice:
         """How nearly the model lost its own translation of the sentence at this place."""
-        source_ids = np.array([self._source(place)], "int32")
+        model, source_ids = self.model, np.array([self._source(place)], "int32")
         limit, ids = self._limit(place), self.best[place].ids
-        return narrowest_choice(self.translator.model, source_ids, limit, ids, self.decoding)
+        cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, limit)
+        return narrowest_choice(model.step, cache, limit, ids, self.decoding, model.num_control_ids)
 
     def _answers(self, answers: Answers) -> list[Answer]:
-        outputs, scores = answers["outputs"], answers["scores"]
+        scores = answers["outputs"]["score"]
+        (outputs,) = (rows for name, rows in answers["outputs"].items() if name != "score")
+        if not all(isinstance(score, float) for score in scores):
+            raise BrokenArtefact("it gave no number for the score of a text")
         if outputs and isinstance(outputs[0], str):
             return [Answer(text, score) for text, score in zip(outputs, scores, strict=True)]
-        tokenizer = self.translator.target_tokenizer
+        tokenizer = self.tokenizer
         strange = [id for row in outputs for id in row if not 0 <= id < tokenizer.vocabulary_size]
         if strange:
             raise BrokenArtefact(f"it gave the id {strange[0]}, which the vocabulary lacks")
-        texts = tokenizer.decode(outputs)
+        texts = self._texts(outputs)
         return [Answer(text, score, tuple(ids)) for text, score, ids in zip(texts, scores, outputs, strict=True)]
 
     def _differences(self, trials: Trials) -> list[Difference]:
@@ -122,19 +138,39 @@ class Judge:
         if answer.ids is not None:
             return answer.ids
         known = [one.ids for one in self.hypotheses[place] if one.text == answer.text]
-        return known[0] if known else (*self.translator.target_tokenizer.encode([answer.text])[0], END)
+        return known[0] if known else self._ids_of_text(place, answer.text)
+
+    def _ids_of_text(self, place: int, text: str) -> Ids:
+        return (*self.tokenizer.encode([text])[0], END)
+
+    def _texts(self, rows: Sequence[Ids]) -> list[str]:
+        return self.tokenizer.decode(rows)
 
     def _scores(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         """The model's scores of these translations of the sentences at these places."""
         scores: list[float] = []
+        for place, ids, log_prob in zip(places, rows, self._log_probs(places, rows), strict=True):
+            num_read = self._num_read(place)
+            whole = is_whole(ids, self._limit(place) - num_read, self.model.num_control_ids)
+            divisor = penalty(num_read + len(ids), self.decoding.length_penalty)
+            scores.append(log_prob / divisor if whole else -math.inf)
+        return scores
+
+    def _log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
+        """log P of these translations of the sentences at these places."""
+        log_probs: list[float] = []
         for first in range(0, len(rows), SCORED_AT_ONCE):
             some, here = rows[first : first + SCORED_AT_ONCE], places[first : first + SCORED_AT_ONCE]
             sources = [self._source(place)[:-1] for place in here]
-            log_probs = self.translator.log_probs(sources, [list(ids) or [END] for ids in some])
-            for place, ids, log_prob in zip(here, some, log_probs, strict=True):
-                whole = is_whole(ids, self._limit(place), self.translator.model.num_control_ids)
-                scores.append(float(log_prob) / penalty(len(ids), self.decoding.length_penalty) if whole else -math.inf)
-        return scores
+            log_probs += map(float, self.translator.log_probs(sources, [list(ids) or [END] for ids in some]))
+        return log_probs
+
+    def _num_read(self, place: int) -> int:
+        """How many of the ids up to the limit are not emitted, but read from a prompt."""
+        return 0
+
+    def _low_precision_fault(self, measured: Measured, trials: Trials) -> str:
+        return low_precision_fault(measured)
 
     def _source(self, place: int) -> list[int]:
         """(S,) The sentence's ids as the model sees them: cut to the model's length, with the end id last."""

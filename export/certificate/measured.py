@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,14 +103,17 @@ def measure(trials: Trials, best: Sequence[Hypothesis], references: Sequence[str
         probes=min(len(trials.alone), len(trials.padded)),
         batched_differ=num_different(trials.alone, trials.batched),
         padded_differ=num_different(trials.alone, trials.padded),
-        latency_seconds=statistics.median(result["alone"]["seconds"]),
-        sentences_per_second=len(best) / sum(result["batched"]["seconds"]),
-        load_seconds=result["load_seconds"],
-        peak_bytes=result["peak_bytes"],
-        device=result["device"],
-        versions=result["versions"],
-        modules=result["modules"],
+        **costs(result, len(best)),
     )
+
+
+def costs(result: Result, num_texts: int) -> dict[str, Any]:
+    """What it costs to run an artefact, as fields of `Measured`."""
+    return {
+        "latency_seconds": statistics.median(result["alone"]["seconds"]),
+        "sentences_per_second": num_texts / sum(result["batched"]["seconds"]),
+        **{name: result[name] for name in ("load_seconds", "peak_bytes", "device", "versions", "modules")},
+    }
 
 
 def num_different(alone: Sequence[Answer], others: Sequence[Answer]) -> int:

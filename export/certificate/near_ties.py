@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.decoding import search
-from keras_transformer.models.transformer import Transformer
+from keras_transformer.decoding.loop import Cache, Step
 from keras_transformer.text.tokenizer import END
 
 from ..signatures import Decoding
@@ -23,26 +23,26 @@ class Choice(NamedTuple):
 
 
 def narrowest_choice(
-    model: Transformer, source_ids: np.ndarray, limit: int, ids: tuple[int, ...], decoding: Decoding
+    step: Step, cache: Cache, limit: int, ids: tuple[int, ...], decoding: Decoding, num_control_ids: int
 ) -> Choice:
     """Finds the step at which the search came closest to losing the translation that it found.
 
     Args:
-        model: the model.
-        source_ids: (1, S).
+        step: the model's step.
+        cache: for one sentence, before the first step.
         limit: the most ids to emit.
         ids: the translation that the model's search found.
         decoding: how the search ran.
+        num_control_ids: of the model.
 
     Returns:
         The smallest difference in log-probability, over all steps, between the beginning of the translation and the
         best hypothesis that the step left out.
     """
     num_beams, narrowest, limits = decoding.num_beams, Choice(math.inf, 0), np.array([limit], "int32")
-    cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, limit)
     state = search.start_beams(cache, limits, num_beams, limit)
     for index, id in enumerate(ids):
-        log_probs, cache = search.permitted_log_probs(model.step, state, None, model.num_control_ids)  # (1, K, V)
+        log_probs, cache = search.permitted_log_probs(step, state, None, num_control_ids)  # (1, K, V)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]

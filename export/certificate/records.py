@@ -29,8 +29,8 @@ class Entry:
         reason: why it does not hold; where it holds by its graph alone, why it could not run here.
         contents: what it is made of; None if it cannot be read.
         judgement: what was seen when it ran; None if it did not run.
-        verified: what was checked: "translations" if the artefact ran; "graph" if no runtime here could run it and only
-            its graph was checked; "nothing" if it could not be read, or broke.
+        verified: what was checked: "translations", or "answers" of other models, if the artefact ran; "graph" if no
+            runtime here could run it and only its graph was checked; "nothing" if it could not be read, or broke.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Entry:
     reason: str = ""
     contents: Contents | None = None
     judgement: Judgement | None = None
-    verified: Literal["translations", "graph", "nothing"] = "nothing"
+    verified: Literal["translations", "answers", "graph", "nothing"] = "nothing"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Certificate:
         versions: of the packages that the model ran on.
         machine: what everything ran on.
         bleu_signature: sacreBLEU's signature; "" without references.
+        kind: of the model.
     """
 
     entries: tuple[Entry, ...]
@@ -62,6 +63,7 @@ class Certificate:
     versions: dict[str, str]
     machine: Machine
     bleu_signature: str
+    kind: str = "translator"
 
     @property
     def holds(self) -> bool:

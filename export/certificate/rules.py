@@ -11,8 +11,12 @@ IDENTICAL_SHARE = 0.99
 SCORE_LOSS = 1e-3
 NEAR_TIE = 1e-4
 BLEU_LOSS = 0.5
+NATS_LOSS = 0.05
+PROBABILITY_LOSS = 1e-3
+LOW_PROBABILITY_LOSS = 0.1
+SAME_DIRECTION = 0.99
 
-RULES = {
+SEARCH_RULES = {
     "float32": (
         f"at least {IDENTICAL_SHARE:.0%} of the translations are identical (of fewer than 100, all but one), and their "
         f"scores differ by at most {SCORE_LOSS:g}; the model scores every other translation, alone and padded too, at "
@@ -21,6 +25,26 @@ RULES = {
     **dict.fromkeys(
         ("float16", "int8"),
         f"the BLEU loss is at most {BLEU_LOSS}, or half the 95 % paired-bootstrap interval where that is larger",
+    ),
+}
+
+
+CONTINUATION_RULES = {
+    "float32": SEARCH_RULES["float32"].replace("translation", "continuation"),
+    **dict.fromkeys(
+        ("float16", "int8"), f"the model gives its continuations at most {NATS_LOSS} nats a token less than its own"
+    ),
+}
+ARRAY_RULES = {
+    "float32": (
+        f"all numbers are within {PROBABILITY_LOSS:g} of the model's (of a vector: of its largest number), and every "
+        "other label is a near tie by that measure"
+    ),
+    **dict.fromkeys(
+        ("float16", "int8"),
+        f"at least {IDENTICAL_SHARE:.0%} of the labels or pieces are the model's (of fewer than 100, all but one), or "
+        f"near ties within {LOW_PROBABILITY_LOSS}; the cosine of every vector with the model's is at least "
+        f"{SAME_DIRECTION}",
     ),
 }
 
@@ -73,6 +97,12 @@ def float32_fault(measured: Measured, differences: Iterable[Difference]) -> str:
     if lines := sorted({one.line for one in differences if not one.is_allowed}):
         return f"worse than the model's own translation by more than rounding explains: line {listed(lines)}"
     return ""
+
+
+def likelihood_fault(own: float, theirs: float) -> str:
+    """Why a float16 or int8 language model does not hold, from the nats a token of both; "" if it holds."""
+    loss = theirs - own
+    return "" if loss <= NATS_LOSS else f"its continuations cost {loss:.3f} nats a token more, over {NATS_LOSS}"
 
 
 def low_precision_fault(measured: Measured) -> str:

@@ -29,7 +29,7 @@ PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "n
 Sentences = Sequence[Any]  # texts, or rows of ids
 Batch = Any  # strings (B,), or ids (B, S) int32
 MakeBatch = Callable[[Sentences], Batch]
-Translate = Callable[[Batch], tuple[np.ndarray, np.ndarray]]  # strings (B,) or ids (B, L), and scores (B,)
+Run = Callable[[Batch], dict[str, np.ndarray]]  # the outputs by name, each (B, ...)
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
 Load = Callable[[], "Loaded"]
 
@@ -40,6 +40,8 @@ class Task(TypedDict):
     paths: list[str]  # one, or the two halves of a translator
     format: str  # "saved_model", "onnx" or "tflite"
     takes: str  # "text", "ids" or "halves"
+    signature: str  # of a SavedModel or a TFLite file
+    outputs: list[str]  # which outputs are asked for
     gpu: bool  # whether the runtime may use a GPU
     threads: int
     sentences: Sentences
@@ -53,10 +55,9 @@ class Task(TypedDict):
 
 
 class Answers(TypedDict):
-    """The translations of some batches."""
+    """The answers to some batches."""
 
-    outputs: list[Any]  # texts, or rows of ids without padding
-    scores: list[float]
+    outputs: dict[str, list[Any]]  # for each output and text: a string, ids without padding, or numbers
     seconds: list[float]  # of each batch
 
 
@@ -76,7 +77,7 @@ class Result(TypedDict):
 class Loaded(NamedTuple):
     """An artefact that answers, and the device that it runs on."""
 
-    translate: Translate
+    run: Run
     device: str
 
 
@@ -95,19 +96,19 @@ def main(task_path: str, result_path: str) -> None:
 
 
 def run(task: Task) -> Result:
-    """Loads the artefact and translates the sentences in batches, alone and padded."""
+    """Loads the artefact and runs it on the sentences in batches, alone and padded."""
     prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}[task["format"]]
     load = prepare(task)  # the runtime's import does not count
     start = time.perf_counter()
-    translate, device = load()
+    answers, device = load()
     load_seconds = time.perf_counter() - start
     sentences, size = task["sentences"], task["batch_size"]
     probes = [[sentence] for sentence in sentences[: task["num_probes"]]]
-    translate(batch_of(sentences[:size]))  # to warm up
+    answers(batch_of(sentences[:size]))  # to warm up
     return {
-        "batched": answer(translate, [sentences[first : first + size] for first in range(0, len(sentences), size)]),
-        "alone": answer(translate, probes, task["probe_seconds"]),
-        "padded": answer(translate, probes, task["probe_seconds"], padding(task)),
+        "batched": answer(answers, [sentences[first : first + size] for first in range(0, len(sentences), size)]),
+        "alone": answer(answers, probes, task["probe_seconds"]),
+        "padded": answer(answers, probes, task["probe_seconds"], padding(task)),
         "load_seconds": load_seconds,
         "peak_bytes": peak_bytes(),
         "versions": dict(versions()),
@@ -128,12 +129,12 @@ def prepare_saved_model(task: Task) -> Load:
     def load() -> Loaded:
         loaded = tf.saved_model.load(*task["paths"])
 
-        def translate(text: Batch) -> tuple[np.ndarray, np.ndarray]:
+        def run(text: Batch) -> dict[str, np.ndarray]:
             # Looked up for each batch: a signature alone does not keep its variables alive.
-            outputs = loaded.signatures["serving_default"](text=tf.constant(text))
-            return outputs["translation"].numpy(), outputs["score"].numpy()
+            outputs = loaded.signatures[task["signature"]](text=tf.constant(text))
+            return {name: outputs[name].numpy() for name in task["outputs"]}
 
-        return Loaded(translate, "GPU" if tf.config.list_physical_devices("GPU") else "CPU")
+        return Loaded(run, "GPU" if tf.config.list_physical_devices("GPU") else "CPU")
 
     return load
 
@@ -159,22 +160,22 @@ def prepare_onnx(task: Task) -> Load:
         # ONNX Runtime may fall back to the CPU; it writes the reason to standard error or standard output.
         on_gpu = all("CUDAExecutionProvider" in session.get_providers() for session in sessions)
         on_halves = functools.partial(greedy_search, device="cuda" if on_gpu else "cpu")
-        make = on_halves if task["takes"] == "halves" else whole_search
+        make = on_halves if task["takes"] == "halves" else whole_graph
         return Loaded(make(task, *sessions), "GPU" if on_gpu else "CPU")
 
     return load
 
 
-def whole_search(task: Task, session: onnxruntime.InferenceSession) -> Translate:
-    """A translator whose graph holds the search."""
+def whole_graph(task: Task, session: onnxruntime.InferenceSession) -> Run:
+    """A graph that answers by itself: if it searches, it holds the search."""
     (name,) = [argument.name for argument in session.get_inputs()]
-    outputs = ["translation" if task["takes"] == "text" else "target_ids", "score"]
-    return lambda batch: tuple(session.run(outputs, {name: batch}))
+    outputs = task["outputs"]
+    return lambda batch: dict(zip(outputs, session.run(outputs, {name: batch}), strict=True))
 
 
 def greedy_search(
     task: Task, encoder: onnxruntime.InferenceSession, step: onnxruntime.InferenceSession, device: str
-) -> Translate:
+) -> Run:
     """A translator from the two halves: a greedy loop, which keeps on the device whatever only the halves read."""
     past_inputs = [argument for argument in step.get_inputs() if argument.name.startswith("past_")]
     memory_names = [output.name for output in encoder.get_outputs() if output.name != "limit"]
@@ -182,7 +183,7 @@ def greedy_search(
     encoded = {"limit": "cpu", **dict.fromkeys(memory_names, device)}
     stepped = {"logits": "cpu"} | {name.replace("past_", "present_"): device for name in past_names}
 
-    def translate(source_ids: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def run(source_ids: Batch) -> dict[str, np.ndarray]:
         memory = run_bound(encoder, encoder.io_binding(), {"source_ids": on_device(source_ids)}, encoded)
         limits = np.minimum(memory.pop("limit").numpy(), task["max_length"] or np.iinfo("int32").max)
         binding = step.io_binding()
@@ -204,9 +205,9 @@ def greedy_search(
             if done.all():
                 break
         lengths = np.sum(ids != PAD, axis=1)
-        return ids, log_prob / ((5 + lengths) / 6) ** task["length_penalty"]
+        return {"target_ids": ids, "score": log_prob / ((5 + lengths) / 6) ** task["length_penalty"]}
 
-    return translate
+    return run
 
 
 def on_device(array: np.ndarray, device: str = "cpu") -> onnxruntime.OrtValue:
@@ -265,34 +266,28 @@ def prepare_tflite(task: Task) -> Load:
 
     def load() -> Loaded:
         kind = litert.InterpreterWithCustomOps if task["takes"] == "text" else litert.Interpreter
-        runner = kind(**options).get_signature_runner("translate")
+        runner = kind(**options).get_signature_runner(task["signature"])
         (name,) = runner.get_input_details()
-        best = "translation" if task["takes"] == "text" else "target_ids"
-
-        def translate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-            outputs = runner(**{name: batch})
-            return outputs[best], outputs["score"]
-
-        return Loaded(translate, "CPU")
+        return Loaded(lambda batch: runner(**{name: batch}), "CPU")
 
     return load
 
 
 def answer(
-    translate: Translate, batches: Sequence[Sentences], max_seconds: float = float("inf"), make: MakeBatch | None = None
+    run: Run, batches: Sequence[Sentences], max_seconds: float = float("inf"), make: MakeBatch | None = None
 ) -> Answers:
-    """Translates the batches one by one, and stops after `max_seconds`; `make` replaces `batch_of`."""
-    answers: Answers = {"outputs": [], "scores": [], "seconds": []}
+    """Answers the batches one by one, and stops after `max_seconds`; `make` replaces `batch_of`."""
+    answers: Answers = {"outputs": {}, "seconds": []}
     for sentences in batches:
         batch = (make or batch_of)(sentences)
         start = time.perf_counter()
-        outputs, scores = translate(batch)
+        outputs = run(batch)
         answers["seconds"].append(time.perf_counter() - start)
-        if np.shape(outputs)[:1] != np.shape(batch)[:1] or np.shape(scores) != np.shape(batch)[:1]:
-            shapes = f"outputs {np.shape(outputs)} and scores {np.shape(scores)}"
-            raise ValueError(f"expected a row and a score for each of {len(batch)} sentences; received {shapes}")
-        answers["outputs"] += [plain(row) for row in outputs[: len(sentences)]]
-        answers["scores"] += [float(score) for score in scores[: len(sentences)]]
+        if any(np.shape(rows)[:1] != np.shape(batch)[:1] for rows in outputs.values()):
+            shapes = ", ".join(f"{name} {np.shape(rows)}" for name, rows in outputs.items())
+            raise ValueError(f"expected a row for each of {len(batch)} sentences; received {shapes}")
+        for name, rows in outputs.items():
+            answers["outputs"].setdefault(name, []).extend(plain(row) for row in rows[: len(sentences)])
         if sum(answers["seconds"]) > max_seconds:
             break
     return answers
@@ -316,11 +311,12 @@ def padding(task: Task) -> MakeBatch:
     return lambda sentences: batch_of([*sentences, longest])
 
 
-def plain(row: str | bytes | np.ndarray) -> str | list[int]:
-    """A text as a string, or ids without the padding behind them."""
-    if isinstance(row, np.ndarray):
-        return np.trim_zeros(row, "b").tolist()
-    return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
+def plain(row: Any) -> Any:
+    """A text as a string, ids without the padding behind them, or numbers."""
+    if isinstance(row, str | bytes):
+        return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
+    is_ids = row.ndim == 1 and row.dtype.kind == "i"
+    return np.trim_zeros(row, "b").tolist() if is_ids else row.tolist()
 
 
 def peak_bytes() -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ..forms import Continuation, Filling, Form, Labelling, Translation, form_of
 from ..signatures import Decoding, TrainedRun, require_precision, stem
-from .graph import Graph, Model, Value, ValueInfo, write_model
+from . import continuation, encoding
+from .graph import SCORE, TEXT, Graph, Model, ValueInfo, name_outputs, write_model
 from .model import OnnxTransformer
 from .stacks import flat_past, past_from_flat
 from .support import require_writers
@@ -17,9 +19,7 @@ from .text import detokenized, tokenized
 from .translation import limits_of, permitted, translation
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
-SCORE = ValueInfo("score", np.float32, ["batch"])
 TRANSLATION = [ValueInfo("target_ids", np.int32, ["batch", "target"]), SCORE]
-TEXT = ValueInfo("text", object, ["batch"])
 TEXT_TRANSLATION = [ValueInfo("translation", object, ["batch"]), SCORE]
 
 # All operators that are not in the ONNX standard.
@@ -30,16 +30,17 @@ TEXT_OPERATORS = {"StringRegexReplace", "SentencepieceTokenizer", "StringJoin"} 
 def export_onnx(
     run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
 ) -> list[Path]:
-    """Writes `translate`, `translate_text`, `encoder` and `step` into `folder`/onnx.
+    """Writes the graphs of a model into `folder`/onnx: of a translator `translate`, `translate_text`, `encoder` and
+    `step`, of other models those of `MODELS`.
 
-    All use opset 17; `translate_text` needs onnxruntime-extensions. float16 is meant for GPUs: states and weights are
+    All use opset 17; those of text need onnxruntime-extensions. float16 is meant for GPUs: states and weights are
     in half, softmax, norms and search in float32. int8 is meant for CPUs: weights have 8 bits and a scale for each
     column, states 8 bits and a scale for each row; it needs one operator that only ONNX Runtime has.
 
     Args:
         run: what to export; `signatures.open_run` reads it from a run folder.
         folder: where to write; it is created if it does not exist.
-        decoding: the options of the search.
+        decoding: the options of the search, for models that search.
         precision: "float32", "float16" or "int8".
 
     Returns:
@@ -54,7 +55,7 @@ def export_onnx(
     folder = Path(folder) / "onnx"
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    for name, make in MODELS.items():
+    for name, make in MODELS[form_of(run)].items():
         path = folder / f"{stem(name, precision)}.onnx"
         paths += write_model(path, make(run, decoding, precision), run.metadata(decoding, precision))
     return paths
@@ -70,7 +71,7 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     if name == "translate" and decoding.n_best != 1:
         model = translate_model(run, decoding, precision, with_n_best=True)
     else:
-        model = MODELS[name](run, decoding, precision)
+        model = MODELS[form_of(run)][name](run, decoding, precision)
     return write_model(path, model, run.metadata(decoding, precision))
 
 
@@ -97,10 +98,10 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
 def translate_text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     """A translator of text: `text` (batch,) → `translation` (batch,), always one line, and `score` (batch,)."""
     g = Graph()
-    translator = run.translator
-    source_ids = tokenized(g, TEXT.name, translator.source_tokenizer, run.model.max_source_length)
+    source, target = run.tokenizers
+    source_ids = tokenized(g, TEXT.name, source, form_of(run).cleaning, run.model.max_source_length)
     ids, scores = translation(g, run.model, source_ids, decoding.one_best(), precision).best(g)
-    texts = detokenized(g, ids, translator.target_tokenizer)
+    texts = detokenized(g, ids, target)
     return Model(g, [TEXT], name_outputs(g, (texts, scores), TEXT_TRANSLATION))
 
 
@@ -149,16 +150,24 @@ def step_model(run: TrainedRun, precision: str) -> Model:
 
 
 # The graphs of an export, by the stems of their files.
-MODELS: dict[str, Callable[[TrainedRun, Decoding, str], Model]] = {
-    "translate": translate_model,
-    "translate_text": translate_text_model,
-    "encoder": lambda run, decoding, precision: encoder_model(run, precision),
-    "step": lambda run, decoding, precision: step_model(run, precision),
+MODELS: dict[type[Form], dict[str, Callable[[TrainedRun, Decoding, str], Model]]] = {
+    Translation: {
+        "translate": translate_model,
+        "translate_text": translate_text_model,
+        "encoder": lambda run, decoding, precision: encoder_model(run, precision),
+        "step": lambda run, decoding, precision: step_model(run, precision),
+    },
+    Continuation: {
+        "generate": continuation.generate_model,
+        "generate_text": continuation.generate_text_model,
+        "step": lambda run, decoding, precision: continuation.step_model(run, precision),
+    },
+    Labelling: {
+        "classify": lambda run, decoding, precision: encoding.classify_model(run, precision),
+        "classify_text": lambda run, decoding, precision: encoding.classify_text_model(run, precision),
+    },
+    Filling: {
+        "fill": lambda run, decoding, precision: encoding.fill_model(run, precision),
+        "embed_text": lambda run, decoding, precision: encoding.embed_text_model(run, precision),
+    },
 }
-
-
-def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:
-    """Gives the values the names of the outputs; returns the outputs."""
-    for value, output in zip(values, outputs, strict=True):
-        g.named(value, output.name)
-    return outputs

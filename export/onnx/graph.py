@@ -192,6 +192,18 @@ class Model(NamedTuple):
     outputs: Sequence[ValueInfo]
 
 
+# What the graphs of several kinds of models take and give.
+TEXT = ValueInfo("text", object, ["batch"])
+SCORE = ValueInfo("score", np.float32, ["batch"])
+
+
+def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:
+    """Gives the values the names of the outputs; returns the outputs."""
+    for value, output in zip(values, outputs, strict=True):
+        g.named(value, output.name)
+    return outputs
+
+
 def element_type(dtype: DTypeLike) -> int:
     """ONNX's number for a NumPy type; strings are `object`."""
     dtype = np.dtype(dtype)

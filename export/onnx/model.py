@@ -144,23 +144,22 @@ class OnnxLanguageModel:
     ) -> tuple[Value, Past]:
         """One position; while the prompt is read, as in `decoding.prompts.prompted`."""
         (prompt_ids,) = sentences
-        last = g("Sub", g.shape(prompt_ids, 1), 1)  # the column of padding
         place = g("Reshape", g.cast(index, np.int64), [1])
+        last = g("Sub", g.shape(prompt_ids, 1), 1)  # the column of padding, which -1 stands for too
         before, here = (
-            g("Gather", prompt_ids, g("Min", g("Max", each, 0), last), axis=1) for each in (g("Sub", place, 1), place)
-        )  # (B, 1) what the prompt has at this position, and what follows
-        is_read = g("And", g("Greater", place, 0), g("Not", g("Equal", before, np.int32(PAD))))
-        token_ids = g("Where", is_read, g.cast(before, np.int64), token_ids)
+            g("Gather", prompt_ids, g("Min", each, last), axis=1) for each in (g("Sub", place, 1), place)
+        )  # (B, 1)
+        token_ids = g("Where", g("Equal", before, np.int32(PAD)), token_ids, g.cast(before, np.int64))
+        logits, present = self.plain_step(g, token_ids, index, past, **of_beams)
+        goes_on = g("Expand", g("Not", g("Equal", here, np.int32(PAD))), g("Shape", token_ids))
+        placeholder = np.arange(self.model.vocabulary_size) == self.model.num_control_ids
+        placeholder_logits = np.where(placeholder, 0, -np.inf).astype("float32")
+        return g("Where", g("Reshape", goes_on, [-1, 1]), placeholder_logits, logits), present
+
+    def plain_step(self, g: Graph, token_ids: Value, index: Value, past: Past, **of_beams: Any) -> tuple[Value, Past]:
+        """One position, without a prompt: logits (R, V), and the past with this position in it."""
         x, present = self.decoder.step(g, token_ids, index, past, None, **of_beams)
-        logits = logits_of(g, self.arithmetic, self.model.output_embedding, x)  # (R, V)
-        goes_on = g("Not", g("Equal", here, np.int32(PAD)))  # (B, 1)
-        rows = g("Reshape", g("Expand", goes_on, g("Shape", token_ids)), [-1, 1])  # (R, 1)
-        return g("Where", rows, placeholder_logits(self.model), logits), present
-
-
-def placeholder_logits(model: LanguageModel) -> np.ndarray:
-    """(V,) The logits that let a search emit the first piece of text, and nothing else."""
-    return np.where(np.arange(model.vocabulary_size) == model.num_control_ids, 0, -np.inf).astype("float32")
+        return logits_of(g, self.arithmetic, self.model.output_embedding, x), present
 
 
 class OnnxEncoder:

@@ -11,6 +11,7 @@ import keras
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer.layers.causal import CausalBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
@@ -19,6 +20,8 @@ from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Sub
 from keras_transformer.layers.rotary import RotaryPositions, XposPositions
 from keras_transformer.layers.stack import Stack
 from keras_transformer.layers.windowed import WindowedAttention
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.models.transformer import Transformer
 
 from .activations import ACTIVATIONS
@@ -38,10 +41,13 @@ WRITERS: dict[type, Any] = {
     **SCORES,
     AlibiPositions: BiasedPositions,
     BucketPositions: BiasedPositions,
+    CausalBlock: AROUND_IT,
     DecoderBlock: AROUND_IT,
+    Encoder: AROUND_IT,
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
     GatedFeedForward: write_gated_feed_forward,
+    LanguageModel: AROUND_IT,
     LearnedPositions: AddedPositions,
     MultiHeadAttention: FullAttention,
     NoPositions: WrittenPositions,
@@ -56,6 +62,7 @@ WRITERS: dict[type, Any] = {
     Transformer: AROUND_IT,
     WindowedAttention: WindowAttention,
     XposPositions: RotatedPositions,
+    keras.layers.Dense: AROUND_IT,
     keras.layers.Dropout: AROUND_IT,
 }
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from keras_transformer.layers.norms import LayerNorm
 from keras_transformer.models.inspection import Difference, parts_of
-from keras_transformer.models.transformer import Transformer
 
 from ..signatures import unwritable
 from .parts import WRITERS
@@ -16,13 +15,13 @@ from .parts import WRITERS
 WRITTEN_OPTIONS: dict[type, dict[str, Any]] = {LayerNorm: {"center": True, "scale": True}}
 
 
-def require_writers(model: Transformer, precision: str) -> None:
+def require_writers(model: Any, precision: str) -> None:
     """Raises RequestError, which names the part, unless every part of the model and its options can be written."""
     for found in unwritten(model):
         raise unwritable("onnx", precision, found)
 
 
-def unwritten(model: Transformer) -> Iterator[Difference]:
+def unwritten(model: Any) -> Iterator[Difference]:
     """The parts and options of a model that no writer writes."""
     for path, part in parts_of(model, "model"):
         if type(part) not in WRITERS:

@@ -6,11 +6,13 @@ loop would not load.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
-from ..signatures import BLANK, LINE_BREAKS
+from ..forms import LINE_BREAKS
 from .graph import TEXT_DOMAIN, Graph, Value
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
@@ -18,9 +20,24 @@ REPLACEMENT = "\ufffd".encode()
 NO_BYTE = 256  # stands for a piece that is not a single byte
 
 
-def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> Value:
-    """Text (B,) → source ids (B, S) int32: at most `max_length` pieces and the end id, then pad."""
-    text = replaced(g, replaced(g, text, LINE_BREAKS, " "), BLANK, "")
+def tokenized(
+    g: Graph,
+    text: Value,
+    tokenizer: Tokenizer,
+    cleaning: Iterable[tuple[str, str]],
+    max_length: int,
+    closing: int = END,
+) -> Value:
+    """Text (B,) → ids (B, S) int32: at most `max_length` pieces and the id `closing`, then pad.
+
+    Args:
+        g, text, tokenizer: the graph, the text and its vocabulary.
+        cleaning: what is replaced in the text, and by what.
+        max_length: the most pieces.
+        closing: the id behind the pieces: the end id, or pad for none.
+    """
+    for pattern, by in cleaning:
+        text = replaced(g, text, pattern, by)
     options = [[0], [0.0], [False], [False], [False]]  # no sampling (two numbers), no start id, no end id, not reversed
     pieces, starts = g("SentencepieceTokenizer", text, *options, outputs=2, domain=TEXT_DOMAIN, model=tokenizer.model)
     first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` each sentence begins
@@ -30,22 +47,31 @@ def tokenized(g: Graph, text: Value, tokenizer: Tokenizer, max_length: int) -> V
     places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
     pieces = g.joined(pieces, np.array([PAD], "int32"))  # index -1 stands for pad
     ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
-    return g("Where", g("Equal", places, lengths), np.int32(END), ids)
+    return ids if closing == PAD else g("Where", g("Equal", places, lengths), np.int32(closing), ids)
 
 
-def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Emitted ids (B, T), with pad only behind the end id → text (B,): one line each, without space around it."""
+def detokenized(g: Graph, ids: Value, tokenizer: Tokenizer, is_one_line: bool = True) -> Value:
+    """Emitted ids (B, T), with pad only behind the end id → text (B,).
+
+    Args:
+        g, ids, tokenizer: the graph, the ids and their vocabulary.
+        is_one_line: whether the text is one line without space around it; else every space and line break is kept.
+    """
+    if not is_one_line:
+        return joined_pieces(g, ids, tokenizer, None)
     if tokenizer.has_denormalizer:
         texts = replaced(g, decoded(g, ids, tokenizer), LINE_BREAKS, " ")
     else:
-        texts = joined_pieces(g, ids, tokenizer)
+        texts = joined_pieces(g, ids, tokenizer, bytes.maketrans(b"\0\n\r", b"   "))
     return replaced(g, texts, f"^{SPACE}|{SPACE}$", "")
 
 
-def joined_pieces(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
-    """Ids (B, T) → text (B,), by a table of the text of each piece; the space that begins a text is still there."""
-    one_line = bytes.maketrans(b"\0\n\r", b"   ")
-    surfaces = [surface.translate(one_line) for surface in tokenizer.surfaces()]
+def joined_pieces(g: Graph, ids: Value, tokenizer: Tokenizer, bytes_of: bytes | None) -> Value:
+    """Ids (B, T) → text (B,), by a table of the text of each piece; the space that begins a text is still there.
+
+    `bytes_of`, if any, tells what stands in the text for each byte.
+    """
+    surfaces = [surface.translate(bytes_of) for surface in tokenizer.surfaces()]
     table = np.array([*surfaces, REPLACEMENT], object)  # (V + 1,)
     bytes_of_ids = np.array([byte_of(surface) for surface in surfaces], "int32")
     if np.any(bytes_of_ids != NO_BYTE):

@@ -62,12 +62,19 @@ class Classifier:
         Raises:
             RequestError: the model has no labels.
         """
+        for row in self.probabilities(lines, batch_size):
+            yield Prediction(self.labels[int(row.argmax())], float(row.max()))
+
+    def probabilities(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[np.ndarray]:
+        """The probability (C,) float32 of each label, for each text.
+
+        Raises:
+            RequestError: the model has no labels.
+        """
         if not self.labels:
             raise RequestError("expected a model with labels; this one has none: train with --task classification")
         for some in in_batches(lines, batch_size):
-            (probs,) = self._computations.run(LabelProbs(), self._ids(some))
-            for row in probs:
-                yield Prediction(self.labels[int(row.argmax())], float(row.max()))
+            yield from self._computations.run(LabelProbs(), self._ids(some))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
         """A vector for each text, (N, D) float32: the mean of its states."""
@@ -92,6 +99,21 @@ class Classifier:
                 for row, text in enumerate(ids)
             ]
         return found
+
+    def likeliest_pieces(
+        self, lines: Iterable[str], num_best: int, batch_size: int = 64
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Probabilities and ids (S, K) of the likeliest pieces at each place of each text, the best first."""
+        for some in in_batches(lines, batch_size):
+            ids = self._ids(some)
+            probs, pieces = self._computations.run(Fills(num_best), ids)
+            for length, *found in zip(np.count_nonzero(ids, axis=1), probs, pieces, strict=True):
+                yield found[0][:length], found[1][:length]
+
+    def ids(self, line: str) -> list[int]:
+        """The ids of a text, between start and end, as the model takes them."""
+        (pieces,) = self.tokenizer.encode([line])
+        return with_ends(pieces, self.model.context_length)
 
     def _masked(self, line: str) -> list[int]:
         """The ids of a text with masks."""

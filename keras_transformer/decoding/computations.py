@@ -11,7 +11,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_transformer.decoding.loop import Cache
+from keras_transformer.decoding.loop import Cache, Step
+from keras_transformer.decoding.prompts import prompted
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.encoder import Encoder
@@ -32,8 +33,9 @@ class Search:
     def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
         max_length = ops.shape(prefix_ids)[1]
+        step, prefix_ids = begun(model, prefix_ids)
         return beam_search(
-            model.step,
+            step,
             new_cache(model, source_ids, self.num_beams, max_length),
             limits,
             self.num_beams,
@@ -58,9 +60,11 @@ class Sampling:
         self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
+        max_length = ops.shape(prefix_ids)[1]
+        step, prefix_ids = begun(model, prefix_ids)
         return sample(
-            model.step,
-            new_cache(model, source_ids, self.num_samples, ops.shape(prefix_ids)[1]),
+            step,
+            new_cache(model, source_ids, self.num_samples, max_length),
             limits,
             uniforms,
             self.num_samples,
@@ -119,10 +123,7 @@ class Fills:
 
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and ids (B, S, K) for texts (B, S), the best first."""
-        probs = ops.softmax(ops.cast(model({"ids": ids}, training=False), "float32"))  # (B, S, V)
-        is_text = ops.arange(model.vocabulary_size) >= model.num_control_ids
-        probs, pieces = ops.top_k(ops.where(is_text, probs, 0.0), min(self.num_best, model.vocabulary_size))
-        return probs, ops.cast(pieces, "int32")
+        return likeliest_pieces(model, model({"ids": ids}, training=False), self.num_best)
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,26 @@ class Embedding:
         return (model.embed(ids),)
 
 
+def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Tensor, Tensor]:
+    """Logits (B, S, V) → probabilities and ids (B, S, K) of the likeliest pieces of text, the best first."""
+    probs = ops.softmax(ops.cast(logits, "float32"))
+    is_text = ops.arange(model.vocabulary_size) >= model.num_control_ids
+    probs, pieces = ops.top_k(ops.where(is_text, probs, 0.0), min(num_best, model.vocabulary_size))
+    return probs, ops.cast(pieces, "int32")
+
+
 def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
     """log P (B,) of labels (B, T) by logits (B, T, V), without padding."""
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, T, V)
     log_probs = ops.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]  # (B, T)
     return ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1)
+
+
+def begun(model: Any, prefix_ids: Tensor) -> tuple[Step, Tensor | None]:
+    """The step of a search, and what its results must begin with. A language model reads it, and does not emit it."""
+    if model.kind == "language-model":
+        return prompted(model, prefix_ids), None
+    return model.step, prefix_ids
 
 
 def new_cache(model: Any, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:

@@ -30,6 +30,7 @@ class Continuation(NamedTuple):
 
     text: str
     ids: tuple[int, ...]  # of its pieces; the last is the end id if the model ended the text
+    score: float  # of a search, without the prompt; of a draw its log-probability
 
 
 @dataclass
@@ -38,6 +39,7 @@ class _Row:
 
     ids: Ids  # of the prompt and what was added
     num_added: int = 0
+    score: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     @property
@@ -95,7 +97,8 @@ class Generator:
         options = options or SearchOptions(sampling=True)
         begun = self._begun(prompts, max_tokens, options)
         if options.num_beams > 1 and not options.sampling:
-            return [self._searched(ids, max_tokens, options) for ids in begun]
+            self._require_room(begun, max_tokens)
+            return [found for ids in begun for found in self._in_context([ids], max_tokens, options)]
         rows = [
             _Row(list(ids), random=np.random.default_rng([options.seed, number, copy]))
             for number, ids in enumerate(begun)
@@ -104,8 +107,21 @@ class Generator:
         while growing := [row for row in rows if not row.is_done(max_tokens)]:
             for first in range(0, len(growing), options.batch_size):
                 self._grow(growing[first : first + options.batch_size], max_tokens, options)
-        found = iter(rows)
-        return [[self._continuation(next(found).added) for _ in range(options.n_best)] for _ in begun]
+        found = (self._continuation(row.added, row.score) for row in rows)
+        return [list(islice(found, options.n_best)) for _ in begun]
+
+    def search(
+        self, prompts: Sequence[str], options: SearchOptions, max_tokens: int | None = None
+    ) -> list[list[Continuation]]:
+        """Continues each prompt by a search in one context, to its end unless `max_tokens` are fewer.
+
+        Prompts are cut as in `generate`.
+        """
+        max_tokens = self.model.context_length if max_tokens is None else max_tokens
+        begun, found = self._begun(prompts, max_tokens, options), []
+        for first in range(0, len(begun), options.batch_size):
+            found += self._in_context(begun[first : first + options.batch_size], max_tokens, options)
+        return found
 
     def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
         """Continues one prompt, and yields the text piece by piece while it grows; see `generate`."""
@@ -167,34 +183,43 @@ class Generator:
         uniforms = np.zeros((len(rows), 1, int(limits.max())), "float32")
         for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
             numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
-        for row, ids, found in zip(rows, contexts, self._run(contexts, limits, options, uniforms), strict=True):
-            added = [int(id) for id in found[0, len(ids) :] if id != PAD]
+        for row, ids, *found in zip(rows, contexts, *self._run(contexts, limits, options, uniforms), strict=True):
+            added = [int(id) for id in found[0][0, len(ids) :] if id != PAD]
             row.ids.extend(added)
             row.num_added += len(added)
+            row.score += float(found[1][0])
 
-    def _searched(self, ids: Ids, max_tokens: int, options: SearchOptions) -> list[Continuation]:
-        limit = len(ids) + max_tokens
-        if limit > self.model.context_length:
-            raise RequestError(
-                f"a search with several beams takes place in one context, {self.model.context_length} tokens; the "
-                f"prompt has {len(ids)}, and {max_tokens} are asked for: ask for fewer, or for one beam, or draw"
-            )
-        (found,) = self._run([ids], np.array([limit], "int32"), options)
-        return [self._continuation([int(id) for id in row[len(ids) :] if id != PAD]) for row in found]
+    def _require_room(self, begun: Sequence[Ids], max_tokens: int) -> None:
+        for ids in begun:
+            if len(ids) + max_tokens > self.model.context_length:
+                raise RequestError(
+                    f"a search with several beams takes place in one context, {self.model.context_length} tokens; the "
+                    f"prompt has {len(ids)}, and {max_tokens} are asked for: ask for fewer, or for one beam, or draw"
+                )
+
+    def _in_context(self, begun: list[Ids], max_tokens: int, options: SearchOptions) -> list[list[Continuation]]:
+        limits = np.array([min(len(ids) + max_tokens, self.model.context_length) for ids in begun], "int32")
+        return [
+            [
+                self._continuation([int(id) for id in row[len(ids) :] if id != PAD], float(score))
+                for row, score in zip(rows, scores, strict=True)
+            ]
+            for ids, rows, scores in zip(begun, *self._run(begun, limits, options), strict=True)
+        ]
 
     def _run(
         self, contexts: list[Ids], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
-    ) -> np.ndarray:
-        """ids (B, K, L) of what begins with the contexts; sampling takes random numbers."""
+    ) -> list[np.ndarray]:
+        """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
         prefix_ids = padded(contexts, int(limits.max()))
         if options.sampling:
             sampling = Sampling(1, options.temperature, options.top_k, options.top_p)
-            return self._computations.run(sampling, prefix_ids, limits, prefix_ids, *uniforms)[0]
+            return self._computations.run(sampling, prefix_ids, limits, prefix_ids, *uniforms)
         search = Search(options.num_beams, options.length_penalty, options.n_best)
-        return self._computations.run(search, prefix_ids, limits, prefix_ids)[0]
+        return self._computations.run(search, prefix_ids, limits, prefix_ids)
 
-    def _continuation(self, added: Ids) -> Continuation:
-        return Continuation(self.tokenizer.decode_text(added), tuple(added))
+    def _continuation(self, added: Ids, score: float) -> Continuation:
+        return Continuation(self.tokenizer.decode_text(added), tuple(added), score)
 
 
 def load_generator(run: str | os.PathLike[str]) -> Generator:

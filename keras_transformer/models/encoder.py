@@ -49,14 +49,15 @@ class Encoder(StackModel):
             self.head.build((None, self._config["hidden_dim"]))
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        x = self.states(inputs["ids"], training=training)
-        return self.output_embedding.logits(x) if self.head is None else self.head(x[:, 0])
+        return self.logits_of(self.states(inputs["ids"], training=training))
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """States (B, S, D) → the logits that `call` returns."""
+        return self.output_embedding.logits(states) if self.head is None else self.head(states[:, 0])
 
     def embed(self, ids: Tensor) -> Tensor:
         """The mean state (B, D) of the tokens of each text (B, S), float32."""
-        x = ops.cast(self.states(ids), "float32")
-        weights = ops.cast(padding_mask(ids), "float32")[..., None]
-        return ops.sum(x * weights, axis=1) / ops.maximum(ops.sum(weights, axis=1), 1.0)
+        return mean_state(self.states(ids), ids)
 
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
         inputs, labels, weights = super().symbolic_batch()
@@ -68,3 +69,10 @@ class Encoder(StackModel):
     def num_parameters(cls, config: dict[str, Any]) -> int:
         num_labels = config["num_labels"] or 0
         return super().num_parameters(config) + num_labels * (config["hidden_dim"] + 1)
+
+
+def mean_state(states: Tensor, ids: Tensor) -> Tensor:
+    """The mean (B, D) float32 of the states (B, S, D) where ids (B, S) are not pad."""
+    weights = ops.expand_dims(ops.cast(padding_mask(ids), "float32"), -1)
+    total = ops.sum(ops.cast(states, "float32") * weights, axis=1)
+    return total / ops.maximum(ops.sum(weights, axis=1), 1.0)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from export.forms import translate_ids
 from export.signatures import Decoding
-from export.tflite import _ids_translator
+from export.tflite import INTEGERS
 from keras_transformer.decoding.search import beam_search, sample
 from tests.models.variants import make_model
 
@@ -136,8 +137,8 @@ def test_what_waits_is_found():
 
 def test_litert_is_given_32_bits_alone():
     """LiteRT would read 64-bit integers as 32-bit ones, without an error."""
-    module = _ids_translator(MODEL, Decoding(num_beams=4, n_best=1))
-    graph = body_of(module.translate.get_concrete_function().graph)
+    decoding = Decoding(num_beams=4, n_best=1)
+    graph = loop_of(lambda source_ids: translate_ids(MODEL, source_ids, decoding, INTEGERS), ids(2))
     dtypes = {tensor.dtype for operation in graph.get_operations() for tensor in operation.outputs}
     assert tf.int32 in dtypes and tf.int64 not in dtypes
 

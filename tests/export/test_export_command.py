@@ -141,7 +141,7 @@ def test_sigterm_leaves_nothing_half_written_and_what_was_there(exported, run_wi
 def test_exit_status_1_when_the_certificate_does_not_hold(quick, run_with_validation, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(certificate.Certificate, "holds", property(lambda self: False))
     assert quick(run_with_validation, "--out", tmp_path / "out") == 1
-    assert "not every artefact translates as the model does" in capsys.readouterr().err
+    assert "not every artefact answers as the model does" in capsys.readouterr().err
     assert (tmp_path / "out" / "CERTIFICATE.md").is_file()
 
 
@@ -168,7 +168,7 @@ def test_the_users_files_in_an_export_folder_are_not_touched(quick, run_with_val
 
 
 def test_everything_that_an_export_writes_may_be_replaced(trained, other_tokenizer, tmp_path):
-    target = trained.translator.target_tokenizer
+    target = trained.tokenizers[1]
     separate = Transformer(target.vocabulary_size, 1, 2, 8, 16, source_vocabulary_size=other_tokenizer.vocabulary_size)
     for run in (trained, TrainedRun(Translator(separate, other_tokenizer, target))):
         run.save_tokenizers(tmp_path)
@@ -247,5 +247,5 @@ def test_the_options_fit_another_parser():
 
 
 def test_a_run_knows_its_kind_of_vocabulary_and_every_format_its_packages(run_with_validation):
-    assert open_run(run_with_validation).translator.source_tokenizer.model_type == "unigram"
+    assert open_run(run_with_validation).tokenizers[0].model_type == "unigram"
     assert set(command.PACKAGES) == set(command.FORMATS)

@@ -23,6 +23,7 @@ pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 100)
 Given = Literal["batched", "alone", "padded"]
+BEST = "best"  # the name of the output with the translations
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def result_of(judge: Judge, takes: str = "ids") -> Result:
     scores = [one.score for one in judge.best]
 
     def answers(count: int) -> Answers:
-        return {"outputs": outputs[:count], "scores": scores[:count], "seconds": [0.1]}
+        return {"outputs": {BEST: outputs[:count], "score": scores[:count]}, "seconds": [0.1]}
 
     return {
         "batched": answers(100),
@@ -78,7 +79,7 @@ def test_a_perfect_artefact_holds(judge, takes, precision):
 def test_one_sentence_that_is_worse_does_not_hold(judge, sure, given: Given, takes):
     place = sure
     result = result_of(judge, takes)
-    result[given]["outputs"][place] = [7, 8, END] if takes == "ids" else "the dogs run"
+    result[given]["outputs"][BEST][place] = [7, 8, END] if takes == "ids" else "the dogs run"
     judgement = judge.judge("float32", result)
     assert not judgement.holds
     assert f"line {place + 1}" in judgement.reason
@@ -94,7 +95,7 @@ def test_another_translation_that_is_as_good_holds(judge, sure):
     place = sure
     result = result_of(judge)
     second = judge.hypotheses[place][1]
-    result["batched"]["outputs"][place] = list(second.ids)
+    result["batched"]["outputs"][BEST][place] = list(second.ids)
     best = replace(judge.best[place], score=second.score + 5e-4)
     judge.best[place], kept = best, judge.best[place]
     try:
@@ -110,7 +111,7 @@ def test_another_translation_that_is_as_good_holds(judge, sure):
 def test_a_worse_translation_holds_only_by_a_near_tie(judge, monkeypatch, margin, holds):
     monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(margin, 3))
     result = result_of(judge)
-    result["batched"]["outputs"][0] = [7, 8, END]
+    result["batched"]["outputs"][BEST][0] = [7, 8, END]
     judgement = judge.judge("float32", result)
     assert judgement.holds == holds
     assert (judgement.differences[0].margin, judgement.differences[0].piece) == (margin, 3)
@@ -120,7 +121,7 @@ def test_two_percent_that_differ_do_not_hold(judge, monkeypatch):
     monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(0.0, 1))
     result = result_of(judge)
     for place in (0, 1):
-        result["batched"]["outputs"][place] = [7, 8, END]
+        result["batched"]["outputs"][BEST][place] = [7, 8, END]
     judgement = judge.judge("float32", result)
     assert not judgement.holds
     assert judgement.reason == "2 of 100 sentences differ"
@@ -129,7 +130,7 @@ def test_two_percent_that_differ_do_not_hold(judge, monkeypatch):
 @pytest.mark.parametrize("score", [0.01, math.nan, math.inf])
 def test_a_wrong_score_does_not_hold(judge, score):
     result = result_of(judge)
-    result["batched"]["scores"][3] += score
+    result["batched"]["outputs"]["score"][3] += score
     judgement = judge.judge("float32", result)
     assert not judgement.holds
     assert "score" in judgement.reason
@@ -140,7 +141,7 @@ def test_an_incomplete_translation_does_not_hold(judge, sure, monkeypatch, ids):
     monkeypatch.setattr("export.certificate.judgement.narrowest_choice", lambda *_: Choice(1.0, 1))
     place = sure
     result = result_of(judge)
-    result["batched"]["outputs"][place] = ids
+    result["batched"]["outputs"][BEST][place] = ids
     judgement = judge.judge("float32", result)
     assert not judgement.holds
     assert judgement.differences[0].artefact_score == -math.inf
@@ -160,7 +161,7 @@ def test_a_translation_with_a_control_id_is_not_whole():
 
 def test_an_id_that_the_vocabulary_lacks_is_named(judge):
     result = result_of(judge)
-    result["alone"]["outputs"][2] = [5, 64, END]
+    result["alone"]["outputs"][BEST][2] = [5, 64, END]
     with pytest.raises(BrokenArtefact, match="the id 64"):
         judge.judge("float32", result)
 
@@ -168,8 +169,8 @@ def test_an_id_that_the_vocabulary_lacks_is_named(judge):
 def test_translations_that_neighbours_or_padding_change_are_counted(judge):
     result = result_of(judge)
     for place in range(3):
-        result["padded"]["outputs"][place] = [7, END]
-    result["batched"]["outputs"][0] = [7, END]
+        result["padded"]["outputs"][BEST][place] = [7, END]
+    result["batched"]["outputs"][BEST][0] = [7, END]
     measured = judge.judge("int8", result).measured
     assert (measured.probes, measured.batched_differ, measured.padded_differ) == (64, 1, 3)
 
@@ -178,7 +179,7 @@ def with_bleu_of(judge: Judge, num_wrong: int) -> Result:
     """A result with so many empty translations."""
     result = result_of(judge)
     for place in range(num_wrong):
-        result["batched"]["outputs"][place] = [END]
+        result["batched"]["outputs"][BEST][place] = [END]
     return result
 
 

@@ -138,7 +138,8 @@ def subject(request, vocabulary, tmp_path_factory):
     for path in (folder.valid_source, folder.valid_target):
         path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     run = open_run(folder.path)
-    yield Subject(request.param, folder.path, run, gap_of(run.translator))
+    assert isinstance(run.pipeline, Translator)
+    yield Subject(request.param, folder.path, run, gap_of(run.pipeline))
     del model, run
     keras.backend.clear_session()
     gc.collect()

@@ -89,8 +89,8 @@ def test_only_limits_and_logits_leave_the_device(translator, tmp_path, monkeypat
     task = task_of(artefact, [[5, END]], Decoding(max_length=9), 1)
     encoder, step = sessions
     translate = runner.greedy_search(task, encoder, step, device="cuda")
-    ids, _ = translate(np.array([[5, 6, END], [END, 0, 0]], "int32"))
-    assert ids.shape == (2, 9)
+    found = translate(np.array([[5, 6, END], [END, 0, 0]], "int32"))
+    assert found["target_ids"].shape == (2, 9)
     assert left == {"limit", "logits"}
     assert kept == {"memory_key_", "memory_value_", "memory_bias", "present_key_", "present_value_"}
 
@@ -105,7 +105,9 @@ def greedy_answers(tiny_model, tokenizer, folder, num_control_ids):
     task = task_of(artefact, [[5, END]], decoding, 1, num_control_ids)
     source_ids = runner.batch_of([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
     found = runner.greedy_search(task, encoder, step, device="cpu")(source_ids)
-    return found, of(translate_model(run, decoding, "float32"), folder).run(None, {"source_ids": source_ids})
+    return (found["target_ids"], found["score"]), of(translate_model(run, decoding, "float32"), folder).run(
+        None, {"source_ids": source_ids}
+    )
 
 
 def test_the_search_around_two_halves_emits_what_the_graphs_search_emits(tiny_model, tokenizer, tmp_path):

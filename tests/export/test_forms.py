@@ -1,0 +1,301 @@
+"""Language models and encoders: their graphs, their certificates, and what their certificates refuse."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import onnx
+import pytest
+
+from export.__main__ import main
+from export.artefacts import BrokenArtefact
+from export.certificate.arrays import ArrayJudge
+from export.certificate.continuations import ContinuationJudge
+from export.onnx import continuation, encoding
+from export.signatures import Decoding, TrainedRun, open_run
+from keras_transformer import run_folder as runs
+from keras_transformer.decoding.classifier import Classifier
+from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.models import model_config
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.text.tokenizer import END, START, Tokenizer
+from tests.export.sessions import of
+from tests.tiny_text import lines
+
+SIZES = {"num_layers": 2, "hidden_dim": 16, "num_heads": 2, "intermediate_dim": 32}
+LABELS = ["first", "second", "dritte Ü"]
+CONTEXT = 20
+PROMPTS = ["a dog", "", "two  cats\nrun ", "日 sea", "the quick brown dog runs to the green river along the sea " * 3]
+VARIANTS: dict[str, dict] = {
+    "as in the paper": {},
+    "modern": {"residual": "pre_norm", "norm": "rms", "positions": "rotary", "feed_forward": "gated"},
+    "windows": {"positions": "alibi", "attention": {"name": "windowed", "width": 4}},
+    "places": {"positions": "learned", "score": "location", "residual": "sub_norm"},
+}
+
+
+def sharpened(model):
+    """The model with weights that make it prefer some tokens clearly, and others after other tokens."""
+    draws = np.random.default_rng(5)
+    for weight in model.weights:
+        if len(weight.shape) > 1:
+            weight.assign(draws.normal(0, 0.5, weight.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def prose() -> Tokenizer:
+    return Tokenizer.train(lines(0), 60, keeps_text=True)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Tokenizer:
+    return Tokenizer.train(lines(0), 60, has_mask=True)
+
+
+def generator_of(prose, **options) -> Generator:
+    keras.utils.set_random_seed(3)
+    return Generator(sharpened(LanguageModel(prose.vocabulary_size, CONTEXT, **SIZES, **options)), prose)
+
+
+def classifier_of(vocabulary, labels=LABELS, **options) -> Classifier:
+    keras.utils.set_random_seed(3)
+    sizes = {**SIZES, "num_control_ids": 5}
+    return Classifier(
+        sharpened(Encoder(vocabulary.vocabulary_size, CONTEXT, len(labels) or None, **sizes, **options)),
+        vocabulary,
+        labels,
+    )
+
+
+def rows(some):
+    """Rows of ids as one array, padded."""
+    ids = np.zeros((len(some), max(map(len, some), default=0)), "int32")
+    for row, each in zip(ids, some, strict=True):
+        row[: len(each)] = each
+    return ids
+
+
+@pytest.mark.parametrize(("num_beams", "penalty", "most"), [(1, 0.0, None), (3, 0.7, 6)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_graph_continues_prompts_as_the_model_does(prose, variant, num_beams, penalty, most, tmp_path):
+    generator = generator_of(prose, **VARIANTS[variant])
+    expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
+    decoding, prompts = Decoding(num_beams, penalty, most), rows([prose.encode_text(prompt) for prompt in PROMPTS])
+    graph = of(continuation.generate_model(TrainedRun(generator), decoding, "float32"), tmp_path)
+    ids, scores = graph.run(None, {"prompt_ids": prompts})
+    assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
+    np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
+    assert len({one.ids for one in expected}) > 2
+
+
+def test_prompts_of_any_ids_and_no_prompt_get_an_answer(prose, tmp_path):
+    generator = generator_of(prose)
+    graph = of(continuation.generate_model(TrainedRun(generator), Decoding(1, 0.0, 4), "float32"), tmp_path)
+    strange = np.array([[-3, 10**6], [1, 1]], "int32")
+    ids, _ = graph.run(None, {"prompt_ids": strange})
+    np.testing.assert_array_equal(ids[0], ids[1])
+    assert graph.run(None, {"prompt_ids": np.zeros((0, 3), "int32")})[0].shape[0] == 0
+    alone, _ = graph.run(None, {"prompt_ids": np.zeros((1, 0), "int32")})
+    padded, _ = graph.run(None, {"prompt_ids": np.zeros((2, 5), "int32")})
+    np.testing.assert_array_equal(np.trim_zeros(alone[0]), np.trim_zeros(padded[1]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_step_of_a_language_model_gives_the_logits_of_the_whole_text(prose, variant, tmp_path):
+    generator = generator_of(prose, **VARIANTS[variant])
+    graph = of(continuation.step_model(TrainedRun(generator), "float32"), tmp_path)
+    ids = np.array([[START, 9, 11, 30, 8, 9, 40]], "int32")
+    expected = np.asarray(generator.model({"ids": ids}))
+    past = {one.name: np.zeros([1, *one.shape[1:2], 0, one.shape[3]], "float32") for one in graph.get_inputs()[2:]}
+    for index in range(ids.shape[1]):
+        given = {"token_ids": ids[:, index : index + 1], "index": np.array(index, "int32")}
+        logits, *present = graph.run(None, {**given, **past})
+        np.testing.assert_allclose(logits[:, 0], expected[:, index], atol=1e-4)
+        past = dict(zip(past, present, strict=True))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_graph_classifies_as_the_model_does(vocabulary, variant, tmp_path):
+    classifier = classifier_of(vocabulary, **VARIANTS[variant])
+    texts = [*lines(3, 5), "", "dog " * 40]
+    graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
+    probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
+    np.testing.assert_allclose(probs, list(classifier.probabilities(texts)), atol=1e-5)
+    np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
+    assert np.ptp(probs, axis=0).max() > 0.1
+
+
+def test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text(vocabulary, tmp_path):
+    classifier = classifier_of(vocabulary)
+    graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
+    ids = np.array([[START, 9, -1, 10**6, *[7] * 40, END], [START, 9, 1, 1, *[7] * 15, END, *[0] * 25]], "int32")
+    probs, _ = graph.run(None, {"ids": ids})
+    np.testing.assert_allclose(probs[0], probs[1], atol=1e-6)
+    assert graph.run(None, {"ids": np.zeros((0, 4), "int32")})[0].shape == (0, 3)
+
+
+def test_a_graph_fills_masks_as_the_model_does(vocabulary, tmp_path):
+    classifier = classifier_of(vocabulary, [])
+    texts = ["a dog runs", "two cats", ""]
+    graph = of(encoding.fill_model(TrainedRun(classifier), "float32"), tmp_path)
+    pieces, probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
+    for row, (expected, best) in enumerate(classifier.likeliest_pieces(texts, 5)):
+        np.testing.assert_array_equal(pieces[row, : len(best)], best)
+        np.testing.assert_allclose(probs[row, : len(best)], expected, atol=1e-5)
+    np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
+    assert pieces.min() >= 5, "no control id is a piece of text"
+
+
+def written(folder, pipeline, valid_text: str):
+    """A run folder of a model with its validation text."""
+    run = runs.RunFolder(folder)
+    run.path.mkdir()
+    pipeline.tokenizer.save(run.path / "tokenizer.model")
+    labels = {"labels": pipeline.labels} if getattr(pipeline, "labels", None) else {}
+    runs.write_config(run, {"model": model_config(pipeline.model), **labels, "settings": {"seed": 1}, "versions": {}})
+    runs.save_model(run, pipeline.model)
+    run.valid_text.write_text(valid_text, encoding="utf-8")
+    return run.path
+
+
+FILES = {
+    "language model": {"onnx/generate.onnx", "onnx/generate_text.onnx", "onnx/step.onnx", "tflite/generate.tflite"},
+    "classifier": {
+        "onnx/classify.onnx", "onnx/classify_text.onnx", "tflite/classify.tflite", "tflite/classify_text.tflite",
+    },
+    "masked tokens": {"onnx/fill.onnx", "onnx/embed_text.onnx", "tflite/fill.tflite", "tflite/embed_text.tflite"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path, capsys):
+    texts = lines(4, 5)
+    if kind == "language model":
+        run = written(tmp_path / "run", generator_of(prose), "\n".join(["", *texts]))
+    else:
+        labels = LABELS if kind == "classifier" else []
+        label = "first\t" if labels else ""
+        classifier = classifier_of(vocabulary, labels)
+        run = written(tmp_path / "run", classifier, "".join(f"{label}{text}\n" for text in texts))
+    out = tmp_path / "export"
+    flags = ["--max-length", "7"] if kind == "language model" else []
+    assert main([str(run), "--out", str(out), *flags]) == 0, capsys.readouterr().err
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["holds"] and all(entry["verified"] == "answers" for entry in certificate["entries"])
+    assert all(entry["judgement"]["measured"]["sentences"] == 5 for entry in certificate["entries"])
+    found = {path.relative_to(out).as_posix() for path in [*out.glob("onnx/*"), *out.glob("tflite/*")]}
+    assert found == FILES[kind]
+    certified = {entry["name"] for entry in certificate["entries"]}
+    assert certified == {"saved_model", *FILES[kind]} - {"onnx/step.onnx"}
+    if kind == "classifier":
+        (labels,) = (
+            entry.value for entry in onnx.load(out / "onnx/classify.onnx").metadata_props if entry.key == "labels"
+        )
+        assert json.loads(labels) == LABELS
+        assert main([str(run), "--out", str(tmp_path / "other"), "--beams", "2"]) == 2
+        assert "does not search" in capsys.readouterr().err
+    assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__, "--references", __file__]) == 2
+    assert "leave them out" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert open_run(run).model.kind == certificate["kind"]
+
+
+def result_of(outputs):
+    """What the runner would see of an artefact that gives these outputs, batched, alone and padded."""
+    answers = {"outputs": outputs, "seconds": [0.1]}
+    seen = {"load_seconds": 1.0, "peak_bytes": 1, "device": "CPU", "versions": {}, "modules": []}
+    return {**{given: json.loads(json.dumps(answers)) for given in ("batched", "alone", "padded")}, **seen}
+
+
+@pytest.fixture(scope="module")
+def texts_judge(vocabulary):
+    return ArrayJudge(classifier_of(vocabulary), lines(5, 40))
+
+
+def perfect(judge):
+    seen = judge.expected
+    return {
+        "label": [one.best[0] for one in seen],
+        "probabilities": [one.probabilities.tolist() for one in seen],
+        "vector": [one.vector.tolist() for one in seen],
+    }
+
+
+def surest(judge):
+    return int(np.argmax([np.sort(one.probabilities)[-1] - np.sort(one.probabilities)[-2] for one in judge.expected]))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_labels_and_vectors_of_the_model_hold(texts_judge, precision):
+    judgement = texts_judge.judge(precision, result_of(perfect(texts_judge)))
+    assert judgement.holds and judgement.measured.identical == 40 and not judgement.differences
+
+
+def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(texts_judge):
+    place, outputs = surest(texts_judge), perfect(texts_judge)
+    outputs["label"][place] = next(label for label in LABELS if label != outputs["label"][place])
+    judgement = texts_judge.judge("float32", result_of(outputs))
+    assert f"line {place + 1}" in judgement.reason and judgement.measured.identical == 39
+    assert judgement.differences[0].artefact == outputs["label"][place]
+    for name, number in ("probabilities", 0.01), ("vector", 1.0), ("probabilities", float("nan")):
+        outputs = perfect(texts_judge)
+        outputs[name][3][0] += number
+        assert "a number differs" in texts_judge.judge("float32", result_of(outputs)).reason, name
+    outputs = perfect(texts_judge)
+    outputs["vector"][3] = [-number for number in outputs["vector"][3]]
+    assert "cosine" in texts_judge.judge("int8", result_of(outputs)).reason
+    outputs = perfect(texts_judge)
+    outputs["label"] = [LABELS[(LABELS.index(label) + 1) % 3] for label in outputs["label"]]
+    assert "labels or pieces differ" in texts_judge.judge("float16", result_of(outputs)).reason
+    with pytest.raises(BrokenArtefact, match="probabilities"):
+        texts_judge.judge("float32", result_of({"probabilities": [[1.0]] * 40}))
+
+
+@pytest.fixture(scope="module")
+def prompts_judge(prose):
+    return ContinuationJudge(generator_of(prose), Decoding(2, 0.0, 6), [*PROMPTS, *lines(5, 7)])
+
+
+def continued(judge, takes="ids"):
+    best = "added_ids" if takes == "ids" else "continuation"
+    return {
+        best: [list(one.ids) if takes == "ids" else one.text for one in judge.best],
+        "score": [one.score for one in judge.best],
+    }
+
+
+@pytest.mark.parametrize("takes", ["ids", "text"])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_continuations_of_the_model_hold(prompts_judge, precision, takes):
+    judgement = prompts_judge.judge(precision, result_of(continued(prompts_judge, takes)))
+    assert judgement.holds, judgement.reason
+    assert judgement.measured.identical == judgement.measured.sentences == 12
+
+
+def test_less_likely_continuations_do_not_hold(prompts_judge):
+    outputs = continued(prompts_judge)
+    outputs["added_ids"][2] = [7, 8, 9, 7, 8, 9]
+    judgement = prompts_judge.judge("float32", result_of(outputs))
+    assert judgement.reason.endswith("line 3")
+    assert judgement.differences[0].artefact_score < judgement.differences[0].model_score - 1
+    outputs["added_ids"] = [[7, 8, 9, 7, 8, 9]] * 12
+    assert "nats a token more" in prompts_judge.judge("int8", result_of(outputs)).reason
+    outputs["added_ids"][0] = [7, 99]
+    with pytest.raises(BrokenArtefact, match="99, which the vocabulary lacks"):
+        prompts_judge.judge("float32", result_of(outputs))
+    outputs = continued(prompts_judge)
+    outputs["score"] = [[score] for score in outputs["score"]]
+    with pytest.raises(BrokenArtefact, match="no number"):
+        prompts_judge.judge("float32", result_of(outputs))
+
+
+def test_the_model_scores_its_own_continuations_as_its_search_did(prompts_judge):
+    places = range(len(prompts_judge.best))
+    scores = prompts_judge._scores(places, [one.ids for one in prompts_judge.best])
+    np.testing.assert_allclose(scores, [one.score for one in prompts_judge.best], atol=1e-4)
+    assert all(np.isfinite(prompts_judge.narrowest_choice(place).margin) for place in range(5))
