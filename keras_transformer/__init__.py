@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.classifier import load_classifier as load_classifier
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
+    from keras_transformer.decoding.recommender import Recommender as Recommender
+    from keras_transformer.decoding.recommender import load_recommender as load_recommender
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.encoder import Encoder as Encoder
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
+    from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
@@ -38,6 +41,8 @@ _HOMES = {
     "Encoder": "keras_transformer.models.encoder",
     "Generator": "keras_transformer.decoding.generator",
     "LanguageModel": "keras_transformer.models.language_model",
+    "Recommender": "keras_transformer.decoding.recommender",
+    "SequenceEncoder": "keras_transformer.models.sequence_encoder",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
@@ -47,6 +52,7 @@ _HOMES = {
     "load": "keras_transformer.decoding.translator",
     "load_classifier": "keras_transformer.decoding.classifier",
     "load_generator": "keras_transformer.decoding.generator",
+    "load_recommender": "keras_transformer.decoding.recommender",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
@@ -55,8 +61,9 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Classifier", "Encoder", "Generator", "LanguageModel", "Tokenizer", "Transformer", "Translator",
-    "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
+    "Classifier", "Encoder", "Generator", "LanguageModel", "Recommender", "SequenceEncoder", "Tokenizer", "Transformer",
+    "Translator", "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
+    "load_recommender",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
@@ -68,7 +75,7 @@ _SERIALIZABLE = {
     "layers.embedding": ["TokenEmbedding"],
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
-    "training.metrics": ["TokenAccuracy", "Perplexity"],
+    "training.metrics": ["TokenAccuracy", "Perplexity", "RecallAt", "NDCGAt"],
     "training.optimizers": ["Adam"],
     "training.schedules": ["InverseSquareRootDecay"],
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import classify, evaluate, generate, importing, runs, translate
+from keras_transformer.commands import classify, evaluate, generate, importing, recommend, runs, translate
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "evaluate": Command(
         evaluate.evaluate,
-        "translate a file and compare with a reference: one JSON object",
+        "compare translations with a reference, or ranks with what came next: one JSON object",
         evaluate.add_evaluate_options,
         takes=RUN_OR_EXPORT,
     ),
@@ -65,6 +65,9 @@ COMMANDS = {
     ),
     "embed": Command(
         classify.embed, "write a vector for each line of standard input", classify.add_embed_options
+    ),
+    "recommend": Command(
+        recommend.recommend, "tell which items come next in users' histories", recommend.add_options
     ),
     "score": Command(
         evaluate.score, "log P and perplexity of given translations, or of a text", evaluate.add_score_options,

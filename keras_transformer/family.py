@@ -103,6 +103,7 @@ KINDS = {
         "keras_transformer.models.encoder:Encoder",
         {**ONE_STACK, "num_labels": Option(None, "labels of a text", least=2, most=1_000_000, is_optional=True)},
     ),
+    "sequence-encoder": Kind("keras_transformer.models.sequence_encoder:SequenceEncoder", ONE_STACK),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
-from keras_transformer.models import Encoder, LanguageModel, Transformer
+from keras_transformer.models import Encoder, LanguageModel, SequenceEncoder, Transformer
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, model_settings, resolve
 
@@ -78,7 +78,12 @@ def test_every_slot_is_an_argument_whose_default_is_its_first_part():
 
 
 def test_the_kinds_of_models_are_there():
-    classes: dict[str, Any] = {"translator": Transformer, "language-model": LanguageModel, "encoder": Encoder}
+    classes: dict[str, Any] = {
+        "translator": Transformer,
+        "language-model": LanguageModel,
+        "encoder": Encoder,
+        "sequence-encoder": SequenceEncoder,
+    }
     assert {name: family.load(kind.home) for name, kind in family.KINDS.items()} == classes
     assert all(classes[name].kind == name for name in classes)
 

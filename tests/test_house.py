@@ -150,16 +150,26 @@ MAY_IMPORT = {
     ],
     f"{PACKAGE}.training": [
         f"{PACKAGE}.{name}"
-        for name in ("family", "files", "bleu", "run_folder", "training", "decoding", "models", "text", "plots")
+        for name in (
+            "family",
+            "files",
+            "bleu",
+            "ranking",
+            "run_folder",
+            "training",
+            "decoding",
+            "models",
+            "text",
+            "plots",
+        )
     ],
-    **{
-        f"{PACKAGE}.training.{name}": []
-        for name in ("metrics", "schedules", "optimizers", "ordering", "devices", "workers")
-    },
+    **{f"{PACKAGE}.training.{name}": [] for name in ("schedules", "optimizers", "ordering", "devices", "workers")},
     f"{PACKAGE}.training.losses": [f"{PACKAGE}.training.ordering"],
+    f"{PACKAGE}.training.metrics": [f"{PACKAGE}.ranking"],
     f"{PACKAGE}.training.replicas": [f"{PACKAGE}.training.{name}" for name in ("optimizers", "devices", "workers")],
     f"{PACKAGE}.decoding": [
-        f"{PACKAGE}.{name}" for name in ("lengths", "bleu", "run_folder", "export_folder", "decoding", "models", "text")
+        f"{PACKAGE}.{name}"
+        for name in ("lengths", "bleu", "ranking", "run_folder", "export_folder", "decoding", "models", "text")
     ],
     **{
         f"{PACKAGE}.decoding.{name}": [
@@ -229,6 +239,7 @@ BACKEND_FREE = [
         "family",
         "auxiliary_losses",
         "lengths",
+        "ranking",
         "layers",
         "models",
         "decoding.computations",

@@ -6,10 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from keras_transformer.commands import recommend
 from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import RequestError, load_tensorflow, say
 from keras_transformer.files import check_writable, write_whole
+from keras_transformer.run_folder import read_config
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def classify(arguments: argparse.Namespace) -> None:
@@ -38,7 +44,7 @@ def fill(arguments: argparse.Namespace) -> None:
 
 
 def embed(arguments: argparse.Namespace) -> None:
-    """Writes a vector for each line of standard input, as a NumPy file (N, D) float32."""
+    """Writes a vector for each line of standard input, as a NumPy file (N, D) float32; of histories as `vectors`."""
     out = Path(arguments.out)
     if not out.parent.is_dir() or out.is_dir():
         raise RequestError(f"expected a file in a folder that is there; received {out}: choose another file with --out")
@@ -46,14 +52,29 @@ def embed(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     import numpy as np
 
-    from keras_transformer.decoding.classifier import load_classifier
-
-    classifier, lines = load_classifier(arguments.run), standard_input()
-    vectors = classifier.embed(lines, arguments.batch_size)
+    vectors = vectors_of(arguments)
     with write_whole(out) as aside, aside.open("wb") as file:
         np.save(file, vectors, allow_pickle=False)
-    lines.tell_of_invalid()
     say(f"wrote {out}: {vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers")
+
+
+def vectors_of(arguments: argparse.Namespace) -> np.ndarray:
+    """The vectors (N, D) of what the run's model takes: texts or histories.
+
+    Raises:
+        RequestError: an option is for histories, and the model takes texts.
+    """
+    from keras_transformer.decoding.classifier import load_classifier
+
+    if read_config(arguments.run)["model"]["kind"] == "sequence-encoder":
+        return recommend.vectors(arguments)
+    classifier = load_classifier(arguments.run)
+    if arguments.items or arguments.log is not None:
+        raise RequestError("--items and --log are for runs of --task next-item; this one takes texts: leave them out")
+    lines = standard_input()
+    vectors = classifier.embed(lines, arguments.batch_size)
+    lines.tell_of_invalid()
+    return vectors
 
 
 def standard_input() -> TextLines:
@@ -82,3 +103,5 @@ def add_embed_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed`."""
     add_classify_options(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")
+    parser.add_argument("--log", metavar="FILE", help="of a next-item run: the histories of the users of a log")
+    parser.add_argument("--items", action="store_true", help="of a next-item run: the vectors of its items.txt")

@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
+from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, load_tensorflow, say
 
@@ -20,7 +21,18 @@ class ParallelLines(NamedTuple):
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Prints one JSON object: BLEU, chrF and speed."""
+    """Prints one JSON object: BLEU, chrF and speed; of a log recall and NDCG."""
+    given = [value is not None for value in (arguments.source, arguments.reference, arguments.log)]
+    if given not in ([True, True, False], [False, False, True]):
+        raise RequestError("expected --source and --reference for a translator, or --log for a next-item run")
+    if arguments.log is None:
+        evaluate_translations(arguments)
+    else:
+        evaluate_log(arguments)
+
+
+def evaluate_translations(arguments: argparse.Namespace) -> None:
+    """Prints BLEU, chrF and speed."""
     options = search_options(arguments, own_search_of(arguments))
     lines = read_both(arguments.source, arguments.reference)
     translator = open_translator(arguments, options)
@@ -93,8 +105,9 @@ def read_both(source: str, target: str) -> ParallelLines:
 def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `evaluate`."""
     add = parser.add_argument
-    add("--source", required=True, metavar="FILE", help="text to translate, plain or .gz")
-    add("--reference", required=True, metavar="FILE", help="its correct translation, line by line, plain or .gz")
+    add("--source", metavar="FILE", help="text to translate, plain or .gz")
+    add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
+    add("--log", metavar="FILE", help="for a next-item run: a log, whose users' last events are to be told")
     add_search_options(parser)
     add_engine_options(parser)
 

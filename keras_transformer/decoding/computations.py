@@ -6,17 +6,20 @@ those of `search`, and S source and T target pieces.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
+from keras_transformer import ranking
 from keras_transformer.decoding.loop import Cache, Step
 from keras_transformer.decoding.prompts import prompted
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.models.sequence_encoder import SequenceEncoder
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import PAD
@@ -128,11 +131,30 @@ class Fills:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The vectors of texts."""
+    """The vectors of texts or of histories."""
 
-    def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
-        """(B, D) float32 for texts (B, S)."""
+    def run(self, model: Encoder | SequenceEncoder, ids: Tensor) -> tuple[Tensor]:
+        """(B, D) float32 for ids (B, S)."""
         return (model.embed(ids),)
+
+
+@dataclass(frozen=True)
+class NextItemProbs:
+    """The probabilities of the item that comes next."""
+
+    def run(self, model: SequenceEncoder, ids: Tensor) -> tuple[Tensor]:
+        """(B, V) float32 for histories (B, T); 0 for ids that are no items."""
+        is_item = ops.arange(model.vocabulary_size) >= model.num_control_ids
+        return (ops.softmax(ops.where(is_item, model.scores(ids), -math.inf)),)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where the item that came next stands among all items."""
+
+    def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
+        """(B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
+        return (ranking.ranks_of(targets, model.scores(ids)),)
 
 
 def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Tensor, Tensor]:

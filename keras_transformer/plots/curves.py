@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_QUANTITIES = ("loss", "perplexity", "accuracy", "bleu", "recall", "ndcg", "learning_rate")
+
+
 def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
-    """Loss, perplexity, accuracy, BLEU and learning rate over the steps, for training and validation.
+    """Loss, perplexity, accuracy, BLEU, recall, NDCG and learning rate over the steps, for training and validation.
 
     Args:
         history: the columns of metrics.csv, with "step". The prefix "val_" marks validation.
@@ -20,7 +23,7 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    names = [name for name in ("loss", "perplexity", "accuracy", "bleu", "learning_rate") if _has(history, name)]
+    names = [name for name in _QUANTITIES if _has(history, name)]
     figure = Figure(figsize=(3.2 * max(1, len(names)), 2.8), layout="constrained")
     for name, axes in zip(names, figure.subplots(1, max(1, len(names)), squeeze=False)[0], strict=False):
         for column, label in ((name, "training"), (f"val_{name}", "validation")):

@@ -114,6 +114,10 @@ class BatchPlan(Plan):
         weights = real / np.float32(real.sum())
         return Batch({"source_ids": source_ids, "target_ids": target_ids}, labels, weights)
 
+    def corpus_of(self, epoch: int) -> TokenizedCorpus:
+        """The corpus as an epoch takes it; with subword sampling it is segmented anew."""
+        return self._sampled.corpus(epoch) if self._sampled else self.corpus
+
     def _epoch(self, epoch: int) -> _Epoch:
         with self._lock:
             if epoch not in self._epochs:
@@ -123,7 +127,7 @@ class BatchPlan(Plan):
             return self._epochs[epoch]
 
     def _planned(self, epoch: int) -> _Epoch:
-        corpus = self._sampled.corpus(epoch) if self._sampled else self.corpus
+        corpus = self.corpus_of(epoch)
         random = np.random.default_rng((self.seed, epoch))
         widths = np.maximum(corpus.source_lengths, corpus.target_lengths)
         difference = corpus.source_lengths - corpus.target_lengths

@@ -193,21 +193,35 @@ class Judge(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Loss(Judge):
-    """Judges a round by its validation loss, of which less is better; the score is its negative.
+class Logged(Judge):
+    """Judges a round by a number of the logs.
 
     Args:
         show: called with the step, at the end of a round.
     """
+
+    name, sign = "", 1.0  # of the number; -1 where less is better
 
     def __init__(self, progress: Progress, patience: int = 0, show: Callable[[int], None] = lambda step: None):
         super().__init__(progress, patience)
         self.show = show
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        if logs and "val_loss" in logs:
-            self.judge(-float(logs["val_loss"]))
+        if logs and self.name in logs:
+            self.judge(self.sign * float(logs[self.name]))
         self.show(self.progress.step)
+
+
+class Loss(Logged):
+    """Judges a round by its validation loss, of which less is better; the score is its negative."""
+
+    name, sign = "val_loss", -1.0
+
+
+class Ndcg(Logged):
+    """Judges a round by NDCG, of which more is better."""
+
+    name, sign = "val_ndcg", 1.0
 
 
 class Bleu(Judge):
@@ -305,10 +319,9 @@ class ProgressLine(keras.callbacks.Callback):
             self._write(self._line(logs or {}), end="")
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        logs = logs or {}
-        validation = "".join(
-            f" · {name.removeprefix('val_')} {logs[name]:.2f}" for name in ("val_loss", "val_bleu") if name in logs
-        )
+        logs, digits = logs or {}, {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}
+        told = (f" · {name.removeprefix('val_')} {logs[name]:.{digits[name]}f}" for name in digits if name in logs)
+        validation = "".join(told)
         self._write(self._line(logs) + (f" · validation{validation}" if validation else ""), end="\n")
 
     def _line(self, logs: dict) -> str:

@@ -13,7 +13,7 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "tokenizer",
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "tokenizer",
     "init_from", "devices", "threads",
 )  # fmt: skip
 

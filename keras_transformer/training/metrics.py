@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer import ranking
 from keras_transformer.tensor import Tensor
 
 
@@ -46,3 +47,42 @@ class Perplexity(_TokenMean):
 
     def result(self) -> Tensor:
         return ops.exp(super().result())
+
+
+class _RankMean(_TokenMean):
+    """The mean of a number that the rank of each label gives.
+
+    Args:
+        k: ranks after the k-th count as 0.
+    """
+
+    def __init__(self, k: int, name: str, **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.k = k
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "k": self.k}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RecallAt(_RankMean):
+    """The share of labels among the k items of the highest scores, of all items."""
+
+    def __init__(self, k: int = 10, name: str = "recall", **kwargs: Any):
+        super().__init__(k, name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): 1 or 0."""
+        return ranking.recall_at(self.k, ranking.ranks_of(labels, logits))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class NDCGAt(_RankMean):
+    """The mean of 1 / log2(1 + rank) of the labels, 0 beyond the k-th rank, with all items ranked."""
+
+    def __init__(self, k: int = 10, name: str = "ndcg", **kwargs: Any):
+        super().__init__(k, name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): from 0 to 1."""
+        return ranking.ndcg_at(self.k, ranking.ranks_of(labels, logits))

@@ -26,8 +26,9 @@ class Records(keras.callbacks.Callback):
 
     COLUMNS = (
         "step", "epoch", "loss", "perplexity", "accuracy", "val_loss", "val_perplexity", "val_accuracy", "val_bleu",
-        "learning_rate", "tokens", "seconds",
+        "learning_rate", "tokens", "seconds", "recall", "ndcg", "val_recall", "val_ndcg",
     )  # fmt: skip
+    OF_RANKING = COLUMNS[-4:]  # metrics.csv has these in runs that measure them
 
     def __init__(self, run: RunFolder, progress: Progress):
         super().__init__()
@@ -75,7 +76,9 @@ class Records(keras.callbacks.Callback):
 
     def _write_metrics(self) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.COLUMNS, lineterminator="\n", restval="")
+        measured = {name for row in self.rows for name in row}
+        columns = [name for name in self.COLUMNS if name in measured or name not in self.OF_RANKING]
+        writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
         writer.writeheader()
         writer.writerows({name: f"{value:.10g}" for name, value in row.items()} for row in self.rows)
         write_text(self.run.metrics, text.getvalue())

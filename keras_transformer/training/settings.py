@@ -18,6 +18,7 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, ta
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
+OWN = {"source": "text", "text": "text", "log": "log"}  # the user's own data, in place of a named corpus
 
 
 # Of the models of all tasks. An argument is the same wherever it is.
@@ -77,8 +78,8 @@ class Settings:
     # Text
     dataset: str | None = _flag(
         "numbers:en-de",
-        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics or "
-        "number-languages",
+        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics, "
+        "number-languages or series",
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
@@ -87,6 +88,7 @@ class Settings:
     valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
     text: str | None = _flag(None, "your own text for tasks of one language: UTF-8, plain or .gz")
     valid_text: str | None = _flag(None, "validation text (default: a tenth of --text, held out)")
+    log: str | None = _flag(None, "your own log: a line for each event, with user, item and time; CSV or TSV, or .gz")
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag(
         "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
@@ -161,7 +163,7 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return self.dataset if self.dataset and not (self.source or self.text) else "files"
+        return self.dataset if self.dataset and not (self.source or self.text or self.log) else "files"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
@@ -202,7 +204,7 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, 
     given, inherited = as_given(given), inherited or {}
     task = given.get("task", inherited.get("task", DEFAULT_TASK))
     _check_flags(given, task)
-    own_text: dict[str, Any] = {"dataset": None} if {"source", "text"} & given.keys() else {}
+    own_text: dict[str, Any] = {"dataset": None} if {*OWN} & given.keys() else {}
     usual = {**PRESETS[given.get("preset", DEFAULT_PRESET)], **TASKS[task].defaults}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
@@ -216,10 +218,11 @@ def _check_flags(given: dict[str, Any], task: str) -> None:
         raise RequestError(
             f"{flag_of(foreign[0])} belongs to --task {' or '.join(tasks_of(foreign[0]))}; received --task {task}"
         )
-    for own in ("source", "text"):
+    for own in OWN:
         if own in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
             raise RequestError(
-                f"--{own} is your own text, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
+                f"--{own} is your own {OWN[own]}, and {flag_of(of_named[0])} belongs to a named corpus: give one of "
+                "them"
             )
 
 

@@ -91,14 +91,15 @@ class Task(NamedTuple):
         return list(family.KINDS[self.kind].arguments)
 
 
+_OF_TEXT = frozenset({"vocabulary_type", "tokenizer"})
 _OF_TRANSLATION = frozenset(
     {
-        "data_dir", "source", "target", "valid_source", "valid_target", "separate_vocabularies", "sampling",
+        *_OF_TEXT, "data_dir", "source", "target", "valid_source", "valid_target", "separate_vocabularies", "sampling",
         "max_length", "static_shapes", "bleu_sentences", "encoder_layers", "decoder_layers", "decoder_attention",
         "max_source_length",
     }
 )  # fmt: skip
-_OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"})
+_OF_ONE_LANGUAGE = frozenset({*_OF_TEXT, "text", "valid_text", "context_length"})
 TASKS = {
     "translation": Task(
         "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION, {}
@@ -123,6 +124,14 @@ TASKS = {
         "from lines of a label, a tab and a text",
         _OF_ONE_LANGUAGE,
         {"dataset": "number-languages", "label_smoothing": 0.0},
+    ),
+    "next-item": Task(
+        "keras_transformer.training.next_item",
+        "sequence-encoder",
+        "what comes next in users' histories",
+        frozenset({"log", "context_length"}),
+        # As many items as there are.
+        {"dataset": "series", "label_smoothing": 0.0, "vocabulary_size": 4_000_000},
     ),
 }
 DEFAULT_TASK = "translation"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keras_transformer.training.request import Run
 
 # What a run reads, and --overwrite must not remove.
-READ = ("init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text")
+READ = ("init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log")
 
 
 def check_apart(settings: Settings) -> None:

@@ -260,6 +260,7 @@ ELSEWHERE = {
     "task": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
     "text": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
     "context_length": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
+    "log": "training/test_next_item.py::test_a_run_learns_more_than_the_last_item_tells",
     "valid_text": "training/test_language_modelling.py::test_own_validation_text",
     "init_from": "training/test_flags.py::test_fine_tuning_begins_with_the_weights_of_that_run",
     "dataset": "training/test_flags.py::test_a_named_corpus_and_where_it_is",

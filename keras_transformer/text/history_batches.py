@@ -1,0 +1,107 @@
+"""Batches of histories of items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.tokenizer import PAD, START
+
+
+def begun(ids: Sequence[int], context_length: int) -> list[int]:
+    """What the model sees of a history: the start id and the last items, `context_length` ids in all."""
+    return [START, *ids[max(0, len(ids) - context_length + 1) :]]
+
+
+class HistoryRows:
+    """Windows of histories. The labels of a row are the items of its window; its inputs are one item behind.
+
+    Args:
+        ids: (N,) the items of all histories, one after the other.
+        starts, stops: where each window begins and ends in them.
+        num_told: how many of a window's last items are labels; None for all.
+    """
+
+    def __init__(self, ids: np.ndarray, starts: np.ndarray, stops: np.ndarray, num_told: int | None = None):
+        self.ids, self.starts, self.stops = ids, starts, stops
+        self.source_lengths = (stops - starts).astype("int32")
+        self.target_lengths = np.minimum(self.source_lengths, num_told or self.source_lengths)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+class HistoryPlan(BatchPlan):
+    """Plans batches of histories as `BatchPlan` plans those of sentence pairs.
+
+    A row has up to C items of a history as labels; its inputs are the start id and these items but the last. A longer
+    history is cut into windows, in each epoch at other places. Each label weighs 1 / (labels of the global batch).
+
+    Args:
+        histories: the items of each user, as ids.
+        context_length: C.
+        token_budget: the most labels of a global batch, padding included.
+        tells_last: True takes of each history the last window alone, and its last item as the only label.
+        arguments: see `BatchPlan`.
+
+    Raises:
+        RequestError: no history has an item, or the budget does not hold the longest window on every replica.
+    """
+
+    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
+
+    def __init__(
+        self,
+        histories: Sequence[Sequence[int]],
+        context_length: int,
+        token_budget: int,
+        *arguments: Any,
+        tells_last: bool = False,
+        **options: Any,
+    ):
+        lengths = np.array([len(history) for history in histories if history], "int64")
+        if not len(lengths):
+            raise RequestError("expected histories with items of the vocabulary; received none")
+        self.width = context_length
+        self._ids = np.fromiter(chain.from_iterable(histories), "int32")
+        self._stops = np.cumsum(lengths)
+        self._starts = self._stops - lengths
+        first = np.maximum(self._starts, self._stops - context_length)
+        rows = HistoryRows(self._ids, first, self._stops, 1) if tells_last else self._cut_at(self._starts)
+        super().__init__(rows, token_budget, *arguments, **options)  # type: ignore[arg-type]
+
+    def corpus_of(self, epoch: int) -> Any:
+        """The rows of an epoch."""
+        if not self.shuffle:
+            return self.corpus
+        random = np.random.default_rng((self.seed, epoch, 1))
+        longer = self._stops - self._starts > self.width
+        shifts = random.integers(1, self.width + 1, len(longer))
+        return self._cut_at(np.where(longer, self._starts + shifts - self.width, self._starts))
+
+    def _cut_at(self, first: np.ndarray) -> HistoryRows:
+        """Windows of C items, the first of each history from `first` on, which may lie before the history."""
+        counts = -((first - self._stops) // self.width)
+        numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of windows in histories
+        starts = np.repeat(first, counts) + numbers * self.width
+        stops = np.minimum(starts + self.width, np.repeat(self._stops, counts))
+        return HistoryRows(self._ids, np.maximum(starts, np.repeat(self._starts, counts)), stops)
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
+        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
+        for number, row in enumerate(rows):
+            window = corpus.ids[corpus.starts[row] : corpus.stops[row]]  # type: ignore[attr-defined]
+            ids[number, : len(window)] = [START, *window[:-1]]
+            told = corpus.target_lengths[row]
+            labels[number, len(window) - told : len(window)] = window[-told:]
+        real = labels != PAD
+        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))

@@ -1,0 +1,147 @@
+"""The task of telling what comes next in users' histories: a log, its last events held out, recall and NDCG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_transformer.errors import say, warn
+from keras_transformer.files import write_text
+from keras_transformer.models import count_parameters
+from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.text.baselines import Baseline, ItemToItem, Popularity, ranks
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.history_batches import HistoryPlan
+from keras_transformer.text.items import FIRST_ITEM, Items
+from keras_transformer.text.lines import beginning
+from keras_transformer.text.logs import History, log_from_file, named_log
+from keras_transformer.text.tokenizer import UNKNOWN
+from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS
+from keras_transformer.training.request import Run
+from keras_transformer.training.settings import Settings
+from keras_transformer.training.translation import loss as loss
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_transformer.models.sequence_encoder import SequenceEncoder
+    from keras_transformer.training.callbacks import Progress
+
+SCORE = "NDCG@10"
+UNIT = "events"
+AT = 10  # the k of recall and NDCG
+MAX_VALIDATION_USERS = 10_000  # what a round is validated on
+
+
+@dataclass(frozen=True)
+class Histories:
+    """A run's histories, ready to train on."""
+
+    items: Items
+    plan: HistoryPlan
+    valid_plan: HistoryPlan
+    valid: list[History]  # whole ones, the item that is held out at the end
+
+
+def corpus(settings: Settings) -> Corpus[History]:
+    """The user's own log, or a named one.
+
+    Raises:
+        RequestError: see `log_from_file` and `named_log`.
+    """
+    return log_from_file(settings.log) if settings.log is not None else named_log(settings.name)
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> Histories:
+    """Counts the items, and plans batches of the histories.
+
+    Raises:
+        RequestError: the items of a run that is fine-tuned are none of these, or the budget holds no window.
+    """
+    settings, items = run.settings, _items(run)
+    run.config["model"]["vocabulary_size"] = items.vocabulary_size
+    run.config["parameters"] = count_parameters(run.config["model"])
+    valid = list(run.corpus.valid())
+    valid = valid[:: -(-len(valid) // MAX_VALIDATION_USERS)]
+    if run.is_chief:
+        write_config(run.folder, run.config)
+        write_text(run.folder.valid_text, beginning(map("\t".join, valid), MAX_KEPT_CHARACTERS))
+    train = [items.encode(history) for history in run.corpus.train()]
+    before = [items.encode(history[:-1]) for history in valid]
+    targets = [items.id(history[-1], UNKNOWN) for history in valid]
+    _tell(run, items, train, targets)
+    if run.is_chief and not run.is_resumed:
+        _tell_baselines(items, train, before, targets)
+    length, budget = settings.context_length, settings.token_budget
+    plan = HistoryPlan(train, length, budget, settings.seed, num_replicas, settings.accumulate)
+    held_out = [[*history, target] for history, target in zip(before, targets, strict=True)]
+    valid_plan = HistoryPlan(held_out, length, budget, num_replicas=num_replicas, shuffle=False, tells_last=True)
+    return Histories(items, plan, valid_plan, valid)
+
+
+def _items(run: Run) -> Items:
+    """The items of the run: its own, those of `--init-from`, or those of the log."""
+    settings, path = run.settings, run.folder.items
+    if run.is_resumed and path.is_file():
+        return Items.load(path)
+    if settings.init_from:
+        items = Items.load(RunFolder(settings.init_from).items)
+    else:
+        items = Items.of(run.corpus.train(), settings.vocabulary_size)
+    if run.is_chief:
+        items.save(path)
+    return items
+
+
+def _tell(run: Run, items: Items, train: Sequence[Sequence[int]], targets: Sequence[int]) -> None:
+    num_events, num_known = sum(map(len, run.corpus.train())), sum(map(len, train))
+    say(
+        f"{run.corpus.name}: {num_known:,} events of {len(train):,} users with {len(items):,} items, "
+        f"{len(targets):,} held out for validation"
+    )
+    if num_known < num_events:
+        warn(f"{num_events - num_known} event(s) are left out: the vocabulary does not hold their items")
+    if unseen := targets.count(UNKNOWN):
+        warn(f"{unseen} held-out event(s) have items that are not trained on, and count as missed")
+
+
+def _tell_baselines(
+    items: Items, train: Sequence[Sequence[int]], before: Sequence[Sequence[int]], targets: Sequence[int]
+) -> None:
+    """Says how well popularity and the last item alone tell the held-out items: what a model has to beat."""
+    from keras_transformer.ranking import mean_figures
+
+    baselines: dict[str, Baseline] = {
+        "popularity": Popularity(train, items.vocabulary_size),
+        "what followed the last item": ItemToItem(train, items.vocabulary_size),
+    }
+    for name, baseline in baselines.items():
+        found = mean_figures(ranks(baseline, before, targets, FIRST_ITEM), AT)
+        say(f"to beat: {name} · validation · recall {found['recall']:.4f} · ndcg {found['ndcg']:.4f}")
+
+
+def metrics() -> list[keras.metrics.Metric]:
+    """Recall and NDCG at 10."""
+    from keras_transformer.training.metrics import NDCGAt, RecallAt
+
+    return [RecallAt(AT), NDCGAt(AT)]
+
+
+def validation(
+    run: Run, data: Histories, model: SequenceEncoder, progress: Progress, show: Callable[[int, str], None] | None
+) -> list[keras.callbacks.Callback]:
+    """Early stopping by NDCG."""
+    from keras_transformer.training.callbacks import Ndcg
+
+    return [Ndcg(progress, run.settings.patience)]
+
+
+def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
+    """Recall and NDCG of the model that the run ends with."""
+    from keras_transformer.decoding.recommender import Recommender
+    from keras_transformer.ranking import mean_figures
+
+    found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)
+    return {f"val_{name}": value for name, value in found.items()}

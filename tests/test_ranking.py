@@ -1,0 +1,58 @@
+"""Ranks, recall and NDCG: by hand, against Keras's metric, and against the definition."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer import ranking
+from keras_transformer.training.metrics import NDCGAt, RecallAt
+
+SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
+
+
+def ranks(targets, scores=SCORES):
+    return ops.convert_to_numpy(ranking.ranks_of(np.array(targets), scores)).tolist()
+
+
+def test_ranks_by_hand():
+    assert ranks([4, 7]) == [1, 1]
+    assert ranks([5, 4]) == [4, 4]
+    assert ranks([6, 6]) == [3, 2], "an item of the same score counts as better"
+    assert ranks([1, 0]) == [8, 8], "what is no item comes after all"
+    assert ranks([[4, 5], [6, 7]], np.stack([SCORES, SCORES])) == [[1, 3], [3, 1]]
+
+
+def test_nothing_is_told_by_scores_that_are_equal_or_no_numbers():
+    assert ranks([5], np.zeros((1, 8), "float32")) == ranks([5], np.full((1, 8), np.nan, "float32")) == [4]
+
+
+def definition(relevant, scores, k):
+    """NDCG of one list: DCG over the DCG of the best order."""
+    order = np.argsort(-scores)[:k]
+    gains = np.isin(order, relevant) / np.log2(np.arange(2, len(order) + 2))
+    return gains.sum() / (1 / np.log2(2))
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_recall_is_kerass_and_ndcg_is_the_definition(k):
+    draw = np.random.default_rng(0)
+    scores, targets = draw.permuted(np.tile(np.arange(30.0), (50, 1)), axis=1), draw.integers(4, 30, 50)
+    scores[:, :4] = -1
+    found = ranking.mean_figures(np.array(ranks(targets, scores.astype("float32"))), k)
+    top = keras.metrics.SparseTopKCategoricalAccuracy(k)
+    top.update_state(targets, scores.astype("float32"))
+    assert found["recall"] == pytest.approx(float(top.result()), abs=1e-6)
+    expected = np.mean([definition(target, row, k) for target, row in zip(targets, scores, strict=True)])
+    assert found["ndcg"] == pytest.approx(expected, abs=1e-6) and 0 < found["ndcg"] <= found["recall"]
+
+
+def test_the_metrics_count_labels_alone():
+    labels, weights = np.array([[7, 6, 0]]), np.array([[1.0, 1.0, 0.0]], "float32")
+    logits = np.array([[SCORES[1], SCORES[1], SCORES[0]]])
+    for metric, expected in ((RecallAt(1), 0.5), (RecallAt(2), 1.0), (NDCGAt(2), (1 + 1 / np.log2(3)) / 2)):
+        metric.update_state(labels, logits, weights)
+        assert float(metric.result()) == pytest.approx(expected)
+        assert type(metric).from_config(metric.get_config()).k == metric.k
