@@ -22,7 +22,7 @@ def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
     Returns:
         (...), int32.
     """
-    targets = ops.cast(targets, "int32")
+    targets, scores = ops.cast(targets, "int32"), ops.convert_to_tensor(scores)
     is_item = ops.arange(ops.shape(scores)[-1]) >= NUM_CONTROL_IDS  # (V,)
     own = ops.take_along_axis(scores, ops.expand_dims(targets, -1), axis=-1)
     is_better = ops.logical_and(is_item, ops.logical_not(scores < own))  # NaN is never ranked first
