@@ -311,3 +311,15 @@ def test_a_turn_on_a_gpu_has_fifty_steps(monkeypatch):
         with pytest.raises(Seen):
             train.main(["--shape", "paper", "--device", device])
     assert num_steps == [10, 50]
+
+
+def test_a_model_of_histories_stands_beside_what_it_has_to_beat(tmp_path):
+    """After each item comes the next one of a ring: the last item tells it, popularity does not."""
+    lines = [f"{user},{(user + time) % 5},{time}\n" for user in range(20) for time in range(8)]
+    (tmp_path / "log").write_text("".join([*lines, "single,0,1\n"]), encoding="utf-8")
+    small = "--num-layers 1 --num-heads 1 --hidden-dim 8 --intermediate-dim 8 --context-length 8 --token-budget 64"
+    flags = [*small.split(), "--steps", "1", "--devices", "cpu", "--average-last", "1"]
+    rows = rows_of("recommend", "--log", str(tmp_path / "log"), "--at", "1", "5", "--", *flags)
+    assert [row[0] for row in rows] == ["popularity", "what followed the last item", "SequenceEncoder"]
+    assert rows[1][1:] == ["1.0000"] * 4 and all(row[3] == "1.0000" for row in rows)
+    assert float(rows[0][1]) < 0.5
