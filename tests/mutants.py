@@ -457,6 +457,17 @@ MODELS = [
         ("scores[first:] >= scores[target]", "scores[first:] > scores[target]"),
     ),
     *by(
+        "training/test_callbacks.py",
+        f"{PACKAGE}/training/callbacks.py",
+        ('name, sign = "val_ndcg", 1.0', 'name, sign = "val_ndcg", -1.0'),
+        ('name, sign = "val_loss", -1.0', 'name, sign = "val_loss", 1.0'),
+    ),
+    *by(
+        "training/test_rounds.py::test_records_are_cut_back_to_the_step_that_a_run_goes_on_from",
+        f"{PACKAGE}/training/records.py",
+        ("if name in measured or name not in self.OF_RANKING", "if True"),
+    ),
+    *by(
         "training/test_next_item.py",
         PACKAGE,
         ("left_out = [*range(FIRST_ITEM), *(history if only_new else ())]", "left_out = [*range(FIRST_ITEM)]"),
@@ -769,7 +780,7 @@ TRAINING = [
         "training/test_language_modelling.py",
         f"{PACKAGE}/training",
         ("if foreign := [name for name in given if is_foreign(name, task)]:", "if foreign := []:"),
-        ('self.judge(-float(logs["val_loss"]))', "pass"),
+        ("self.judge(self.sign * float(logs[self.name]))", "pass"),
         ("tokenizer = learned(run, lines, **kind)", "tokenizer = learned(run, lines)"),
         ("{name for name in asdict(self) if is_foreign(name, self.task)} | ", ""),
         ('TASKS[task].kind != parent["model"]["kind"]', "False"),

@@ -116,3 +116,14 @@ def test_without_standard_error_no_progress_is_shown(monkeypatch, capsys):
     line.on_train_batch_end(0, {"loss": 2.0})
     line.on_epoch_end(0, {"loss": 2.0})
     assert capsys.readouterr().out == ""
+
+
+def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
+    for judge, better, worse in ((callbacks.Loss, 2.0, 3.0), (callbacks.Ndcg, 0.3, 0.2)):
+        progress = callbacks.Progress(step=5)
+        one = judge(progress)
+        one.on_epoch_end(0, {judge.name: better})
+        assert (progress.best_step, progress.validations_without_better) == (5, 0)
+        progress.step = 6
+        one.on_epoch_end(1, {judge.name: worse})
+        assert (progress.best_step, progress.validations_without_better) == (5, 1)

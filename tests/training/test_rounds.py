@@ -115,6 +115,8 @@ def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
     rows = read_rows(run)
     assert [(row["step"], row["loss"], row["tokens"]) for row in rows] == [(5, 3, 100), (10, 2, 200), (15, 1, 300)]
     assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
+    head = run.metrics.read_text().splitlines()[0]
+    assert "val_perplexity" in head and "ndcg" not in head, "columns of ranking are for runs that rank"
     again = Records(run, Progress(step=10))
     again.on_train_begin()
     assert [row["step"] for row in read_rows(run)] == [5, 10]
