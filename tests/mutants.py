@@ -429,7 +429,7 @@ MODELS = [
         ("key=times.__getitem__", "key=items.__getitem__"),
         ("if not math.isfinite(time):", "if math.isnan(time):"),
         ("if len(row) != width:", "if False:"),
-        ('{"\\t", "\\n", "\\r"}.isdisjoint(value)', "True"),
+        ("NOT_IN_NAMES.isdisjoint(value)", "True"),
         ("or len(value) > MAX_NAME or", "or"),
         ('"quoting": csv.QUOTE_NONE', '"quoting": csv.QUOTE_MINIMAL'),
         ("strict=True, **form", "**form"),

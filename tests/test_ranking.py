@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from keras_transformer import ranking
+from keras_transformer.text.items import FIRST_ITEM
 from keras_transformer.training.metrics import NDCGAt, RecallAt
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
@@ -18,6 +19,7 @@ def ranks(targets, scores=SCORES):
 
 
 def test_ranks_by_hand():
+    assert ranking.NUM_CONTROL_IDS == FIRST_ITEM
     assert ranks([4, 7]) == [1, 1]
     assert ranks([5, 4]) == [4, 4]
     assert ranks([6, 6]) == [3, 2], "an item of the same score counts as better"

@@ -20,7 +20,7 @@ from keras_transformer.text.number_words import number_pairs
 from keras_transformer.text.wmt14 import Wmt14
 
 Pair = tuple[str, str]
-Item = TypeVar("Item")  # what a corpus is made of: pairs, or lines
+Item = TypeVar("Item")  # what a corpus is made of: pairs, lines, or histories
 
 HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
 HELD_OUT_LINES = 2_000  # but no more than these
@@ -63,7 +63,7 @@ RECIPES: dict[str, dict[str, Any]] = {"numbers": NUMBERS_RECIPE, "multi30k": MUL
 
 @dataclass(frozen=True)
 class Corpus(Generic[Item]):
-    """What to train on and to validate on: pairs of parallel text, or the lines of one text.
+    """What to train on and to validate on: pairs of parallel text, the lines of one text, or histories.
 
     Args:
         name: such as "numbers:en-de".

@@ -23,6 +23,7 @@ COLUMNS = {
     "item": {"item", "itemid", "movieid"},
     "time": {"time", "timestamp"},
 }
+NOT_IN_NAMES = {"\t", "\n", "\r", "\ufeff"}  # what a line of items.txt, or of histories, could not give back
 MAX_NAME = 1_000  # characters of a user's or an item's name
 
 SERIES_RECIPE: dict[str, Any] = {
@@ -129,10 +130,10 @@ def _event(row: list[str], columns: tuple[int, ...], width: int, place: str) -> 
         raise RequestError(f"{place}: expected {width} columns, as in line 1; received {len(row)}")
     user, item, time = (row[column].strip() for column in columns)
     for name, value in (("user", user), ("item", item)):
-        if not value or len(value) > MAX_NAME or not {"\t", "\n", "\r"}.isdisjoint(value):
+        if not value or len(value) > MAX_NAME or not NOT_IN_NAMES.isdisjoint(value):
             raise RequestError(
-                f"{place}: expected the name of {name} in one line, 1 to {MAX_NAME:,} characters without tabs; "
-                f"received {value!r:.60}"
+                f"{place}: expected the name of {name} in one line, 1 to {MAX_NAME:,} characters without tabs or "
+                f"byte order marks; received {value!r:.60}"
             )
     return user, item, _time(time, place)
 

@@ -66,6 +66,7 @@ REFUSED = {
     "line 2: expected the name of user in one line, .*; received ''": ["a,b,1", " ,c,2"],
     "line 2: expected the name of item in one line": ["a,b,1", f"a,{'c' * 1001},2"],
     "line 3: expected the name of item in one line, .*; received 'c.nd'": ["a,b,1", 'a,"c', 'd",2'],
+    "line 2: expected the name of item in one line, .*; received '.ufeffc'": ["a,b,1", "a,\ufeffc,2"],
     "line 2: not CSV": ["a,b,1", 'a,"c"d,2'],
     "line 1: expected a header that names each .* received '196, 242, 3, 881250949'": ["196\t242\t3\t881250949"],
     "line 1: expected a header that names each .* received 'user, item, when'": ["user,item,when", "a,b,1"],
