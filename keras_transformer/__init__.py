@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.classifier import load_classifier as load_classifier
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
+    from keras_transformer.decoding.recognizer import Recognizer as Recognizer
+    from keras_transformer.decoding.recognizer import load_recognizer as load_recognizer
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.encoder import Encoder as Encoder
+    from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
@@ -37,7 +40,9 @@ _HOMES = {
     "Classifier": "keras_transformer.decoding.classifier",
     "Encoder": "keras_transformer.models.encoder",
     "Generator": "keras_transformer.decoding.generator",
+    "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
+    "Recognizer": "keras_transformer.decoding.recognizer",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
@@ -47,6 +52,7 @@ _HOMES = {
     "load": "keras_transformer.decoding.translator",
     "load_classifier": "keras_transformer.decoding.classifier",
     "load_generator": "keras_transformer.decoding.generator",
+    "load_recognizer": "keras_transformer.decoding.recognizer",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
@@ -55,8 +61,9 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Classifier", "Encoder", "Generator", "LanguageModel", "Tokenizer", "Transformer", "Translator",
-    "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
+    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "Recognizer", "Tokenizer", "Transformer",
+    "Translator", "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
+    "load_recognizer",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
@@ -65,7 +72,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
 _SERIALIZABLE = {
     "layers.blocks": ["EncoderBlock", "DecoderBlock"],
     "layers.causal": ["CausalBlock"],
+    "layers.class_token": ["ClassToken"],
     "layers.embedding": ["TokenEmbedding"],
+    "layers.image_attention": ["ImageAttention"],
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
     "training.metrics": ["TokenAccuracy", "Perplexity"],
@@ -90,7 +99,7 @@ def _register(keras: Any) -> None:
     """Registers all classes with Keras as soon as Keras is imported."""
     known = keras.saving.get_custom_objects()
     homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
-    homes += [part.home for parts in family.SLOTS.values() for part in parts.values()]
+    homes += [part.home for parts in family.ALL_SLOTS.values() for part in parts.values()]
     homes += [kind.home for kind in family.KINDS.values()]
     for home in homes:
         module, name = home.split(":")

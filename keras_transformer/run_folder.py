@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
 
+# The command that takes a model of a kind.
+COMMANDS = {
+    "translator": "translate",
+    "language-model": "generate",
+    "encoder": "classify",
+    "image-classifier": "classify",
+}
+
 
 class RunFolder:
     """The paths in a run's folder. Not all of them need exist."""
@@ -40,6 +48,7 @@ class RunFolder:
         self.valid_source = self.path / "validation.source"
         self.valid_target = self.path / "validation.target"
         self.valid_text = self.path / "validation.text"
+        self.valid_images = self.path / "validation.npz"
         self.metrics = self.path / "metrics.csv"
         self.curves = self.path / "curves.png"
         self.samples = self.path / "samples.txt"
@@ -47,7 +56,7 @@ class RunFolder:
 
     def parts(self) -> list[Path]:
         """Every path that a run may have in its folder; whatever else lies there is not the run's."""
-        validation = [self.valid_source, self.valid_target, self.valid_text]
+        validation = [self.valid_source, self.valid_target, self.valid_text, self.valid_images]
         records = [*validation, self.metrics, self.curves, self.samples, self.tensorboard]
         tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
         return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
@@ -90,9 +99,8 @@ def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
     """
     config = read_config(run)
     if (received := config["model"]["kind"]) != kind:
-        command = {"translator": "translate", "language-model": "generate", "encoder": "classify"}[received]
         raise RequestError(
-            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{command}` takes"
+            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{COMMANDS[received]}` takes"
         )
     return config
 

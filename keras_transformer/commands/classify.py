@@ -1,4 +1,4 @@
-"""`classify`, `fill` and `embed`: labels, masked pieces and vectors of texts, a line for a line."""
+"""`classify`, `fill` and `embed`: labels, masked pieces and vectors of texts, a line for a line; labels of images."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import json
 import sys
 from pathlib import Path
 
+from keras_transformer.commands.classify_images import classify_images
 from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import RequestError, load_tensorflow, say
 from keras_transformer.files import check_writable, write_whole
+from keras_transformer.run_folder import read_config
 
 
 def classify(arguments: argparse.Namespace) -> None:
-    """Prints the label of each line of standard input, a tab, and its probability."""
+    """Prints the label of each line of standard input, a tab, and its probability; or those of images.
+
+    Raises:
+        RequestError: files or options are for images, and the model is for texts; or see `classify_images`.
+    """
+    if read_config(arguments.run)["model"]["kind"] == "image-classifier":
+        classify_images(arguments)
+        return
+    if arguments.files or arguments.picture or arguments.pixel:
+        raise RequestError(f"{arguments.run} takes lines of standard input; files are for a classifier of images")
     load_tensorflow()
     from keras_transformer.decoding.classifier import load_classifier
 
@@ -69,16 +80,25 @@ def standard_input() -> TextLines:
 
 def add_classify_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts at once (default: 64)")
+    add_batch_size(parser)
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="images, for a classifier of images")
+    add("--picture", metavar="FILE", help="draw where a pixel of the image looks: a .png, .pdf or .svg file")
+    add("--pixel", metavar="ROW,COLUMN", help="the pixel, among those of the model (default: in the middle)")
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """Adds `--batch-size`."""
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts or images at once (default: 64)")
 
 
 def add_fill_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `fill`."""
-    add_classify_options(parser)
+    add_batch_size(parser)
     parser.add_argument("--n-best", type=int, default=5, metavar="N", help="pieces for each mask (default: 5)")
 
 
 def add_embed_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed`."""
-    add_classify_options(parser)
+    add_batch_size(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")

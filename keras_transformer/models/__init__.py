@@ -12,13 +12,18 @@ from keras_transformer.models.presets import PRESETS as PRESETS
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.encoder import Encoder as Encoder
+    from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.transformer import Transformer as Transformer
 
-__all__ = ["PRESETS", "Encoder", "LanguageModel", "Transformer", "count_parameters", "make_model", "model_config"]
+__all__ = [
+    "PRESETS", "Encoder", "ImageClassifier", "LanguageModel", "Transformer", "count_parameters", "make_model",
+    "model_config",
+]  # fmt: skip
 # Imported when first used: `train.py --help` needs the presets and does not wait for Keras.
 _HOMES = {
     "Encoder": "keras_transformer.models.encoder",
+    "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
     "Transformer": "keras_transformer.models.transformer",
 }

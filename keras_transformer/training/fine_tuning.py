@@ -13,8 +13,8 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "tokenizer",
-    "init_from", "devices", "threads",
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "images",
+    "valid_images", "tokenizer", "init_from", "devices", "threads",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _sizes_of(model: dict[str, Any], task: str) -> dict[str, Any]:
     has_own_source = model.get("source_vocabulary_size") is not None
     return {
         **{name: spelled(name, model[name]) for name in _fixed_by_parent(task)},
-        "vocabulary_size": model["vocabulary_size"],
+        **({"vocabulary_size": model["vocabulary_size"]} if "vocabulary_size" in model else {}),
         **({"separate_vocabularies": has_own_source} if task == "translation" else {}),
     }
 

@@ -13,7 +13,7 @@ from keras_transformer.run_folder import RunFolder, check_model, read_config, ve
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
-from keras_transformer.training.settings import Settings, as_given, flag_of, resolve, resumed
+from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve, resumed
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
 from keras_transformer.training.workspace import check_apart, check_free, restore_replaced
 
@@ -124,7 +124,7 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
 
 
 def _folder_to_resume(given: dict[str, Any]) -> Path:
-    named = ("dataset", "source", "text", "preset", "out")
+    named = ("dataset", *OWN, "preset", "out")
     known = {name: given[name] for name in named if given.get(name) is not None}
     return Settings(**{**TASKS[given.get("task") or DEFAULT_TASK].defaults, **known}).folder
 

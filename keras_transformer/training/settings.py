@@ -20,8 +20,10 @@ DEFAULT_PRESET = "tiny"
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
 
 
-# Of the models of all tasks. An argument is the same wherever it is.
-MODEL_ARGUMENTS = {name: option for kind in family.KINDS.values() for name, option in kind.arguments.items()}
+# Of the models of all tasks. An argument is the same wherever it is; the default is that of the first kind.
+MODEL_ARGUMENTS = {name: option for kind in [*family.KINDS.values()][::-1] for name, option in kind.arguments.items()}
+PARTS = {name for name, option in MODEL_ARGUMENTS.items() if option.slot}
+OWN = ("source", "text", "images")  # the settings that name the user's own data
 
 
 def _flag(
@@ -61,7 +63,7 @@ def _model(argument: str) -> Any:
         return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
     if not option.slot:
         return _flag(option.default, option.help, type=option.kind)
-    variants = ", ".join(part.usage(name) for name, part in family.SLOTS[option.slot].items())
+    variants = ", ".join(part.usage(name) for name, part in family.ALL_SLOTS[option.slot].items())
     return _flag(option.default, f"{option.help}: {variants}", metavar="NAME")
 
 
@@ -77,8 +79,8 @@ class Settings:
     # Text
     dataset: str | None = _flag(
         "numbers:en-de",
-        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics or "
-        "number-languages",
+        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics, "
+        "number-languages or digits",
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
@@ -87,6 +89,9 @@ class Settings:
     valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
     text: str | None = _flag(None, "your own text for tasks of one language: UTF-8, plain or .gz")
     valid_text: str | None = _flag(None, "validation text (default: a tenth of --text, held out)")
+    images: str | None = _flag(None, "your own images: a folder with a folder of images for each label")
+    valid_images: str | None = _flag(None, "validation images (default: a tenth of each label's, held out)")
+    random_shift: int = _count_or_zero(0, "move each image of training by up to this many pixels, at random")
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag(
         "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
@@ -112,6 +117,12 @@ class Settings:
     attention_dropout: float = _model("attention_dropout")
     max_source_length: int = _model("max_source_length")
     context_length: int = _model("context_length")
+    image_size: int = _model("image_size")
+    patch_size: int = _model("patch_size")
+    channels: int = _model("channels")
+    stem: str = _model("stem")
+    pixel_mean: float = _model("pixel_mean")
+    pixel_std: float = _model("pixel_std")
     positions: str = _model("positions")
     attention: str = _model("attention")
     decoder_attention: str | None = _model("decoder_attention")
@@ -161,7 +172,7 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return self.dataset if self.dataset and not (self.source or self.text) else "files"
+        return self.dataset if self.dataset and not any(getattr(self, own) for own in OWN) else "files"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
@@ -202,7 +213,7 @@ def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, 
     given, inherited = as_given(given), inherited or {}
     task = given.get("task", inherited.get("task", DEFAULT_TASK))
     _check_flags(given, task)
-    own_text: dict[str, Any] = {"dataset": None} if {"source", "text"} & given.keys() else {}
+    own_text: dict[str, Any] = {"dataset": None} if {*OWN} & given.keys() else {}
     usual = {**PRESETS[given.get("preset", DEFAULT_PRESET)], **TASKS[task].defaults}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
@@ -216,10 +227,10 @@ def _check_flags(given: dict[str, Any], task: str) -> None:
         raise RequestError(
             f"{flag_of(foreign[0])} belongs to --task {' or '.join(tasks_of(foreign[0]))}; received --task {task}"
         )
-    for own in ("source", "text"):
+    for own in OWN:
         if own in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
             raise RequestError(
-                f"--{own} is your own text, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
+                f"--{own} names your own data, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
             )
 
 
@@ -230,8 +241,7 @@ def check(settings: Settings) -> None:
         if value is not None and valid is not None and not valid(value):
             raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
     with _told_as_flags():
-        arguments = {**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size}
-        family.complete(arguments, TASKS[settings.task].kind)
+        family.complete(settings.model_arguments(), TASKS[settings.task].kind)
     _check_together(settings)
 
 
@@ -242,6 +252,12 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--valid-source and --valid-target need --source and --target; received none")
     if settings.valid_text and settings.text is None:
         raise RequestError("--valid-text needs --text; received none")
+    if settings.valid_images and settings.images is None:
+        raise RequestError("--valid-images needs --images; received none")
+    if settings.random_shift >= settings.image_size:
+        raise RequestError(
+            f"--random-shift must be less than --image-size, {settings.image_size}; received: {settings.random_shift}"
+        )
     if settings.vocabulary_type == "char" and settings.task == "translation":
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
@@ -305,7 +321,7 @@ def as_given(given: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     with _told_as_flags():
         given = family.modern(given)
-        parts = given.keys() & set(family.PART_ARGUMENTS)
+        parts = given.keys() & PARTS
         return given | {name: spelled(name, _parsed(name, given[name])) for name in parts}
 
 

@@ -98,10 +98,19 @@ _OF_TRANSLATION = frozenset(
         "max_source_length",
     }
 )  # fmt: skip
-_OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"})
+_OF_TEXT = frozenset(
+    {"vocabulary_size", "vocabulary_type", "tokenizer", "output_bias", "tied_output", "embedding_scale"}
+)
+_OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"}) | _OF_TEXT
+_OF_IMAGES = frozenset(
+    {
+        "images", "valid_images", "image_size", "patch_size", "channels", "stem", "pixel_mean", "pixel_std",
+        "random_shift",
+    }
+)  # fmt: skip
 TASKS = {
     "translation": Task(
-        "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION, {}
+        "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION | _OF_TEXT, {}
     ),
     "language-model": Task(
         "keras_transformer.training.language_modelling",
@@ -123,6 +132,13 @@ TASKS = {
         "from lines of a label, a tab and a text",
         _OF_ONE_LANGUAGE,
         {"dataset": "number-languages", "label_smoothing": 0.0},
+    ),
+    "images": Task(
+        "keras_transformer.training.image_classification",
+        "image-classifier",
+        "from a folder of images for each label",
+        _OF_IMAGES,
+        {"dataset": "digits", "label_smoothing": 0.0, **family.VISION},
     ),
 }
 DEFAULT_TASK = "translation"
