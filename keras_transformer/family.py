@@ -21,7 +21,6 @@ from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
 from keras_transformer.slots import SLOTS as SLOTS
 from keras_transformer.slots import key_dim as key_dim
 
-
 # The slots of all models. Tests add rows to `SLOTS`, and a map sees them.
 ALL_SLOTS = ChainMap(SLOTS, IMAGE_SLOTS)
 
@@ -119,7 +118,6 @@ class Kind(NamedTuple):
 
     home: str
     arguments: dict[str, Option]
-
 
 
 def _labels(help: str) -> Option:

@@ -750,9 +750,13 @@ TRAINING = [
             "Settings(**{**below, **own_text, **given, **recipe})",
         ),
         ('{**inherited, **usual} if "preset" in given else {**usual, **inherited}', "{**inherited, **usual}"),
-        ("given[name] > stored[name])", "given[name] != stored[name])"),
         ("lambda x: 0 <= x < 1,", "lambda x: 0 <= x <= 1,"),
         ("    _check_together(settings)", "    pass"),
+    ),
+    *by(
+        "training/test_settings.py",
+        f"{PACKAGE}/training/stored_settings.py",
+        ("given[name] > stored[name])", "given[name] != stored[name])"),
     ),
 ]
 

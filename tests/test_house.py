@@ -128,7 +128,18 @@ MAY_IMPORT = {
     ],
     f"{PACKAGE}.training": [
         f"{PACKAGE}.{name}"
-        for name in ("family", "files", "bleu", "run_folder", "training", "decoding", "models", "text", "plots")
+        for name in (
+            "family",
+            "files",
+            "bleu",
+            "run_folder",
+            "training",
+            "decoding",
+            "models",
+            "text",
+            "images",
+            "plots",
+        )  # fmt: skip
     ],
     **{
         f"{PACKAGE}.training.{name}": []
@@ -137,7 +148,8 @@ MAY_IMPORT = {
     f"{PACKAGE}.training.losses": [f"{PACKAGE}.training.ordering"],
     f"{PACKAGE}.training.replicas": [f"{PACKAGE}.training.{name}" for name in ("optimizers", "devices", "workers")],
     f"{PACKAGE}.decoding": [
-        f"{PACKAGE}.{name}" for name in ("lengths", "bleu", "run_folder", "export_folder", "decoding", "models", "text")
+        f"{PACKAGE}.{name}"
+        for name in ("lengths", "bleu", "run_folder", "export_folder", "decoding", "models", "text", "images")
     ],
     **{
         f"{PACKAGE}.decoding.{name}": [
@@ -183,6 +195,9 @@ MAY_IMPORT = {
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
     ],
+    f"{PACKAGE}.layers.patches": [f"{PACKAGE}.layers.initial"],
+    f"{PACKAGE}.layers.image_attention": [f"{PACKAGE}.layers.{name}" for name in ("attention", "initial", "score")],
+    f"{PACKAGE}.layers.attentive_stem": [f"{PACKAGE}.layers.{name}" for name in ("image_attention", "patches")],
     f"{PACKAGE}.layers.causal": [f"{PACKAGE}.layers.{name}" for name in ("blocks", "shared")],
     f"{PACKAGE}.layers.stack": [
         f"{PACKAGE}.auxiliary_losses",
@@ -193,6 +208,7 @@ MAY_IMPORT = {
         f"{PACKAGE}.auxiliary_losses",
         *(f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")),
     ],
+    f"{PACKAGE}.images": [f"{PACKAGE}.{name}" for name in ("images", "text", "files")],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }

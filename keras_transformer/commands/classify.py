@@ -82,7 +82,7 @@ def add_classify_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
     add_batch_size(parser)
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="images, for a classifier of images")
+    add("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
     add("--picture", metavar="FILE", help="draw where a pixel of the image looks: a .png, .pdf or .svg file")
     add("--pixel", metavar="ROW,COLUMN", help="the pixel, among those of the model (default: in the middle)")
 

@@ -81,8 +81,9 @@ def jitted(compute: Compiled, model: Transformer) -> Compiled:
 
 
 def in_bucket(array: np.ndarray) -> np.ndarray:
-    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16. Of images, arrays
-    of four axes, B alone is padded.
+    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
+
+    Of images, arrays of four axes, B alone is padded.
 
     The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
     random numbers for tokens that are never drawn.

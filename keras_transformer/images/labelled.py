@@ -37,7 +37,6 @@ class LabelledImage(NamedTuple):
     sha256: str
 
 
-
 def images_from_folder(
     images: str | os.PathLike[str], valid_images: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Corpus[LabelledImage]:
@@ -52,7 +51,8 @@ def images_from_folder(
     train = _images_in(Path(images))
     if len({image.label for image in train}) < 2:
         raise RequestError(
-            f"{images}: expected at least two labels, each a folder of images; received one alone, {train[0].label!r:.60}"
+            f"{images}: expected at least two labels, each a folder of images; received one alone, "
+            f"{train[0].label!r:.60}"
         )
     if valid_images is None:
         train, valid = stratified(train, HELD_OUT_SHARE, seed)
@@ -92,9 +92,8 @@ def named_images(name: str) -> Corpus[LabelledImage]:
 def _corpus(
     name: str, train: list[LabelledImage], valid: list[LabelledImage], recipe: dict[str, Any] | None = None
 ) -> Corpus[LabelledImage]:
-    identity = sha256_of(
-        [*(f"{image.label}\t{image.sha256}" for image in train), "", *(f"{image.label}\t{image.sha256}" for image in valid)]
-    )
+    lines = [[f"{image.label}\t{image.sha256}" for image in part] for part in (train, valid)]
+    identity = sha256_of([*lines[0], "", *lines[1]])
     return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, recipe or {})
 
 
@@ -117,7 +116,9 @@ def stratified(
     counts, held_out, random = Counter(image.label for image in images), set[int](), np.random.default_rng(seed)
     for label, count in sorted(counts.items()):
         if count < 2:
-            raise RequestError(f"the label {label!r:.60} has one image, which cannot be trained on and held out: add more")
+            raise RequestError(
+                f"the label {label!r:.60} has one image, which cannot be trained on and held out: add more"
+            )
         places = [place for place, image in enumerate(images) if image.label == label]
         held_out.update(random.permutation(places)[: min(count - 1, max(1, round(share * count)))].tolist())
     parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
@@ -148,9 +149,7 @@ def _images_in(folder: Path) -> list[LabelledImage]:
 
 def _files_under(folder: Path) -> list[Path]:
     """All files under a folder but hidden ones, by their paths. Links to folders are not followed."""
-    found = [
-        Path(place) / name for place, _, names in os.walk(folder) for name in names if not name.startswith(".")
-    ]
+    found = [Path(place) / name for place, _, names in os.walk(folder) for name in names if not name.startswith(".")]
     return sorted(found)
 
 

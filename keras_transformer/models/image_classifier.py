@@ -17,7 +17,7 @@ LARGEST_PIXEL = 255.0
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ImageClassifier(StackModel):
-    """Tells the label of an image: patches, a class token, positions, the stack, a head (section 3.1, equations 1 to 4).
+    """Tells the label of an image: patches, a class token, positions, the stack, a head (section 3.1, equations 1–4).
 
     The defaults are the sizes of an image of ViT-B/16, and its parts: learned positions, pre-norm, gelu, and biases in
     attention.

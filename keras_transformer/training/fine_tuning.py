@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import Settings, check_types, flag_of, model_settings, resolve, spelled
+from keras_transformer.training.settings import Settings, flag_of, model_settings, resolve, spelled
+from keras_transformer.training.stored_settings import check_types
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.

@@ -73,9 +73,7 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> LabelledImages:
     say(f"{run.corpus.name}: {counts}")
     positions = (size // settings.patch_size) ** 2 + 1
     budget, shift = settings.token_budget, settings.random_shift
-    plan = ImagePlan(
-        train, positions, budget, settings.seed, num_replicas, settings.accumulate, random_shift=shift
-    )
+    plan = ImagePlan(train, positions, budget, settings.seed, num_replicas, settings.accumulate, random_shift=shift)
     valid_plan = ImagePlan(valid, positions, budget, num_replicas=num_replicas, shuffle=False)
     return LabelledImages(labels, plan, valid_plan, valid)
 

@@ -18,12 +18,12 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, ta
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
+OWN = {"source": "text", "text": "text", "images": "folder"}  # the user's own data, in place of a named corpus
 
 
 # Of the models of all tasks. An argument is the same wherever it is; the default is that of the first kind.
 MODEL_ARGUMENTS = {name: option for kind in [*family.KINDS.values()][::-1] for name, option in kind.arguments.items()}
 PARTS = {name for name, option in MODEL_ARGUMENTS.items() if option.slot}
-OWN = ("source", "text", "images")  # the settings that name the user's own data
 
 
 def _flag(
@@ -230,7 +230,8 @@ def _check_flags(given: dict[str, Any], task: str) -> None:
     for own in OWN:
         if own in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
             raise RequestError(
-                f"--{own} names your own data, and {flag_of(of_named[0])} belongs to a named corpus: give one of them"
+                f"--{own} is your own {OWN[own]}, and {flag_of(of_named[0])} belongs to a named corpus: give one of "
+                "them"
             )
 
 
@@ -264,56 +265,6 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
     if settings.task == "translation" and settings.patience and not settings.bleu_sentences:
         raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
-
-
-def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
-    """The settings of a run that goes on: those that it began with, and perhaps more steps.
-
-    Args:
-        stored: the settings in config.json.
-        given: the flags.
-        version: the version that wrote config.json.
-
-    Raises:
-        RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
-    """
-    names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
-    if not stored:
-        raise RequestError("--resume: train.py did not make this run: fine-tune it with --init-from")
-    if unknown := sorted(stored.keys() - names):
-        raise RequestError(
-            f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
-            f"not know, {unknown[0]}: install that version"
-        )
-    check_types(stored)
-    defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
-    stored = {**defaults, **stored}  # an older version knew fewer settings
-    given = as_given(given)
-    for name in sorted(names & given.keys()):
-        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
-        if given[name] != stored[name] and not may_change:
-            raise RequestError(
-                f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
-                "leave it out, or start another run with --out"
-            )
-    settings = Settings(**{**stored, **given})
-    check(settings)
-    return settings
-
-
-def check_types(stored: dict[str, Any]) -> None:
-    """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
-    for setting in fields(Settings):
-        if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
-            continue
-        value, options = stored[setting.name], setting.metadata["options"]
-        kind = bool if "action" in options else options.get("type", str)
-        of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
-            "choices", [value]
-        )
-        may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
-        if not of_kind and not (value is None and may_be_none):
-            raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
 
 
 def as_given(given: dict[str, Any]) -> dict[str, Any]:
