@@ -311,3 +311,9 @@ def test_a_turn_on_a_gpu_has_fifty_steps(monkeypatch):
         with pytest.raises(Seen):
             train.main(["--shape", "paper", "--device", device])
     assert num_steps == [10, 50]
+
+
+def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
+    names, rights = zip(*(row[:2] for row in rows_of("digits", "--steps", "2", "--variants", "recipe")), strict=True)
+    assert names[0] == "SVC(gamma=0.001)" and names[3] == "ours, recipe" and len(names) == 4
+    assert all(int(right) > 870 for right in rights[:3]) and 0 < int(rights[3]) < 898
