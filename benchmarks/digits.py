@@ -31,8 +31,9 @@ FOLDS = 5
 VARIANTS = {
     "recipe": [],
     "no shifts": ["--random-shift", "0"],
-    "no self-attention of pixels": ["--stem", "patches"],
-    "patches of 2 x 2 pixels alone": ["--stem", "patches", "--patch-size", "2", "--token-budget", "2176"],
+    "plain patches": ["--stem", "patches"],
+    "neither": ["--stem", "patches", "--random-shift", "0"],
+    "small patches alone": ["--stem", "patches", "--patch-size", "2", "--token-budget", "2176"],
 }
 
 
