@@ -1138,7 +1138,6 @@ IMAGES = [
         ('if image.mode in ("I", "F"):', "if False:"),
         ('if image.mode.startswith("I;16"):', "if False:"),
         ("if image.has_transparency_data:", "if False:"),
-        ("if image.size != (size, size):", "if True:"),
         ("array.dtype != np.uint8 or ", ""),
     ),
     *by(

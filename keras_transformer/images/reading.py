@@ -64,9 +64,7 @@ def _pixels(image: Image.Image, size: int, mode: str) -> np.ndarray:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert(mode)
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    image = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(size, size, -1)
 
 
