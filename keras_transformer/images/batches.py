@@ -77,8 +77,8 @@ class ImagePlan(Plan):
         num_replicas: how many replicas share a global batch.
         accumulate: how many micro-batches a replica makes of its share.
         shuffle: False gives every epoch the images in their order.
-        random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch.
-            Black pixels come in at the edge.
+        random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
+            uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
 
     Raises:
         RequestError: the budget does not hold an image for every replica.
@@ -123,7 +123,8 @@ class ImagePlan(Plan):
         images = np.zeros((num_rows, *self.pixels.images.shape[1:]), "uint8")
         labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
         for to, row in zip(images, rows, strict=False):
-            to[:] = shifted(self.pixels.images[row], *random.integers(-self.random_shift, self.random_shift + 1, 2))
+            down, right = np.rint(random.uniform(-self.random_shift, self.random_shift, 2)).astype(int)
+            to[:] = shifted(self.pixels.images[row], down, right)
         labels[: len(rows)] = self.pixels.labels[rows]
         weights[: len(rows)] = 1 / max(1, len(rows))
         return Batch({"images": images}, labels, weights)

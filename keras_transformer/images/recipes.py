@@ -17,7 +17,8 @@ DIGITS_RECIPE: dict[str, Any] = {
     "num_heads": 4,
     "dropout": 0.1,
     "token_budget": 640,  # 128 images
-    "steps": 1_000,
+    "steps": 1_200,
+    "label_smoothing": 0.1,
     "warmup_steps": 100,
     "learning_rate_factor": 0.3,
     "checkpoint_every": 100,
