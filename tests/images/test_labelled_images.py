@@ -178,10 +178,12 @@ def test_images_are_shifted_at_random_and_always_in_the_same_way():
     image = np.arange(1, 10, dtype="uint8").reshape(3, 3, 1)
     np.testing.assert_array_equal(shifted(image, 1, -2)[..., 0], [[0, 0, 0], [3, 0, 0], [6, 0, 0]])
     np.testing.assert_array_equal(shifted(image, 0, 0), image)
-    many = Pixels(np.repeat(image[None], 40, 0), np.zeros(40, "int32"))
-    plan = ImagePlan(many, 1, 40, 1, random_shift=1)
+    many = Pixels(np.repeat(image[None], 400, 0), np.zeros(400, "int32"))
+    plan = ImagePlan(many, 1, 400, 1, random_shift=1)
     moved = plan.batch(Place(0, 0)).inputs["images"]
     allowed = {shifted(image, down, right).tobytes() for down in (-1, 0, 1) for right in (-1, 0, 1)}
     assert {each.tobytes() for each in moved} == allowed
-    np.testing.assert_array_equal(moved, ImagePlan(many, 1, 40, 1, random_shift=1).batch(Place(0, 0)).inputs["images"])
+    stays = np.mean([each.tobytes() == image.tobytes() for each in moved])
+    assert 0.2 < stays < 0.3, "half of the numbers are rounded to 0 in each direction"
+    np.testing.assert_array_equal(moved, ImagePlan(many, 1, 400, 1, random_shift=1).batch(Place(0, 0)).inputs["images"])
     assert not np.array_equal(moved, plan.batch(Place(1, 0)).inputs["images"])
