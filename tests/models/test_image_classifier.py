@@ -113,7 +113,7 @@ def test_it_is_the_papers_equations():
 def test_the_configuration_holds_vit_base():
     assert count_parameters(VIT_BASE) == 86_567_656  # what Hugging Face counts
     config = family.complete({name: value for name, value in VIT_BASE.items() if name != "kind"}, "image-classifier")
-    expected = {"image_size": 224, "patch_size": 16, "channels": 3, "pixel_mean": 0.5, "pixel_std": 0.5}
+    expected: dict[str, Any] = {"image_size": 224, "patch_size": 16, "channels": 3, "pixel_mean": 0.5, "pixel_std": 0.5}
     expected |= {"attention_bias": True, "stem": {"name": "patches"}, "residual": {"name": "pre_norm"}}
     expected |= {"activation": {"name": "gelu"}, "norm": {"name": "layer", "epsilon": 1e-12}}
     assert config.items() >= expected.items() and config["positions"]["name"] == "learned"
