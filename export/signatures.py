@@ -146,7 +146,11 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
         RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file.
     """
     config = read_config(run)
-    pipeline = PIPELINES[config["model"]["kind"]](run)
+    if (kind := config["model"]["kind"]) not in PIPELINES:
+        raise RequestError(
+            f"expected a model of the kinds {', '.join(PIPELINES)}; received {kind}: it has no export yet"
+        )
+    pipeline = PIPELINES[kind](run)
     corpus = config.get("corpus", {})
     languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
     return TrainedRun(pipeline, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))

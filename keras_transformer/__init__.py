@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.classifier import load_classifier as load_classifier
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
+    from keras_transformer.decoding.recognizer import Recognizer as Recognizer
+    from keras_transformer.decoding.recognizer import load_recognizer as load_recognizer
     from keras_transformer.decoding.recommender import Recommender as Recommender
     from keras_transformer.decoding.recommender import load_recommender as load_recommender
     from keras_transformer.decoding.translator import Translator as Translator
     from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.encoder import Encoder as Encoder
+    from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
@@ -40,9 +43,11 @@ _HOMES = {
     "Classifier": "keras_transformer.decoding.classifier",
     "Encoder": "keras_transformer.models.encoder",
     "Generator": "keras_transformer.decoding.generator",
+    "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
     "Recommender": "keras_transformer.decoding.recommender",
     "SequenceEncoder": "keras_transformer.models.sequence_encoder",
+    "Recognizer": "keras_transformer.decoding.recognizer",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
     "Translator": "keras_transformer.decoding.translator",
@@ -53,6 +58,7 @@ _HOMES = {
     "load_classifier": "keras_transformer.decoding.classifier",
     "load_generator": "keras_transformer.decoding.generator",
     "load_recommender": "keras_transformer.decoding.recommender",
+    "load_recognizer": "keras_transformer.decoding.recognizer",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
@@ -61,9 +67,9 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Classifier", "Encoder", "Generator", "LanguageModel", "Recommender", "SequenceEncoder", "Tokenizer", "Transformer",
-    "Translator", "datasets_from_files", "import_huggingface", "load", "load_classifier", "load_generator",
-    "load_recommender",
+    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "Recognizer", "Recommender",
+    "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface", "load",
+    "load_classifier", "load_generator", "load_recognizer", "load_recommender",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
@@ -72,7 +78,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
 _SERIALIZABLE = {
     "layers.blocks": ["EncoderBlock", "DecoderBlock"],
     "layers.causal": ["CausalBlock"],
+    "layers.class_token": ["ClassToken"],
     "layers.embedding": ["TokenEmbedding"],
+    "layers.image_attention": ["ImageAttention"],
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],
     "training.metrics": ["TokenAccuracy", "Perplexity", "RecallAt", "NDCGAt"],
@@ -97,7 +105,7 @@ def _register(keras: Any) -> None:
     """Registers all classes with Keras as soon as Keras is imported."""
     known = keras.saving.get_custom_objects()
     homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
-    homes += [part.home for parts in family.SLOTS.values() for part in parts.values()]
+    homes += [part.home for parts in family.ALL_SLOTS.values() for part in parts.values()]
     homes += [kind.home for kind in family.KINDS.values()]
     for home in homes:
         module, name = home.split(":")

@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "generate": Command(generate.generate, "continue prompts with a language model", generate.add_options),
     "classify": Command(
-        classify.classify, "tell the label of each line of standard input", classify.add_classify_options
+        classify.classify, "tell the label of each line of standard input, or of images", classify.add_classify_options
     ),
     "fill": Command(
         classify.fill, "tell what a <mask> in each line of standard input stands for", classify.add_fill_options

@@ -10,13 +10,19 @@ and of the parameters of tests.
 
 from __future__ import annotations
 
+from collections import ChainMap
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
 from keras_transformer.options import load as load
+from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
 from keras_transformer.slots import SLOTS as SLOTS
 from keras_transformer.slots import key_dim as key_dim
+
+# The slots of all models. Tests add rows to `SLOTS`, and a map sees them.
+ALL_SLOTS = ChainMap(SLOTS, IMAGE_SLOTS)
 
 
 class Unknown(ValueError):
@@ -36,7 +42,7 @@ def _switch(default: bool, help: str) -> Option:
 
 
 def _slot(slot: str, help: str, is_optional: bool = False) -> Option:
-    return Option(None if is_optional else next(iter(SLOTS[slot])), help, slot, is_optional=is_optional)
+    return Option(None if is_optional else next(iter(ALL_SLOTS[slot])), help, slot, is_optional=is_optional)
 
 
 # The arguments of a translator. The default sizes are those of the paper's base model (table 3). `vocabulary_size` has
@@ -82,6 +88,24 @@ ONE_STACK: dict[str, Option] = {
     **{name: option for name, option in ARGUMENTS.items() if name not in _OF_TWO_STACKS},
     "context_length": Option(256, "the most positions that the model takes at once", least=2, most=1_000_000),
 }
+_OF_IDS = {
+    "vocabulary_size", "output_bias", "tied_output", "embedding_scale", "num_control_ids", "context_length",
+}  # fmt: skip
+# The parts of a Vision Transformer (arXiv 2010.11929, 3.1), where they differ from those of other models.
+VISION: dict[str, Any] = {
+    "positions": "learned", "residual": "pre_norm", "activation": "gelu", "attention_bias": True,
+}  # fmt: skip
+# The sizes are those of ViT-B/16.
+IMAGES: dict[str, Option] = {
+    **{name: option for name, option in ONE_STACK.items() if name not in _OF_IDS},
+    **{name: replace(ONE_STACK[name], default=default) for name, default in VISION.items()},
+    "image_size": _size(224, "height and width of an image in pixels; images of other sizes are resized", 4_096),
+    "patch_size": _size(16, "height and width of a patch in pixels", 4_096),
+    "channels": _size(3, "channels of an image: 1 for grey, 3 for colour", 1_024),
+    "stem": _slot("stem", "how an image becomes vectors of patches"),
+    "pixel_mean": Option(0.5, "subtracted from each pixel, which goes from 0 to 1", float, least=-10, most=10),
+    "pixel_std": Option(0.5, "what remains of a pixel is divided by this", float, least=1e-3, most=1e3),
+}
 
 
 class Kind(NamedTuple):
@@ -96,12 +120,20 @@ class Kind(NamedTuple):
     arguments: dict[str, Option]
 
 
+def _labels(help: str) -> Option:
+    return Option(None, help, least=2, most=1_000_000, is_optional=True)
+
+
 KINDS = {
     "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
     "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK),
     "encoder": Kind(
         "keras_transformer.models.encoder:Encoder",
-        {**ONE_STACK, "num_labels": Option(None, "labels of a text", least=2, most=1_000_000, is_optional=True)},
+        {**ONE_STACK, "num_labels": _labels("labels of a text")},
+    ),
+    "image-classifier": Kind(
+        "keras_transformer.models.image_classifier:ImageClassifier",
+        {**IMAGES, "num_labels": _labels("labels of an image")},
     ),
     "sequence-encoder": Kind("keras_transformer.models.sequence_encoder:SequenceEncoder", ONE_STACK),
 }
@@ -111,7 +143,7 @@ def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str
     """Checks a part and returns its complete configuration: its name and all of its options.
 
     Args:
-        slot: a key of `SLOTS`.
+        slot: a key of `ALL_SLOTS`.
         value: a name, or a dictionary of name and options.
         argument: the argument's name in error messages; by default the slot's.
 
@@ -125,9 +157,9 @@ def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str
             f"`{argument}` must be a name, or a dictionary with a name. Received: {argument}={value!r:.60}"
         )
     name = given["name"]
-    if name not in SLOTS[slot]:
-        raise Unknown(f"`{argument}` must be one of {', '.join(SLOTS[slot])}. Received: {argument}={name!r:.60}")
-    options = SLOTS[slot][name].options
+    if name not in ALL_SLOTS[slot]:
+        raise Unknown(f"`{argument}` must be one of {', '.join(ALL_SLOTS[slot])}. Received: {argument}={name!r:.60}")
+    options = ALL_SLOTS[slot][name].options
     if unknown := sorted(map(str, given.keys() - {"name", *options})):
         known = f"has the options {', '.join(options)}" if options else "has no options"
         raise Unknown(f"`{argument}`: {name!r} {known}. Received: {unknown[0]:.60}")
@@ -147,7 +179,7 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
         ValueError: see `part`; or an option is given twice.
     """
     name, _, rest = text.partition(":")
-    options = SLOTS[slot][name].options if name in SLOTS[slot] else {}
+    options = ALL_SLOTS[slot][name].options if name in ALL_SLOTS[slot] else {}
     given: dict[str, Any] = {"name": name}
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
@@ -164,7 +196,7 @@ def spelled(value: str | dict[str, Any], slot: str) -> str:
         ValueError: see `part`.
     """
     config = part(slot, value)
-    options = SLOTS[slot][config["name"]].options
+    options = ALL_SLOTS[slot][config["name"]].options
     given = [f"{key}={config[key]}" for key, option in options.items() if config[key] != option.default]
     return ":".join([config["name"], *([",".join(given)] if given else [])])
 
@@ -175,7 +207,7 @@ def row(slot: str, value: str | dict[str, Any]) -> Part:
     Raises:
         ValueError: see `part`.
     """
-    return SLOTS[slot][part(slot, value)["name"]]
+    return ALL_SLOTS[slot][part(slot, value)["name"]]
 
 
 def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]:
@@ -197,13 +229,13 @@ def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]
             "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
             f"Received: num_heads={config['num_heads']}, hidden_dim={config['hidden_dim']}"
         )
-    if config["num_control_ids"] >= config["vocabulary_size"]:
+    if "vocabulary_size" in config and config["num_control_ids"] >= config["vocabulary_size"]:
         raise ValueError(
             "`vocabulary_size` must be larger than `num_control_ids`. Received: "
             f"vocabulary_size={config['vocabulary_size']}, num_control_ids={config['num_control_ids']}"
         )
-    for name in PART_ARGUMENTS:
-        if config.get(name) is not None and (fault := row(ARGUMENTS[name].slot, config[name]).fault(config)):
+    for name, option in arguments.items():
+        if option.slot and config[name] is not None and (fault := row(option.slot, config[name]).fault(config)):
             raise ValueError(fault)
     return config
 

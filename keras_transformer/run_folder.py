@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
 
-
 # The command that takes a model of a kind.
-COMMAND_OF_KIND = {
+COMMANDS = {
     "translator": "translate",
     "language-model": "generate",
     "encoder": "classify",
+    "image-classifier": "classify",
     "sequence-encoder": "recommend",
 }
 
@@ -50,6 +50,7 @@ class RunFolder:
         self.valid_target = self.path / "validation.target"
         self.valid_text = self.path / "validation.text"
         self.items = self.path / "items.txt"
+        self.valid_images = self.path / "validation.npz"
         self.metrics = self.path / "metrics.csv"
         self.curves = self.path / "curves.png"
         self.samples = self.path / "samples.txt"
@@ -57,7 +58,7 @@ class RunFolder:
 
     def parts(self) -> list[Path]:
         """Every path that a run may have in its folder; whatever else lies there is not the run's."""
-        validation = [self.valid_source, self.valid_target, self.valid_text]
+        validation = [self.valid_source, self.valid_target, self.valid_text, self.valid_images]
         records = [*validation, self.items, self.metrics, self.curves, self.samples, self.tensorboard]
         tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
         return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
@@ -100,9 +101,8 @@ def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
     """
     config = read_config(run)
     if (received := config["model"]["kind"]) != kind:
-        command = COMMAND_OF_KIND[received]
         raise RequestError(
-            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{command}` takes"
+            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{COMMANDS[received]}` takes"
         )
     return config
 

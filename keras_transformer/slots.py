@@ -13,6 +13,7 @@ from keras_transformer.lengths import longest
 from keras_transformer.options import Option, Part
 
 LAYERS = "keras_transformer.layers"
+MAX_ATTENTIVE_SIZE = 64  # pixels have 16 million scores then, for each image
 
 
 def _needs_even_width(model: dict[str, Any]) -> str:
@@ -55,6 +56,8 @@ def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
 
 
 def _needs_keys_in_range(model: dict[str, Any]) -> str:
+    if "image_size" in model:  # only a decoder scales keys
+        return _needs_even_key_dim(model)
     name = "max_source_length" if "max_source_length" in model else "context_length"
     length, scale_base = model[name], model["positions"]["scale_base"]
     if length > 4 * scale_base:
@@ -100,6 +103,22 @@ def _needs_added_positions_and_layers(model: dict[str, Any]) -> str:
         if name not in names:
             return f"`{slot}` must be {' or '.join(names)} with compressed attention. Received: {slot}={name!r}"
     return ""
+
+
+def _needs_whole_patches(model: dict[str, Any]) -> str:
+    size, patch_size = model["image_size"], model["patch_size"]
+    if size % patch_size == 0:
+        return ""
+    return f"`patch_size` must divide `image_size`. Received: patch_size={patch_size}, image_size={size}"
+
+
+def _needs_few_pixels(model: dict[str, Any]) -> str:
+    if model["image_size"] > MAX_ATTENTIVE_SIZE:
+        return (
+            f"`image_size` must be at most {MAX_ATTENTIVE_SIZE} for an attentive stem, where every pixel looks at "
+            f"every other. Received: image_size={model['image_size']}"
+        )
+    return _needs_whole_patches(model)
 
 
 def _local_first(config: dict[str, Any], layer: int) -> dict[str, Any]:
@@ -266,6 +285,22 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.universal:UniversalStack",
             "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
             _PONDERING, _needs_even_width_for_coordinates,
+        ),
+    },
+}  # fmt: skip
+
+# The slots that a classifier of images has besides.
+IMAGE_SLOTS: dict[str, dict[str, Part]] = {
+    "stem": {
+        "patches": Part(
+            f"{LAYERS}.patches:Patches", "a linear projection of each patch of the image", "arXiv 2010.11929, 3.1",
+            fault=_needs_whole_patches,
+        ),
+        "attentive": Part(
+            f"{LAYERS}.attentive_stem:AttentiveStem",
+            "a convolution and self-attention of all pixels come before the patches", "arXiv 1805.08318, 3",
+            {"filters": Option(16, "channels of the convolution", least=1, most=1_024)},
+            _needs_few_pixels,
         ),
     },
 }  # fmt: skip

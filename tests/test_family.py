@@ -13,12 +13,13 @@ import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
-from keras_transformer.models import Encoder, LanguageModel, SequenceEncoder, Transformer
+from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder, Transformer
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = [(slot, name) for slot, parts in family.SLOTS.items() for name in parts]
+ROWS = [(slot, name) for slot, parts in family.ALL_SLOTS.items() for name in parts]
+OF_ALL_MODELS = [(slot, name) for slot, name in ROWS if slot in family.SLOTS]
 EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)
 SMALLEST = {"vocabulary_size": 9}
 POSITIONS = ", ".join(family.SLOTS["positions"])
@@ -35,7 +36,7 @@ def offered(part_class: type) -> set[str]:
 
 @EVERY_ROW
 def test_every_part_exists_and_has_the_methods_of_the_first_part_in_its_slot(slot, name):
-    row, first = family.SLOTS[slot][name], next(iter(family.SLOTS[slot].values()))
+    row, first = family.ALL_SLOTS[slot][name], next(iter(family.ALL_SLOTS[slot].values()))
     part_class = row.load()
     assert issubclass(part_class, keras.layers.Layer)
     assert offered(first.load()) <= offered(part_class)
@@ -46,7 +47,7 @@ def test_every_part_exists_and_has_the_methods_of_the_first_part_in_its_slot(slo
 
 @EVERY_ROW
 def test_the_defaults_of_a_row_are_those_of_its_class(slot, name):
-    row = family.SLOTS[slot][name]
+    row = family.ALL_SLOTS[slot][name]
     defaults = {
         key: parameter.default
         for one in reversed(row.load().__mro__)
@@ -83,6 +84,7 @@ def test_the_kinds_of_models_are_there():
         "language-model": LanguageModel,
         "encoder": Encoder,
         "sequence-encoder": SequenceEncoder,
+        "image-classifier": ImageClassifier,
     }
     assert {name: family.load(kind.home) for name, kind in family.KINDS.items()} == classes
     assert all(classes[name].kind == name for name in classes)
@@ -260,7 +262,7 @@ def other_value(option):
 
 @EVERY_ROW
 def test_spelling_and_parsing_are_inverse(slot, name):
-    options = family.SLOTS[slot][name].options
+    options = family.ALL_SLOTS[slot][name].options
     config = {"name": name, **{key: other_value(option) for key, option in options.items()}}
     text = family.spelled(config, slot)
     assert family.parse(text, slot) == config
@@ -338,7 +340,7 @@ def test_build_holds_the_table():
     """`python -c "from keras_transformer import family; print(family.table())"` prints it."""
     table = family.table()
     assert f"\n\n{table}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
-    assert table.count("\n") == 2 + len(ROWS)
+    assert table.count("\n") == 2 + len(OF_ALL_MODELS)
     assert "| `norm` | `layer` | layer normalization, `epsilon` (1e-06) | arXiv 1607.06450 |" in table
 
 
@@ -349,7 +351,7 @@ def test_the_readme_names_source_and_test_of_every_variant():
         re.MULTILINE,
     )
     assert [(slot, name, source) for slot, name, source, _ in rows] == [
-        (slot, name, family.SLOTS[slot][name].source) for slot, name in ROWS
+        (slot, name, family.SLOTS[slot][name].source) for slot, name in OF_ALL_MODELS
     ]
     assert all((ROOT / test).is_file() for *_, test in rows)
 
@@ -359,7 +361,7 @@ def test_every_argument_is_a_setting_of_train():
     assert set(family.ARGUMENTS) - set(model_settings("translation")) == {"source_vocabulary_size", "num_control_ids"}
     help = " ".join(parser().format_help().split())
     for slot, name in ROWS:  # a long word goes on in the next line
-        assert "".join(family.SLOTS[slot][name].usage(name).split()) in "".join(help.split())
+        assert "".join(family.ALL_SLOTS[slot][name].usage(name).split()) in "".join(help.split())
     assert "learned[:offset=0,separate=False] (a learned vector for each position, added to the embedding)" in help
     assert help.isascii(), "a terminal may show only ASCII"
 

@@ -160,6 +160,7 @@ MAY_IMPORT = {
             "decoding",
             "models",
             "text",
+            "images",
             "plots",
         )
     ],
@@ -169,7 +170,17 @@ MAY_IMPORT = {
     f"{PACKAGE}.training.replicas": [f"{PACKAGE}.training.{name}" for name in ("optimizers", "devices", "workers")],
     f"{PACKAGE}.decoding": [
         f"{PACKAGE}.{name}"
-        for name in ("lengths", "bleu", "ranking", "run_folder", "export_folder", "decoding", "models", "text")
+        for name in (
+            "lengths",
+            "bleu",
+            "ranking",
+            "run_folder",
+            "export_folder",
+            "decoding",
+            "models",
+            "text",
+            "images",
+        )  # fmt: skip
     ],
     **{
         f"{PACKAGE}.decoding.{name}": [
@@ -215,6 +226,9 @@ MAY_IMPORT = {
         f"{PACKAGE}.family",
         *(f"{PACKAGE}.layers.{name}" for name in ("attention", "masks", "parts", "shared")),
     ],
+    f"{PACKAGE}.layers.patches": [f"{PACKAGE}.layers.initial"],
+    f"{PACKAGE}.layers.image_attention": [f"{PACKAGE}.layers.{name}" for name in ("attention", "initial", "score")],
+    f"{PACKAGE}.layers.attentive_stem": [f"{PACKAGE}.layers.{name}" for name in ("image_attention", "patches")],
     f"{PACKAGE}.layers.causal": [f"{PACKAGE}.layers.{name}" for name in ("blocks", "shared")],
     f"{PACKAGE}.layers.stack": [
         f"{PACKAGE}.auxiliary_losses",
@@ -225,6 +239,7 @@ MAY_IMPORT = {
         f"{PACKAGE}.auxiliary_losses",
         *(f"{PACKAGE}.layers.{name}" for name in ("positions", "stack")),
     ],
+    f"{PACKAGE}.images": [f"{PACKAGE}.{name}" for name in ("images", "text", "files")],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
 }

@@ -55,7 +55,7 @@ def test_type_checkers_see_every_name(package):
 
 def test_every_part_is_a_name_of_the_layers():
     layers = import_module("keras_transformer.layers")
-    for parts in family.SLOTS.values():
+    for parts in family.ALL_SLOTS.values():
         for part in parts.values():
             assert getattr(layers, part.class_name) is part.load()
 

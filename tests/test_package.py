@@ -85,7 +85,7 @@ def test_every_class_that_is_registered_is_known_before_its_module_is_imported()
         for path in package.rglob("*.py")
         for name in re.findall(pattern, path.read_text(encoding="utf-8"))
     }
-    parts = [part.home for parts in family.SLOTS.values() for part in parts.values()]
+    parts = [part.home for parts in family.ALL_SLOTS.values() for part in parts.values()]
     parts += [kind.home for kind in family.KINDS.values()]
     known = {tuple(home.removeprefix("keras_transformer.").split(":")) for home in parts}
     known |= {(module, name) for module, names in keras_transformer._SERIALIZABLE.items() for name in names}

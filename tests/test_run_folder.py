@@ -341,7 +341,7 @@ NEWER = {
     "a kind": (
         lambda c: changed(c, "kind", "seer"),
         "0.10.1",
-        "expected a model of the kinds translator, language-model, encoder, sequence-encoder; received 'seer'",
+        f"expected a model of the kinds {', '.join(family.KINDS)}; received 'seer'",
     ),
     "a format, of another shape": (lambda c: {**c, "format": 3, "model": [], "weights": 1}, "9.1.0", "format 3"),
     "a part": (

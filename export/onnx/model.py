@@ -14,7 +14,7 @@ from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.lengths import longest
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.language_model import LanguageModel
-from keras_transformer.models.stack_model import StackModel
+from keras_transformer.models.token_model import TokenModel
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import PAD
 
@@ -186,7 +186,7 @@ def positions_of(model: Any, arithmetic: Arithmetic, num_positions: int, num_sha
     return writer_of(model.positions)(model.positions, arithmetic, num_positions, num_sharing)
 
 
-def stack_of(model: StackModel, arithmetic: Arithmetic, num_sharing: int = 1) -> OnnxStack:
+def stack_of(model: TokenModel, arithmetic: Arithmetic, num_sharing: int = 1) -> OnnxStack:
     """The writer of the stack of a model of one stack."""
     positions = positions_of(model, arithmetic, model.context_length, num_sharing)
     return OnnxStack(model.embedding, model.norm, model.stack, positions, arithmetic)

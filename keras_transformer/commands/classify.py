@@ -1,4 +1,4 @@
-"""`classify`, `fill` and `embed`: labels, masked pieces and vectors of texts, a line for a line."""
+"""`classify`, `fill` and `embed`: labels, masked pieces and vectors of texts, a line for a line; labels of images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import recommend
+from keras_transformer.commands.classify_images import classify_images
 from keras_transformer.commands.translate import TextLines
 from keras_transformer.errors import RequestError, load_tensorflow, say
 from keras_transformer.files import check_writable, write_whole
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 
 
 def classify(arguments: argparse.Namespace) -> None:
-    """Prints the label of each line of standard input, a tab, and its probability."""
+    """Prints the label of each line of standard input, a tab, and its probability; or those of images.
+
+    Raises:
+        RequestError: files or options are for images, and the model is for texts; or see `classify_images`.
+    """
+    if read_config(arguments.run)["model"]["kind"] == "image-classifier":
+        classify_images(arguments)
+        return
+    if arguments.files or arguments.picture or arguments.pixel:
+        raise RequestError(f"{arguments.run} takes lines of standard input; files are for a classifier of images")
     load_tensorflow()
     from keras_transformer.decoding.classifier import load_classifier
 
@@ -90,18 +100,27 @@ def standard_input() -> TextLines:
 
 def add_classify_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts at once (default: 64)")
+    add_batch_size(parser)
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
+    add("--picture", metavar="FILE", help="draw where a pixel of the image looks: a .png, .pdf or .svg file")
+    add("--pixel", metavar="ROW,COLUMN", help="the pixel, among those of the model (default: in the middle)")
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """Adds `--batch-size`."""
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts or images at once (default: 64)")
 
 
 def add_fill_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `fill`."""
-    add_classify_options(parser)
+    add_batch_size(parser)
     parser.add_argument("--n-best", type=int, default=5, metavar="N", help="pieces for each mask (default: 5)")
 
 
 def add_embed_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed`."""
-    add_classify_options(parser)
+    add_batch_size(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")
     parser.add_argument("--log", metavar="FILE", help="of a next-item run: the histories of the users of a log")
     parser.add_argument("--items", action="store_true", help="of a next-item run: the vectors of its items.txt")

@@ -83,11 +83,14 @@ def jitted(compute: Compiled, model: Transformer) -> Compiled:
 def in_bucket(array: np.ndarray) -> np.ndarray:
     """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
 
+    Of images, arrays of four axes, B alone is padded.
+
     The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
     random numbers for tokens that are never drawn.
     """
     padding = [(0, 0)] * array.ndim
-    padding[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
+    if array.ndim < 4:  # images have one size
+        padding[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
     padding[0] = (0, power_of_two(len(array)) - len(array))
     return np.pad(array, padding)
 

@@ -18,6 +18,7 @@ from keras_transformer.decoding.prompts import prompted
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.models.sequence_encoder import SequenceEncoder
 from keras_transformer.models.transformer import Transformer
@@ -116,6 +117,38 @@ class LabelProbs:
     def run(self, model: Encoder, ids: Tensor) -> tuple[Tensor]:
         """(B, C) float32 for texts (B, S)."""
         return (ops.softmax(ops.cast(model({"ids": ids}, training=False), "float32")),)
+
+
+@dataclass(frozen=True)
+class ImageLabelProbs:
+    """The probabilities of the labels of images."""
+
+    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
+        """(B, C) float32 for images (B, S, S, channels)."""
+        return (ops.softmax(ops.cast(model({"images": images}, training=False), "float32")),)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Where a patch of images looks."""
+
+    patch: int  # its position in the stack
+
+    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
+        """Scores (B, layers, T) float32 of the patch, averaged over the heads."""
+        scores = ops.mean(ops.cast(model.attention_scores({"images": images}), "float32"), axis=2)  # (layers, B, T, T)
+        return (ops.swapaxes(scores[:, :, self.patch], 0, 1),)
+
+
+@dataclass(frozen=True)
+class PixelLooks:
+    """Where a pixel of images looks, by the self-attention of the stem."""
+
+    pixel: int  # its number, row by row
+
+    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
+        """Scores (B, S·S) float32 of the pixel."""
+        return (ops.cast(model.pixel_scores(images)[:, self.pixel], "float32"),)
 
 
 @dataclass(frozen=True)

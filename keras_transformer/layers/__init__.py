@@ -13,20 +13,24 @@ if TYPE_CHECKING:
     from keras_transformer.layers.activations import Relu as Relu
     from keras_transformer.layers.activations import Silu as Silu
     from keras_transformer.layers.attention import MultiHeadAttention as MultiHeadAttention
+    from keras_transformer.layers.attentive_stem import AttentiveStem as AttentiveStem
     from keras_transformer.layers.blocks import DecoderBlock as DecoderBlock
     from keras_transformer.layers.blocks import EncoderBlock as EncoderBlock
     from keras_transformer.layers.causal import CausalBlock as CausalBlock
+    from keras_transformer.layers.class_token import ClassToken as ClassToken
     from keras_transformer.layers.compressed import CompressedAttention as CompressedAttention
     from keras_transformer.layers.embedding import TokenEmbedding as TokenEmbedding
     from keras_transformer.layers.experts import Experts as Experts
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
     from keras_transformer.layers.feed_forward import GatedFeedForward as GatedFeedForward
+    from keras_transformer.layers.image_attention import ImageAttention as ImageAttention
     from keras_transformer.layers.local import LocalAttention as LocalAttention
     from keras_transformer.layers.masks import causal_mask as causal_mask
     from keras_transformer.layers.masks import keys_mask as keys_mask
     from keras_transformer.layers.masks import padding_mask as padding_mask
     from keras_transformer.layers.norms import LayerNorm as LayerNorm
     from keras_transformer.layers.norms import RmsNorm as RmsNorm
+    from keras_transformer.layers.patches import Patches as Patches
     from keras_transformer.layers.position_biases import AlibiPositions as AlibiPositions
     from keras_transformer.layers.position_biases import BucketPositions as BucketPositions
     from keras_transformer.layers.positions import LearnedPositions as LearnedPositions
@@ -52,10 +56,12 @@ if TYPE_CHECKING:
 
 # The classes of parts stand in the family's table.
 _HOMES = {
-    **{part.class_name: part.module for parts in family.SLOTS.values() for part in parts.values()},
+    **{part.class_name: part.module for parts in family.ALL_SLOTS.values() for part in parts.values()},
     "CausalBlock": "keras_transformer.layers.causal",
+    "ClassToken": "keras_transformer.layers.class_token",
     "EncoderBlock": "keras_transformer.layers.blocks",
     "DecoderBlock": "keras_transformer.layers.blocks",
+    "ImageAttention": "keras_transformer.layers.image_attention",
     "TokenEmbedding": "keras_transformer.layers.embedding",
     "Positions": "keras_transformer.layers.positions",
     "Residual": "keras_transformer.layers.residual",

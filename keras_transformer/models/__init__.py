@@ -12,17 +12,20 @@ from keras_transformer.models.presets import PRESETS as PRESETS
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.encoder import Encoder as Encoder
+    from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
 
 __all__ = [
-    "PRESETS", "Encoder", "LanguageModel", "SequenceEncoder", "Transformer", "count_parameters", "make_model",
+    "PRESETS", "Encoder", "ImageClassifier", "LanguageModel", "SequenceEncoder", "Transformer", "count_parameters",
+    "make_model",
     "model_config",
 ]  # fmt: skip
 # Imported when first used: `train.py --help` needs the presets and does not wait for Keras.
 _HOMES = {
     "Encoder": "keras_transformer.models.encoder",
+    "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
     "SequenceEncoder": "keras_transformer.models.sequence_encoder",
     "Transformer": "keras_transformer.models.transformer",

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_transformer import family
+from keras_transformer.layers.class_token import ClassToken
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.parts import make_part
 from keras_transformer.lengths import longest
@@ -43,7 +44,7 @@ def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
 
 def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: bool) -> dict[str, Any]:
-    """The layers of a model of one stack by their names in the model. They are not built.
+    """The layers of a model of one stack that takes ids, by their names in the model. They are not built.
 
     Args:
         config: complete, see `family.complete`.
@@ -51,12 +52,22 @@ def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: boo
         is_decoder: whether no position sees a later one.
     """
     embedding = _tied_embedding(config, dtype)
-    layers: dict[str, Any] = {"embedding": embedding, "output_embedding": embedding}
-    layers |= _positions_and_dropout(config, dtype, config["context_length"])
-    stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
-    layers["stack"] = make_part("stack", config["stack"], dtype, stack)
-    layers["norm"] = _embedding_norm(config, dtype)
+    layers = {"embedding": embedding, "output_embedding": embedding}
+    layers |= _one_stack(config, dtype, config["context_length"], is_decoder)
     return layers | _own_output(config, dtype)
+
+
+def make_layers_of_images(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The layers of a model of one stack that takes images, by their names in the model. They are not built.
+
+    Args:
+        config: complete, see `family.complete`.
+        dtype: the layers' type or policy.
+    """
+    sizes = {name: config[name] for name in ("patch_size", "channels", "hidden_dim")}
+    layers = {"stem": make_part("stem", config["stem"], dtype, sizes), "class_token": ClassToken(dtype=dtype)}
+    num_patches = (config["image_size"] // config["patch_size"]) ** 2
+    return layers | _one_stack(config, dtype, num_patches + 1, is_decoder=False)
 
 
 def num_parameters_of(layers: dict[str, Any], depths: dict[str, int], hidden_dim: int) -> int:
@@ -127,6 +138,14 @@ def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
         "encoder_stack": make_part("stack", config["stack"], dtype, encoder),
         "decoder_stack": make_part("stack", config["stack"], dtype, decoder),
     }
+
+
+def _one_stack(config: dict[str, Any], dtype: Any, max_length: int, is_decoder: bool) -> dict[str, Any]:
+    """Positions, dropout, the only stack of a model, and the norm before it."""
+    layers = _positions_and_dropout(config, dtype, max_length)
+    stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
+    layers["stack"] = make_part("stack", config["stack"], dtype, stack)
+    return {**layers, "norm": _embedding_norm(config, dtype)}
 
 
 def _block(config: dict[str, Any]) -> dict[str, Any]:

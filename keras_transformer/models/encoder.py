@@ -8,12 +8,12 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masks import padding_mask
-from keras_transformer.models.stack_model import StackModel
+from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Encoder(StackModel):
+class Encoder(TokenModel):
     """Tells the label of a text, or the token at each of its places.
 
     Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id, and ends with the end id.

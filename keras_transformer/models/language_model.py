@@ -7,12 +7,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.models.stack_model import StackModel
+from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LanguageModel(StackModel):
+class LanguageModel(TokenModel):
     """Predicts each token of a text from those before it.
 
     Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id.
@@ -75,5 +75,5 @@ class LanguageModel(StackModel):
         """
         position = ops.convert_to_tensor(index)
         shared = self.stack.shared_at(self.positions, cache, position)
-        x, cache = self.stack.step(self._embed(token_ids, position), cache, None, index, shared)
+        x, cache = self.stack.step(self._placed(self.embedding(token_ids), position), cache, None, index, shared)
         return ops.cast(self.output_embedding.logits(x), "float32"), cache

@@ -9,12 +9,12 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.masks import padding_mask
-from keras_transformer.models.stack_model import StackModel
+from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SequenceEncoder(StackModel):
+class SequenceEncoder(TokenModel):
     """Makes a vector of a history of items, and predicts the next item after each of them.
 
     Ids: pad 0, unknown 1, start 2, end 3; the items follow. A history begins with the start id. The logit of an item is

@@ -1,4 +1,4 @@
-"""Pictures of training and of certificates, as Matplotlib figures; imported when first used."""
+"""Pictures of training, of certificates and of attention, as Matplotlib figures; imported when first used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from keras_transformer.lazy import lazy_names
 if TYPE_CHECKING:
     from keras_transformer.plots.certificate import certificate_picture as certificate_picture
     from keras_transformer.plots.curves import learning_curves as learning_curves
+    from keras_transformer.plots.looks import looks_picture as looks_picture
 
 _HOMES = {
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
+    "looks_picture": "keras_transformer.plots.looks",
 }
 __all__ = sorted(_HOMES)
 if not TYPE_CHECKING:

@@ -6,15 +6,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import Settings, check_types, flag_of, model_settings, resolve, spelled
+from keras_transformer.training.settings import Settings, flag_of, model_settings, resolve, spelled
+from keras_transformer.training.stored_settings import check_types
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "tokenizer",
-    "init_from", "devices", "threads",
+    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
+    "valid_images", "tokenizer", "init_from", "devices", "threads",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def _sizes_of(model: dict[str, Any], task: str) -> dict[str, Any]:
     has_own_source = model.get("source_vocabulary_size") is not None
     return {
         **{name: spelled(name, model[name]) for name in _fixed_by_parent(task)},
-        "vocabulary_size": model["vocabulary_size"],
+        **({"vocabulary_size": model["vocabulary_size"]} if "vocabulary_size" in model else {}),
         **({"separate_vocabularies": has_own_source} if task == "translation" else {}),
     }
 

@@ -9,6 +9,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from keras_transformer.images.recipes import RECIPES as OF_IMAGES
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.text import corpora, labelled, logs, prose
 from keras_transformer.training.settings import Settings, flag_of
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each setting; a flag that is not given is None."""
-    by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES, **logs.RECIPES}
+    by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES, **logs.RECIPES, **OF_IMAGES}
     recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in by_corpus.items())
     parser.epilog = f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}."
     for setting in fields(Settings):

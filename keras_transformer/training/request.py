@@ -13,7 +13,8 @@ from keras_transformer.run_folder import RunFolder, check_model, read_config, ve
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
-from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve, resumed
+from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
+from keras_transformer.training.stored_settings import resumed
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
 from keras_transformer.training.workspace import check_apart, check_free, restore_replaced
 

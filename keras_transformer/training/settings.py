@@ -18,11 +18,13 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, ta
 DEFAULT_PRESET = "tiny"
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
-OWN = {"source": "text", "text": "text", "log": "log"}  # the user's own data, in place of a named corpus
+# The user's own data, in place of a named corpus.
+OWN = {"source": "text", "text": "text", "log": "log", "images": "folder"}
 
 
-# Of the models of all tasks. An argument is the same wherever it is.
-MODEL_ARGUMENTS = {name: option for kind in family.KINDS.values() for name, option in kind.arguments.items()}
+# Of the models of all tasks. An argument is the same wherever it is; the default is that of the first kind.
+MODEL_ARGUMENTS = {name: option for kind in [*family.KINDS.values()][::-1] for name, option in kind.arguments.items()}
+PARTS = {name for name, option in MODEL_ARGUMENTS.items() if option.slot}
 
 
 def _flag(
@@ -62,7 +64,7 @@ def _model(argument: str) -> Any:
         return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
     if not option.slot:
         return _flag(option.default, option.help, type=option.kind)
-    variants = ", ".join(part.usage(name) for name, part in family.SLOTS[option.slot].items())
+    variants = ", ".join(part.usage(name) for name, part in family.ALL_SLOTS[option.slot].items())
     return _flag(option.default, f"{option.help}: {variants}", metavar="NAME")
 
 
@@ -79,7 +81,7 @@ class Settings:
     dataset: str | None = _flag(
         "numbers:en-de",
         "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics, "
-        "number-languages or series",
+        "number-languages, series or digits",
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
@@ -89,6 +91,9 @@ class Settings:
     text: str | None = _flag(None, "your own text for tasks of one language: UTF-8, plain or .gz")
     valid_text: str | None = _flag(None, "validation text (default: a tenth of --text, held out)")
     log: str | None = _flag(None, "your own log: a line for each event, with user, item and time; CSV or TSV, or .gz")
+    images: str | None = _flag(None, "your own images: a folder with a folder of images for each label")
+    valid_images: str | None = _flag(None, "validation images (default: a tenth of each label's, held out)")
+    random_shift: int = _count_or_zero(0, "move each image of training by up to this many pixels, at random")
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag(
         "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
@@ -114,6 +119,12 @@ class Settings:
     attention_dropout: float = _model("attention_dropout")
     max_source_length: int = _model("max_source_length")
     context_length: int = _model("context_length")
+    image_size: int = _model("image_size")
+    patch_size: int = _model("patch_size")
+    channels: int = _model("channels")
+    stem: str = _model("stem")
+    pixel_mean: float = _model("pixel_mean")
+    pixel_std: float = _model("pixel_std")
     positions: str = _model("positions")
     attention: str = _model("attention")
     decoder_attention: str | None = _model("decoder_attention")
@@ -163,7 +174,7 @@ class Settings:
     @property
     def name(self) -> str:
         """The corpus's name: the named one, or "files" for the user's own."""
-        return self.dataset if self.dataset and not (self.source or self.text or self.log) else "files"
+        return self.dataset if self.dataset and not any(getattr(self, own) for own in OWN) else "files"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
@@ -233,8 +244,7 @@ def check(settings: Settings) -> None:
         if value is not None and valid is not None and not valid(value):
             raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
     with _told_as_flags():
-        arguments = {**settings.model_arguments(), "vocabulary_size": settings.vocabulary_size}
-        family.complete(arguments, TASKS[settings.task].kind)
+        family.complete(settings.model_arguments(), TASKS[settings.task].kind)
     _check_together(settings)
 
 
@@ -245,6 +255,12 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--valid-source and --valid-target need --source and --target; received none")
     if settings.valid_text and settings.text is None:
         raise RequestError("--valid-text needs --text; received none")
+    if settings.valid_images and settings.images is None:
+        raise RequestError("--valid-images needs --images; received none")
+    if settings.random_shift >= settings.image_size:
+        raise RequestError(
+            f"--random-shift must be less than --image-size, {settings.image_size}; received: {settings.random_shift}"
+        )
     if settings.vocabulary_type == "char" and settings.task == "translation":
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
@@ -253,62 +269,12 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
 
 
-def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
-    """The settings of a run that goes on: those that it began with, and perhaps more steps.
-
-    Args:
-        stored: the settings in config.json.
-        given: the flags.
-        version: the version that wrote config.json.
-
-    Raises:
-        RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
-    """
-    names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
-    if not stored:
-        raise RequestError("--resume: train.py did not make this run: fine-tune it with --init-from")
-    if unknown := sorted(stored.keys() - names):
-        raise RequestError(
-            f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
-            f"not know, {unknown[0]}: install that version"
-        )
-    check_types(stored)
-    defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
-    stored = {**defaults, **stored}  # an older version knew fewer settings
-    given = as_given(given)
-    for name in sorted(names & given.keys()):
-        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
-        if given[name] != stored[name] and not may_change:
-            raise RequestError(
-                f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
-                "leave it out, or start another run with --out"
-            )
-    settings = Settings(**{**stored, **given})
-    check(settings)
-    return settings
-
-
-def check_types(stored: dict[str, Any]) -> None:
-    """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
-    for setting in fields(Settings):
-        if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
-            continue
-        value, options = stored[setting.name], setting.metadata["options"]
-        kind = bool if "action" in options else options.get("type", str)
-        of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
-            "choices", [value]
-        )
-        may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
-        if not of_kind and not (value is None and may_be_none):
-            raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
-
-
 def as_given(given: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, with parts spelled as config.json spells them."""
     given = {name: value for name, value in given.items() if value is not None}
     with _told_as_flags():
         given = family.modern(given)
-        parts = given.keys() & set(family.PART_ARGUMENTS)
+        parts = given.keys() & PARTS
         return given | {name: spelled(name, _parsed(name, given[name])) for name in parts}
 
 

@@ -91,18 +91,25 @@ class Task(NamedTuple):
         return list(family.KINDS[self.kind].arguments)
 
 
-_OF_TEXT = frozenset({"vocabulary_type", "tokenizer"})
+_OF_IDS = frozenset({"vocabulary_size", "output_bias", "tied_output", "embedding_scale"})
+_OF_TEXT = frozenset({"vocabulary_type", "tokenizer"}) | _OF_IDS
 _OF_TRANSLATION = frozenset(
     {
-        *_OF_TEXT, "data_dir", "source", "target", "valid_source", "valid_target", "separate_vocabularies", "sampling",
+        "data_dir", "source", "target", "valid_source", "valid_target", "separate_vocabularies", "sampling",
         "max_length", "static_shapes", "bleu_sentences", "encoder_layers", "decoder_layers", "decoder_attention",
         "max_source_length",
     }
 )  # fmt: skip
-_OF_ONE_LANGUAGE = frozenset({*_OF_TEXT, "text", "valid_text", "context_length"})
+_OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"}) | _OF_TEXT
+_OF_IMAGES = frozenset(
+    {
+        "images", "valid_images", "image_size", "patch_size", "channels", "stem", "pixel_mean", "pixel_std",
+        "random_shift",
+    }
+)  # fmt: skip
 TASKS = {
     "translation": Task(
-        "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION, {}
+        "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION | _OF_TEXT, {}
     ),
     "language-model": Task(
         "keras_transformer.training.language_modelling",
@@ -129,9 +136,16 @@ TASKS = {
         "keras_transformer.training.next_item",
         "sequence-encoder",
         "what comes next in users' histories",
-        frozenset({"log", "context_length"}),
+        frozenset({"log", "context_length"}) | _OF_IDS,
         # As many items as there are.
         {"dataset": "series", "label_smoothing": 0.0, "vocabulary_size": 4_000_000},
+    ),
+    "images": Task(
+        "keras_transformer.training.image_classification",
+        "image-classifier",
+        "from a folder of images for each label",
+        _OF_IMAGES,
+        {"dataset": "digits", "label_smoothing": 0.0, **family.VISION},
     ),
 }
 DEFAULT_TASK = "translation"

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from keras_transformer.training.request import Run
 
 # What a run reads, and --overwrite must not remove.
-READ = ("init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log")
+READ = (
+    "init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
+    "valid_images",
+)  # fmt: skip
+# Folders of which everything is read; a run in them would be read with the next run.
+READ_WHOLE = ("images", "valid_images")
 
 
 def check_apart(settings: Settings) -> None:
@@ -30,6 +35,13 @@ def check_apart(settings: Settings) -> None:
             raise RequestError(
                 f"{flag_of(name)} must not lie in the folder of the new run, {settings.folder}; received: {path}; "
                 "choose another folder with --out"
+            )
+    for name in READ_WHOLE:
+        path = getattr(settings, name)
+        if path and folder.is_relative_to(Path(path).resolve()):
+            raise RequestError(
+                f"the new run must not lie in {flag_of(name)}, {path}; received: {settings.folder}; choose another "
+                "folder with --out"
             )
 
 

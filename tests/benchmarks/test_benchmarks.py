@@ -323,3 +323,9 @@ def test_a_model_of_histories_stands_beside_what_it_has_to_beat(tmp_path):
     assert [row[0] for row in rows] == ["popularity", "what followed the last item", "SequenceEncoder"]
     assert rows[1][1:] == ["1.0000"] * 4 and all(row[3] == "1.0000" for row in rows)
     assert float(rows[0][1]) < 0.5
+
+
+def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
+    names, rights = zip(*(row[:2] for row in rows_of("digits", "--steps", "2", "--variants", "recipe")), strict=True)
+    assert names[0] == "SVC(gamma=0.001)" and names[3] == "ours, recipe" and len(names) == 4
+    assert all(int(right) > 870 for right in rights[:3]) and 0 < int(rights[3]) < 898

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.compiling import CompiledComputations, in_bucket
 
 TRACED: list[float] = []
 
@@ -36,3 +36,13 @@ def test_many_computations_are_compiled_once_each_without_a_warning(caplog):
                 np.testing.assert_array_equal(found, np.full((2, size), factor))
     assert [float(factor) for factor in range(8)] == TRACED
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"), [((3,), (4,)), ((3, 5), (4, 16)), ((5, 2, 17), (8, 2, 32)), ((3, 6, 6, 3), (4, 6, 6, 3))]
+)
+def test_jax_sees_few_shapes_and_images_of_one_size(shape, padded):
+    array = np.ones(shape, "uint8")
+    found = in_bucket(array)
+    assert found.shape == padded and found.sum() == array.sum()
+    np.testing.assert_array_equal(found[tuple(slice(size) for size in shape)], array)

@@ -19,13 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 # for each.
 ELSEWHERE = ["post-norm", "key_dim", "learned positions", "unlike sides", "untied", *combinations.COMBINATIONS]
 LOSSES = [*(f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")), "test_ranking.py"]
-OF_ONE_STACK = ["models/test_language_model.py", "models/test_encoder.py", "models/test_sequence_encoder.py"]
+KINDS = ("language_model", "encoder", "sequence_encoder", "image_classifier")
+OF_ONE_STACK = [f"models/test_{kind}.py" for kind in KINDS]
 # JAX compiles each operation alone, which takes long: some tests of many.
 ON_JAX = [
     f"{OF_ONE_STACK[0]}::test_steps_equal_the_full_pass[default]",
     f"{OF_ONE_STACK[0]}::test_it_learns_to_repeat",
     f"{OF_ONE_STACK[1]}::test_it_learns_which_token_a_text_has",
     f"{OF_ONE_STACK[2]}::test_it_learns_what_comes_next",
+    f"{OF_ONE_STACK[3]}::test_it_learns_where_a_bright_patch_is",
 ]
 
 

@@ -105,6 +105,12 @@ def test_classify_a_line_for_a_line(folder, run):
     )
 
 
+def test_files_and_pictures_are_for_images(folder, run):
+    for words in (["one.png"], ["--picture", "looks.png"], ["--pixel", "1,2"]):
+        status, out, err = run(LINES, "classify", folder / "learned", *words)
+        assert (status, out) == (2, "") and "takes lines of standard input; files are for a classifier of images" in err
+
+
 def test_embed_writes_a_vector_for_each_line(folder, run, tmp_path):
     out = tmp_path / "vectors.npy"
     status, _, err = run(b"the old cat\nan old dog\n", "embed", folder / "learned", "--out", out)

@@ -24,7 +24,8 @@ from keras_transformer.training.flags import parser
 from keras_transformer.training.learning import rounds_until
 from keras_transformer.training.request import Run, open_run
 from keras_transformer.training.schedules import InverseSquareRootDecay
-from keras_transformer.training.settings import Settings, resumed
+from keras_transformer.training.settings import Settings
+from keras_transformer.training.stored_settings import resumed
 from tests.tiny_corpus import tiny_flags
 
 pytest_plugins = ["tests.format_1"]

@@ -10,7 +10,8 @@ from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.fine_tuning import inherited_from
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import Settings, check, resolve, resumed
+from keras_transformer.training.settings import Settings, check, resolve
+from keras_transformer.training.stored_settings import resumed
 
 RECIPE = {"dropout": 0.05, "steps": 2400}
 

@@ -1,0 +1,146 @@
+"""From images to labels: a classifier of images, and where its pixels look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from keras_transformer.decoding.classifier import Prediction
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import ImageLabelProbs, Looks, PixelLooks
+from keras_transformer.decoding.options import require_whole
+from keras_transformer.errors import RequestError
+from keras_transformer.images.batches import read
+from keras_transformer.images.reading import UnreadableImage
+from keras_transformer.models.image_classifier import ImageClassifier
+from keras_transformer.run_folder import RunFolder, config_of_kind, load_model
+
+Source = str | os.PathLike[str] | np.ndarray
+
+
+class Recognizer:
+    """Tells the labels of images with one model:
+
+        recognizer = keras_transformer.load_recognizer("runs/digits-tiny")
+        [prediction] = recognizer.classify(["seven.png"])
+
+    An image is a file, or an array (H, W), (H, W, 1) or (H, W, 3) of uint8. An image of another size than the model's
+    is resized, whatever its proportions are; see `images.reading`.
+
+    Args:
+        model: the classifier of images.
+        labels: in the order of the model's logits.
+
+    Raises:
+        RequestError: the model has another number of labels.
+    """
+
+    def __init__(self, model: ImageClassifier, labels: Sequence[str]):
+        if not labels or model.num_labels != len(labels):
+            raise RequestError(f"expected {model.num_labels or 'no'} labels; received {len(labels)}")
+        self.model = model
+        self.labels = list(labels)
+        self._computations = CompiledComputations(model)
+
+    def __repr__(self) -> str:
+        model, (size, _, channels) = self.model, self.model.image_shape
+        return (
+            f"<Recognizer: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
+            f"images of {size} x {size} pixels with {channels} channels, {len(self.labels)} labels>"
+        )
+
+    def pixels(self, image: Source) -> np.ndarray:
+        """An image as the model takes it, (S, S, channels) uint8.
+
+        Raises:
+            UnreadableImage: see `images.reading`.
+        """
+        source = image if isinstance(image, np.ndarray) else Path(image)
+        size, _, channels = self.model.image_shape
+        return read(source, size, channels)
+
+    def classify(self, images: Iterable[Source], batch_size: int = 64) -> list[Prediction]:
+        """The likeliest label of each image.
+
+        Raises:
+            RequestError: an image cannot be read.
+        """
+        found = list(self.stream(images, batch_size))
+        for place, one in enumerate(found):
+            if isinstance(one, UnreadableImage):
+                raise RequestError(f"image {place} cannot be read: {one}") from one
+        return [one for one in found if isinstance(one, Prediction)]
+
+    def stream(self, images: Iterable[Source], batch_size: int = 64) -> Iterator[Prediction | UnreadableImage]:
+        """`classify`, which yields predictions while images come, and the error of an image that cannot be read."""
+        require_whole("batch_size", batch_size, 1)
+        iterator = iter(images)
+        while some := list(islice(iterator, batch_size)):
+            read = [self._read(image) for image in some]
+            pixels = [one for one in read if isinstance(one, np.ndarray)]
+            predictions = iter(self._predicted(pixels))
+            for one in read:
+                yield one if isinstance(one, UnreadableImage) else next(predictions)
+
+    def _read(self, image: Source) -> np.ndarray | UnreadableImage:
+        try:
+            return self.pixels(image)
+        except UnreadableImage as error:
+            return error
+
+    def _predicted(self, pixels: list[np.ndarray]) -> list[Prediction]:
+        if not pixels:
+            return []
+        (probs,) = self._computations.run(ImageLabelProbs(), np.stack(pixels))
+        return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
+
+    def looks(self, image: Source, pixel: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Where a pixel looks: how much attention it pays to each place of the image.
+
+        Args:
+            image: the image.
+            pixel: its row and its column among the S × S of the model, from 0.
+
+        Returns:
+            For "layer 1", "layer 2", … the attention (S/P, S/P) of the pixel's patch to the patches, the mean of all
+            heads; what it pays to the class token is missing. With an attentive stem also "pixels" (S, S), which sums
+            to 1.
+
+        Raises:
+            RequestError: the image cannot be read, or has no such pixel.
+        """
+        size, patch_size = self.model.image_shape[0], self.model.arguments()["patch_size"]
+        row, column = pixel
+        if not (0 <= row < size and 0 <= column < size):
+            raise RequestError(f"a pixel's row and column go from 0 to {size - 1}; received: {row},{column}")
+        try:
+            images = self.pixels(image)[None]
+        except UnreadableImage as error:
+            raise RequestError(f"the image cannot be read: {error}") from error
+        maps, side = {}, size // patch_size
+        if self.model.has_pixel_scores:
+            (scores,) = self._computations.run(PixelLooks(row * size + column), images)
+            maps["pixels"] = scores[0].reshape(size, size)
+        patch = 1 + row // patch_size * side + column // patch_size  # the class token is the first
+        (scores,) = self._computations.run(Looks(patch), images)
+        for number, layer in enumerate(scores[0], start=1):
+            maps[f"layer {number}"] = layer[1:].reshape(side, side)
+        return maps
+
+
+def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:
+    """The recognizer of a run folder of a classifier of images. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of a classifier of images, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    labels = config_of_kind(folder, "image-classifier").get("labels", [])
+    model = load_model(folder, "image-classifier")
+    if not labels or model.num_labels != len(labels):
+        raise RequestError(f"{folder.path}: expected {model.num_labels} labels in config.json; received {len(labels)}")
+    return Recognizer(model, labels)

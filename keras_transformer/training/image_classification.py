@@ -1,0 +1,118 @@
+"""The task of training a classifier of images: folders of images, cross entropy of labels, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_transformer.errors import RequestError, say
+from keras_transformer.files import write_whole
+from keras_transformer.images.batches import ImagePlan, Pixels, read_pixels
+from keras_transformer.images.labelled import LabelledImage, images_from_folder, named_images
+from keras_transformer.images.reading import MODES
+from keras_transformer.models import count_parameters
+from keras_transformer.run_folder import write_config
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.training.classification import metrics as metrics
+from keras_transformer.training.request import Run
+from keras_transformer.training.settings import Settings
+from keras_transformer.training.translation import loss as loss
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_transformer.models.image_classifier import ImageClassifier
+    from keras_transformer.training.callbacks import Progress
+
+SCORE = "validation loss"
+UNIT = "images"
+MAX_KEPT_BYTES = 16_000_000  # of the pixels of validation that the run folder keeps
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """A run's labelled images, ready to train on."""
+
+    labels: list[str]
+    plan: ImagePlan
+    valid_plan: ImagePlan
+    valid: Pixels
+
+
+def corpus(settings: Settings) -> Corpus[LabelledImage]:
+    """The user's own labelled images, or named ones.
+
+    Raises:
+        RequestError: see `images_from_folder` and `named_images`.
+    """
+    if settings.images is not None:
+        return images_from_folder(settings.images, settings.valid_images, settings.seed)
+    return named_images(settings.name)
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> LabelledImages:
+    """Reads the images once, and plans batches of them.
+
+    Raises:
+        RequestError: there are no such channels, too few images can be read, or the budget does not hold an image.
+    """
+    settings = run.settings
+    if settings.channels not in MODES:
+        raise RequestError(f"--channels must be 1 for grey or 3 for colour; received: {settings.channels}")
+    labels = sorted({image.label for image in run.corpus.train()})
+    size, channels = settings.image_size, settings.channels
+    train = read_pixels(cache / "train.images", run.corpus.train(), labels, size, channels)
+    valid = read_pixels(cache / "validation.images", run.corpus.valid(), labels, size, channels)
+    _check_labels(labels, train, valid)
+    _record_labels(run, labels, valid)
+    counts = f"{len(train.labels):,} images with {len(labels)} labels, {len(valid.labels):,} for validation"
+    say(f"{run.corpus.name}: {counts}")
+    positions = (size // settings.patch_size) ** 2 + 1
+    budget, shift = settings.token_budget, settings.random_shift
+    plan = ImagePlan(train, positions, budget, settings.seed, num_replicas, settings.accumulate, random_shift=shift)
+    valid_plan = ImagePlan(valid, positions, budget, num_replicas=num_replicas, shuffle=False)
+    return LabelledImages(labels, plan, valid_plan, valid)
+
+
+def _check_labels(labels: list[str], train: Pixels, valid: Pixels) -> None:
+    """Raises RequestError unless each label has an image to train on, and there is one to validate on."""
+    counts = np.bincount(train.labels, minlength=len(labels))
+    if not counts.all():
+        raise RequestError(f"no image of the label {labels[int(counts.argmin())]!r:.60} can be read: replace them")
+    if not len(valid.labels):
+        raise RequestError("no image that is held out for validation can be read: replace them")
+
+
+def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
+    """Puts the labels into the configuration, and the first images of validation into the folder."""
+    run.config["labels"] = labels
+    run.config["model"]["num_labels"] = len(labels)
+    run.config["parameters"] = count_parameters(run.config["model"])
+    if not run.is_chief:
+        return
+    write_config(run.folder, run.config)
+    kept = max(1, MAX_KEPT_BYTES // valid.images[0].size)
+    with write_whole(run.folder.valid_images) as aside:
+        np.savez_compressed(aside, images=valid.images[:kept], labels=valid.labels[:kept])
+
+
+def validation(
+    run: Run, data: LabelledImages, model: ImageClassifier, progress: Progress, show: Callable[[int, str], None] | None
+) -> list[keras.callbacks.Callback]:
+    """Early stopping by the validation loss."""
+    from keras_transformer.training.callbacks import Loss
+
+    return [Loss(progress, run.settings.patience)]
+
+
+def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
+    """The accuracy of the model that the run ends with."""
+    from keras_transformer.decoding.recognizer import Recognizer
+
+    found = Recognizer(model, data.labels).classify(data.valid.images)
+    right = sum(one.label == data.labels[label] for one, label in zip(found, data.valid.labels, strict=True))
+    return {"val_accuracy": right / len(data.valid.labels)}

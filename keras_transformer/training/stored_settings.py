@@ -1,0 +1,59 @@
+"""The settings that a run's config.json keeps, read again: for a run that goes on, or that is fine-tuned."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from keras_transformer.errors import RequestError
+from keras_transformer.training.settings import ABOUT_THE_FOLDER, Settings, as_given, check, flag_of
+
+
+def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
+    """The settings of a run that goes on: those that it began with, and perhaps more steps.
+
+    Args:
+        stored: the settings in config.json.
+        given: the flags.
+        version: the version that wrote config.json.
+
+    Raises:
+        RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
+    """
+    names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
+    if not stored:
+        raise RequestError("--resume: train.py did not make this run: fine-tune it with --init-from")
+    if unknown := sorted(stored.keys() - names):
+        raise RequestError(
+            f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
+            f"not know, {unknown[0]}: install that version"
+        )
+    check_types(stored)
+    defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
+    stored = {**defaults, **stored}  # an older version knew fewer settings
+    given = as_given(given)
+    for name in sorted(names & given.keys()):
+        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
+        if given[name] != stored[name] and not may_change:
+            raise RequestError(
+                f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
+                "leave it out, or start another run with --out"
+            )
+    settings = Settings(**{**stored, **given})
+    check(settings)
+    return settings
+
+
+def check_types(stored: dict[str, Any]) -> None:
+    """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
+    for setting in fields(Settings):
+        if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
+            continue
+        value, options = stored[setting.name], setting.metadata["options"]
+        kind = bool if "action" in options else options.get("type", str)
+        of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
+            "choices", [value]
+        )
+        may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
+        if not of_kind and not (value is None and may_be_none):
+            raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")

@@ -1,0 +1,149 @@
+"""Images from files: every kind that is read, upright and whole, and every kind that is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_transformer.images.reading import FORMATS, UnreadableImage, pixels_of, read_image
+
+GREY = np.arange(48, dtype="uint8").reshape(6, 8) * 5
+COLOUR = np.random.default_rng(0).integers(0, 256, (6, 6, 3)).astype("uint8")
+
+
+def saved(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)  # type: ignore[arg-type]
+    return path
+
+
+def test_an_image_of_the_size_comes_as_it_is(tmp_path):
+    path = saved(tmp_path / "a.png", Image.fromarray(COLOUR))
+    np.testing.assert_array_equal(read_image(path, 6, 3), COLOUR)
+    np.testing.assert_array_equal(pixels_of(COLOUR, 6, 3), COLOUR)
+    grey = saved(tmp_path / "grey.png", Image.fromarray(COLOUR[..., 0]))
+    np.testing.assert_array_equal(read_image(grey, 6, 1)[..., 0], COLOUR[..., 0])
+    np.testing.assert_array_equal(read_image(grey, 6, 3), COLOUR[..., :1].repeat(3, -1))
+    np.testing.assert_array_equal(pixels_of(COLOUR[..., 0], 6, 1)[..., 0], COLOUR[..., 0])
+
+
+def test_an_image_of_another_size_is_resized(tmp_path):
+    pixels = read_image(saved(tmp_path / "a.png", Image.new("L", (30, 20), 77)), 5, 1)
+    assert pixels.shape == (5, 5, 1) and (pixels == 77).all()
+    halves = np.zeros((8, 16), "uint8")
+    halves[:, 8:] = 255
+    np.testing.assert_array_equal(pixels_of(halves, 4, 1)[..., 0] > 127, np.array([[0, 0, 1, 1]] * 4, bool))
+
+
+KINDS = {
+    "palette": Image.fromarray(COLOUR).quantize(64),
+    "black and white": Image.new("1", (6, 6), 1),
+    "CMYK": Image.fromarray(COLOUR).convert("CMYK"),
+    "YCbCr": Image.fromarray(COLOUR).convert("YCbCr"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_modes_are_turned_into_grey_or_colour(name, tmp_path):
+    path = saved(tmp_path / "a.tif", KINDS[name])
+    for channels, mode in ((1, "L"), (3, "RGB")):
+        expected = np.asarray(KINDS[name].convert(mode)).reshape(6, 6, -1).astype(int)
+        assert np.abs(read_image(path, 6, channels) - expected).max() <= 2
+
+
+def test_of_sixteen_bits_the_upper_eight_are_taken(tmp_path):
+    deep = np.arange(36, dtype="uint16").reshape(6, 6) * 1800
+    path = saved(tmp_path / "a.png", Image.fromarray(deep))
+    np.testing.assert_array_equal(read_image(path, 6, 1)[..., 0], deep >> 8)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(mode, tmp_path):
+    image = Image.new("RGBA", (6, 6), (200, 0, 0, 0))
+    image.paste((0, 0, 200, 255), (0, 0, 6, 3))
+    pixels = read_image(saved(tmp_path / "a.png", image.convert(mode)), 6, 3)
+    assert (pixels[3:] == 255).all() and not (pixels[:3] == 255).all(-1).any()
+
+
+def test_a_photograph_is_turned_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    path = saved(tmp_path / "a.png", Image.fromarray(COLOUR), exif=exif)
+    np.testing.assert_array_equal(read_image(path, 6, 3), np.rot90(COLOUR, -1))
+
+
+def test_of_an_animation_the_first_picture_is_taken(tmp_path):
+    first, second = (Image.new("L", (6, 6), value) for value in (40, 200))
+    path = saved(tmp_path / "a.gif", first, save_all=True, append_images=[second])
+    assert (read_image(path, 6, 1) == 40).all()
+
+
+def bytes_of(format: str, image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format)
+    return file.getvalue()
+
+
+NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 40, 3)).astype("uint8"))
+REFUSED = {
+    "no image": (b"not an image", "it is no image in one of the formats PNG, JPEG"),
+    "empty": (b"", "it is no image"),
+    "cut off": (bytes_of("JPEG", NOISE)[:-600], "truncated"),
+    "cut off in the middle of a PNG": (bytes_of("PNG", NOISE)[:2000], "."),
+    "damaged": (bytes_of("PNG", NOISE)[:60] + b"\xff" * 40 + bytes_of("PNG", NOISE)[100:], "."),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "it is no image"),
+    "32 bits": (bytes_of("TIFF", Image.new("F", (6, 6), 0.5)), "its pixels have 32 bits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused(name, tmp_path):
+    content, message = REFUSED[name]
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(UnreadableImage, match=message):
+        read_image(tmp_path / "a.png", 6, 3)
+
+
+@pytest.mark.parametrize("most", [1_000, 500])
+def test_an_image_that_is_too_large_is_refused(most, tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.png", NOISE)
+    assert read_image(path, 6, 3).shape == (6, 6, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)  # Pillow warns above it, and refuses above twice as many
+    with pytest.raises(UnreadableImage, match=f"it has more than {most:,} pixels"):
+        read_image(path, 6, 3)
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(UnreadableImage, match="there is no such file"):
+        read_image(tmp_path / "a.png", 6, 3)
+    with pytest.raises(UnreadableImage, match="directory"):
+        read_image(tmp_path, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((6, 6)), np.zeros((6, 6, 2), "uint8"), np.zeros((0, 6), "uint8"), np.uint8(3)]
+)
+def test_arrays_of_other_shapes_and_types_are_refused(array):
+    with pytest.raises(UnreadableImage, match="expected an array of uint8"):
+        pixels_of(array, 6, 3)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_read_whatever_breaks(format, tmp_path):
+    """A file with any bytes changed or cut is read or refused, and raises nothing else."""
+    content, random = bytearray(bytes_of(format, NOISE)), np.random.default_rng(0)
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert read_image(path, 6, 3).shape == (6, 6, 3)
+    for _ in range(40):
+        broken = content.copy()
+        for place in random.integers(0, len(broken), 4):
+            broken[place] = random.integers(256)
+        path.write_bytes(broken[: random.integers(1, len(broken))] if random.random() < 0.3 else broken)
+        try:
+            assert read_image(path, 6, 3).shape == (6, 6, 3)
+        except UnreadableImage as error:
+            assert str(error)
