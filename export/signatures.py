@@ -17,7 +17,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference
-from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.run_folder import COMMANDS, RunFolder, read_config
 from keras_transformer.text.tokenizer import Tokenizer
 
 # (format, precision): why the format cannot be written in the precision.
@@ -148,7 +148,8 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
     config = read_config(run)
     if (kind := config["model"]["kind"]) not in PIPELINES:
         raise RequestError(
-            f"expected a model of the kinds {', '.join(PIPELINES)}; received {kind}: it has no export yet"
+            f"{run}: expected a model of the kind {', '.join(PIPELINES)}; received {kind}, which `{COMMANDS[kind]}` "
+            "takes: it cannot be exported yet"
         )
     pipeline = PIPELINES[kind](run)
     corpus = config.get("corpus", {})

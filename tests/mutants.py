@@ -365,12 +365,12 @@ MODELS = [
         f"{PACKAGE}/models",
         ("if self.is_decoder and self.stack.needs_causal_mask:", "if False:"),
         (
-            "visible = ops.logical_and(causal_mask(ops.shape(ids)[1]), visible)",
-            "visible = causal_mask(ops.shape(ids)[1])",
+            "visible = ops.logical_and(causal_mask(ops.shape(inputs)[1]), visible)",
+            "visible = causal_mask(ops.shape(inputs)[1])",
         ),
         (
-            "self.stack.step(self._embed(token_ids, position), cache",
-            "self.stack.step(self._embed(token_ids, index * 0), cache",
+            "self._placed(self.embedding(token_ids), position), cache",
+            "self._placed(self.embedding(token_ids), index * 0), cache",
         ),
         ('{"stack": depth}', '{"stack": 1}'),
     ),
@@ -856,7 +856,7 @@ FILES = [
         ),
         ("self.least <= value <= self.most and value < self.below", "self.least <= value <= self.most"),
         ("if key in given:", "if False:"),
-        ('if config["num_control_ids"] >= config["vocabulary_size"]:', "if False:"),
+        ('and config["num_control_ids"] >= config["vocabulary_size"]:', "and False:"),
         ("if config[key] != option.default]", "]"),
         (
             'tuple(config[name] or config["num_layers"] for name in stacks)',

@@ -115,9 +115,19 @@ def judge_of(
     """The judge of a run's artefacts that search so."""
     if isinstance(run.pipeline, Translator):
         return Judge(run.pipeline, decoding, sentences, references)
+    sentences = without_ambiguous(run, sentences)
     if isinstance(run.pipeline, Generator):
         return ContinuationJudge(run.pipeline, decoding, sentences)
     return ArrayJudge(run.pipeline, sentences)
+
+
+def without_ambiguous(run: TrainedRun, sentences: Sequence[str]) -> list[str]:
+    """The sentences, without those that a runtime's SentencePiece may read in other pieces. A message counts these."""
+    tokenizer, _ = run.tokenizers
+    kept = [sentence for sentence in sentences if not tokenizer.is_ambiguous(sentence)]
+    if num_left := len(sentences) - len(kept):
+        say(f"{num_left} text(s) can be read in other pieces as well, so they are not certified on")
+    return kept or list(sentences)
 
 
 def certified(

@@ -21,6 +21,7 @@ MASK, MASK_PIECE = 4, "<mask>"  # in vocabularies that are trained with a mask
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
+SAME_SCORE = 1e-3  # of two divisions of a text into pieces, in nats
 MODEL_TYPES = ("unigram", "bpe", "char")
 MAX_MODEL_BYTES = 16 * 2**20
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.
@@ -185,6 +186,18 @@ class Tokenizer:
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
         return self._processor.decode([int(id) for id in ids if int(id) not in (PAD, START, END)])
+
+    def is_ambiguous(self, text: str) -> bool:
+        """Whether the pieces of a text could as well be others: two divisions of the same probability.
+
+        Libraries of SentencePiece then choose by rounding. Only a unigram vocabulary has probabilities.
+        """
+        if self.model_type != "unigram" or not text:
+            return False
+        scores = [
+            sum(map(self._processor.get_score, ids)) for ids in self._processor.nbest_encode_as_ids(text, nbest_size=2)
+        ]
+        return len(scores) > 1 and scores[0] - scores[1] < SAME_SCORE
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The spelling of each piece, with `▁` for a space, for pictures and alignments."""

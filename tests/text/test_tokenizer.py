@@ -23,6 +23,7 @@ from keras_transformer.text.tokenizer import (
     lines_of,
     plain,
 )
+from tests.tiny_text import lines
 
 NEVER_IN_TEXT = {PAD, START, END}
 
@@ -259,3 +260,15 @@ def test_a_model_that_cannot_be_read_is_named(unigram, tmp_path, monkeypatch) ->
     monkeypatch.setattr(module, "MAX_MODEL_BYTES", 2**10)
     with pytest.raises(RequestError, match=r"large\.model .* larger than"):
         Tokenizer.load(tmp_path / "large.model")
+
+
+def test_a_text_is_ambiguous_if_its_pieces_may_come_in_another_order():
+    words = ["==== cat", "======= dog", "=========== sea"] * 40
+    tokenizer = Tokenizer.train([*words, *lines(0)], 80, keeps_text=True)
+    seen = set()
+    for text in ("=" * count for count in range(26)):
+        can_change = len(set(tokenizer.encode_text(text))) > 1
+        assert tokenizer.is_ambiguous(text) == can_change, text
+        seen.add(can_change)
+    assert seen == {True, False}
+    assert not Tokenizer.train(lines(0), 40, "bpe").is_ambiguous("dogdog")

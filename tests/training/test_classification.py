@@ -140,7 +140,7 @@ def test_a_model_without_labels_is_refused(folder):
 
 
 def test_other_commands_refuse_it_by_name(folder, run):
-    for words in (("translate",), ("generate",), ("export",)):
+    for words in (("translate",), ("generate",), ("recommend",)):
         status, _, err = run(b"a\n", *words, folder / "whole")
         assert status == 2 and "received encoder, which `classify` takes" in err
 

@@ -174,10 +174,9 @@ def test_other_commands_refuse_it_by_name(folder, run, tmp_path):
     message = f"{whole}: expected a model of the kind translator; received language-model, which `generate` takes"
     (tmp_path / "lines").write_text("ba\n")
     files = ("--source", tmp_path / "lines", "--reference", tmp_path / "lines")
-    for words in (("translate", whole), ("evaluate", whole, *files), ("export", whole)):
+    for words in (("translate", whole), ("evaluate", whole, *files)):
         status, out, err = run(*words)
         assert (status, out) == (2, "") and message in err
-    assert not (whole / "export").exists()
 
 
 def test_a_translator_is_refused_by_name(run, built_run, tmp_path):
