@@ -1168,6 +1168,13 @@ IMPORTING = [
         ("return x + self._rows(self.decoder_embeddings, positions) if self.separate", "return x if self.separate"),
     ),
     *by(
+        "importing/test_language_models.py",
+        f"{PACKAGE}/importing",
+        ("np.split(array, count, axis=-1)[place] if", "np.split(array, count, axis=-1)[0] if"),
+        ("(PAD, UNKNOWN) if ids.count(ids[START]) == START + 1", "(PAD, UNKNOWN) if True"),
+        ('"rope_scaling": None, ', ""),
+    ),
+    *by(
         "importing/test_t5.py",
         f"{PACKAGE}/importing/t5.py",
         ("width**-0.5 if is_scaled else 1.0", "1.0"),

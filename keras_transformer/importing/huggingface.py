@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
+from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import bart, marian, t5
+from keras_transformer.importing import bart, gpt2, llama, marian, t5
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.models import make_model
@@ -15,17 +17,19 @@ from keras_transformer.models import make_model
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart.read,
+    "gpt2": gpt2.read,
+    "llama": llama.read,
     "marian": marian.read,
     "t5": t5.read,
 }
 
 
-def import_huggingface(folder: str | os.PathLike[str]) -> Translator:
-    """The translator of a model in Hugging Face's format. `Translator.save` writes it as a run folder.
+def import_huggingface(folder: str | os.PathLike[str]) -> Translator | Generator:
+    """The translator of a model in Hugging Face's format, or its generator if it is a language model.
 
-    The folder may be a stranger's: nothing in it is executed, and of its files only data are read.
-
-    The lines of a BART model are ids of its own tokenizer, see `IdTokenizer`, and no run can be written of it.
+    The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `Translator.save`
+    writes a run folder. The text of BART, GPT-2 and Llama is lines of ids of their own tokenizers, see `IdTokenizer`,
+    and no run can be written of them.
 
     Args:
         folder: a folder with config.json, model.safetensors or pytorch_model.bin, and the files of the tokenizer.
@@ -33,7 +37,8 @@ def import_huggingface(folder: str | os.PathLike[str]) -> Translator:
     Raises:
         RequestError: a file is missing or damaged, or the model's architecture, or an option of it, is not known.
     """
-    return translator_of(read_huggingface(folder))
+    imported = read_huggingface(folder)
+    return generator_of(imported) if imported.config.get("kind") == "language-model" else translator_of(imported)
 
 
 def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
@@ -55,7 +60,17 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
 
 
 def translator_of(imported: Imported) -> Translator:
-    """The translator of a model that was read."""
+    """The translator of a translator's model that was read."""
+    tokenizers = imported.source.tokenizer, imported.target.tokenizer
+    return Translator(_model_of(imported), *tokenizers, search=imported.search)
+
+
+def generator_of(imported: Imported) -> Generator:
+    """The generator of a language model that was read."""
+    return Generator(_model_of(imported), imported.target.tokenizer)
+
+
+def _model_of(imported: Imported) -> Any:
     model = make_model(imported.config)
     imported.weights.assign_to(model)
-    return Translator(model, imported.source.tokenizer, imported.target.tokenizer, search=imported.search)
+    return model

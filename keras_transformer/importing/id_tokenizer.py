@@ -9,8 +9,10 @@ from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 NO_RUN = (
-    "the text of this model is cut by byte-level BPE, which SentencePiece cannot do, so no run can be written of it; "
-    "in Python, `keras_transformer.import_huggingface` makes a translator of it that takes and gives lines of ids"
+    "the text of this model is cut by byte-level BPE, or by other rules that SentencePiece lacks, so no run can be "
+    "written of it; "
+    "in Python, `keras_transformer.import_huggingface` makes a translator or a generator of it, which takes and gives "
+    "lines of ids"
 )
 
 
@@ -53,6 +55,14 @@ class IdTokenizer(Tokenizer):
         while ids and ids[-1] == PAD:
             ids.pop()
         return ids[:-1] if ids and ids[-1] == END else ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Our ids of a text, which is ids of the model's own tokenizer.
+
+        Raises:
+            RequestError: it holds something else than ids.
+        """
+        return self._encoded(text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises RequestError: a run would have to hold the tokenizer."""

@@ -27,6 +27,7 @@ class Weight(NamedTuple):
         default: the value of all numbers where the tensor is missing; None if it may not be missing.
         fixed: numbers that are set, by their places in our order on the last axis.
         factor: all numbers are multiplied by it.
+        part: which part of how many equal parts along the last axis it is; the first of one by default.
     """
 
     ours: str
@@ -36,6 +37,7 @@ class Weight(NamedTuple):
     default: float | None = None
     fixed: Mapping[int, float] = {}
     factor: float = 1.0
+    part: tuple[int, int] = (0, 1)
 
 
 class Weights:
@@ -90,7 +92,7 @@ class Weights:
                     f"{path}: expected a tensor {weight.theirs} of the shape {expected}, as config.json has it; "
                     f"received {received}"
                 )
-            num_bytes += place.num_bytes
+            num_bytes += place.num_bytes // weight.part[1]
         # Tensors may lie on the same numbers. Then a small file could describe a model that fills the memory.
         if num_bytes > path.stat().st_size:
             raise RequestError(
@@ -109,6 +111,8 @@ class Weights:
                 array = np.take(array, self._orders[letter], axis)
         for place, number in weight.fixed.items():
             array[..., place] = number
+        place, count = weight.part
+        array = np.split(array, count, axis=-1)[place] if count > 1 else array
         array = array.T if weight.is_transposed else array
         return array if weight.factor == 1 else array * np.float32(weight.factor)
 

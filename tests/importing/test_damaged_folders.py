@@ -14,6 +14,7 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.bart_folder import write_bart
+from tests.importing.causal_folders import write_causal
 from tests.importing.marian_folder import tensors, write_marian
 from tests.importing.t5_folder import write_t5
 from tests.importing.torch_pickles import torch_file
@@ -31,6 +32,8 @@ def models(tmp_path_factory) -> Path:
     folder = write_t5(models / "t5")
     (folder / "added_tokens.json").write_text('{"<extra_id_0>": 64}')
     write_bart(models / "bart")
+    for kind in ("gpt2", "llama"):
+        write_causal(models / kind, kind)
     return models
 
 
@@ -85,7 +88,7 @@ def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Ran
             "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
             "model.safetensors", "archive", "row",
         )),
-        ("bart", "config.json"),
+        *((model, "config.json") for model in ("bart", "gpt2", "llama")),
         *(("t5", name) for name in ("config.json", "tokenizer_config.json", "added_tokens.json", "spiece.model")),
     ],
 )  # fmt: skip

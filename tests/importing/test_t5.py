@@ -76,7 +76,7 @@ def test_the_command_writes_a_run(folder, tmp_path, capsys):
     assert main(["import", str(folder), str(tmp_path / "run")]) == 0
     assert "its search: num_beams 2, length_penalty 1.0, max_length 11" in capsys.readouterr().err
     lines = ["the dogs run", "a <extra_id_1> sea", "window beach"]
-    best = keras_transformer.import_huggingface(folder).translate(lines)
+    best = translator_of(read_huggingface(folder)).translate(lines)
     assert keras_transformer.load(tmp_path / "run").translate(lines) == best
     assert len({*best}) > 1
 

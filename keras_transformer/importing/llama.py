@@ -1,0 +1,106 @@
+"""Llama's models (Touvron et al. 2023, arXiv 2302.13971) in Hugging Face's format: the decoder alone, with RMS norms
+before its sub-layers, rotary positions, SwiGLU, grouped heads, and no biases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.importing.causal_layout import MAX_SIZE, copies, ids_of, language_model
+from keras_transformer.importing.folder import ModelFolder
+from keras_transformer.importing.imported import Imported
+from keras_transformer.importing.options import Options
+from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.weights import Weight, Weights, first_of
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+# Options with the one value that is read here.
+FIXED: dict[str, Any] = {
+    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
+    "is_decoder": False, "pruned_heads": {},
+}  # fmt: skip
+WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
+BASE = 10_000.0  # of the rotation
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
+
+
+def read(folder: ModelFolder) -> Imported:
+    """Reads a Llama model.
+
+    Raises:
+        RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
+    """
+    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options.expect(FIXED)
+    ids = ids_of(options, options.whole("vocab_size", MAX_SIZE))
+    heads, width = options.whole("num_attention_heads", MAX_SIZE), options.whole("hidden_size", MAX_SIZE)
+    config = {
+        "num_layers": options.whole("num_hidden_layers", MAX_SIZE),
+        "num_heads": heads,
+        "attention": {"name": "full", "num_key_value_heads": options.whole("num_key_value_heads", MAX_SIZE, heads)},
+        "hidden_dim": width,
+        "key_dim": options.whole("head_dim", MAX_SIZE, width // max(heads, 1)),
+        "intermediate_dim": options.whole("intermediate_size", MAX_SIZE),
+        "context_length": options.whole("max_position_embeddings", MAX_SIZE),
+        "dropout": 0.0,
+        "attention_dropout": options.number("attention_dropout", 0.0),
+        "feed_forward": "gated",
+        "activation": options.choice("hidden_act", ACTIVATIONS, "silu"),
+        "norm": {"name": "rms", "epsilon": options.number("rms_norm_eps", 1e-6)},
+        "positions": {"name": "rotary", "base": _base(options)},
+        "tied_output": options.switch("tie_word_embeddings", False),
+    }
+    return language_model(folder, options, config, ids, WITHOUT_EFFECT, _weights)
+
+
+def _base(options: Options) -> float:
+    """The base of the rotation, which newer files have among other parameters."""
+    base = options.number("rope_theta", BASE)
+    parameters = options.pop("rope_parameters")
+    if parameters is None:
+        return base
+    if not isinstance(parameters, dict):
+        raise options.refusal("rope_parameters", parameters, "an object")
+    inner = Options(parameters, f"{options.where}: rope_parameters")
+    inner.expect({"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0})
+    base = inner.number("rope_theta", base)
+    inner.finish(set())
+    return base
+
+
+def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weights:
+    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+    is_tied = config["tied_output"]
+    embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
+    layers = [f"model.layers.{number}" for number in range(config["num_layers"])]
+    table = [
+        Weight("embedding.embeddings", embedding, "VD"),
+        *([] if is_tied else [Weight("output_embedding.embeddings", OUTPUT, "VD")]),
+        Weight("output_embedding.bias", "", "V", default=0.0, fixed=copies(ids)),
+        Weight("stack.norm.scale", "model.norm.weight", "D"),
+        *(weight for number, layer in enumerate(layers) for weight in _block(f"stack.blocks.{number}", layer)),
+    ]
+    size, groups = config["key_dim"], config["attention"]["num_key_value_heads"] or config["num_heads"]
+    sizes = {
+        "V": len({*ids}), "D": config["hidden_dim"], "H": config["num_heads"] * size, "G": groups * size,
+        "F": config["intermediate_dim"],
+    }  # fmt: skip
+    frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # of old files
+    return Weights(file, table, sizes, {"V": np.array(ids)}, {EMBEDDING, OUTPUT, *frequencies})
+
+
+def _block(ours: str, theirs: str) -> Iterator[Weight]:
+    """The weights of a block. H is the width of all heads, G of those of keys and values."""
+    for name, projection in PROJECTIONS.items():
+        axes = "HD" if name == "query" else "GD"
+        kernel = f"{theirs}.self_attn.{projection}.weight"
+        yield Weight(f"{ours}.self_attention.{name}_kernel", kernel, axes, is_transposed=True)
+    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.self_attn.o_proj.weight", "DH", is_transposed=True)
+    for name, (kernel, axes) in KERNELS.items():
+        yield Weight(f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{kernel}.weight", axes, is_transposed=True)
+    yield Weight(f"{ours}.self_attention_residual.norm.scale", f"{theirs}.input_layernorm.weight", "D")
+    yield Weight(f"{ours}.feed_forward_residual.norm.scale", f"{theirs}.post_attention_layernorm.weight", "D")
