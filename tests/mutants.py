@@ -1172,7 +1172,6 @@ IMPORTING = [
         f"{PACKAGE}/importing",
         ("np.split(array, count, axis=-1)[place] if", "np.split(array, count, axis=-1)[0] if"),
         ("(PAD, UNKNOWN) if ids.count(ids[START]) == START + 1", "(PAD, UNKNOWN) if True"),
-        ('"rope_scaling": None, ', ""),
     ),
     *by(
         "importing/test_t5.py",
