@@ -5,7 +5,7 @@ Letters in shapes: B texts, S ids of a text, P of a prompt, L of what is emitted
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from keras import ops
@@ -60,6 +60,16 @@ class Form:
     def signatures(self) -> dict[str, Callable[[Any, Texts], Outputs]]:
         """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
+
+    def spec(self) -> Any:
+        """What the file that takes ids takes, for TensorFlow."""
+        import tensorflow as tf
+
+        return tf.TensorSpec([None, None], tf.int32, name=self.takes)
+
+    def padded(self, ids: Tensor) -> Tensor:
+        """Ids (B, S) → (B, S + 1), with pad behind them."""
+        return ops.pad(ids, [[0, 0], [0, 1]])
 
     def of_ids(self, ids: Tensor) -> Outputs:
         """What the file that takes ids gives for ids (B, S), padded with 0."""
@@ -149,11 +159,8 @@ class Labelling(Form):
         return {"probabilities": ops.softmax(logits), "vector": mean_state(states, ids)}
 
     def of_pieces(self, pieces: Any, texts: Texts) -> Outputs:
-        import tensorflow as tf
-
         found = self.of_ids(between_ends(pieces))
-        place = tf.argmax(found["probabilities"], axis=-1, output_type=tf.int32)  # Keras's own takes bits, LiteRT not
-        return {"label": tf.gather(self.run.labels, place), **found}
+        return {"label": likeliest(self.run.labels, found["probabilities"]), **found}
 
 
 class Filling(Form):
@@ -173,11 +180,46 @@ class Filling(Form):
         return {"vector": mean_state(states, ids)}
 
 
+class Recognition(Form):
+    """A classifier of images: images (B, S, S, channels) uint8 → the probability of each label, and a vector."""
+
+    kind, ids_stem, text_stem = "image-classifier", "classify", ""
+    takes = "images"
+    ids_outputs = ("probabilities", "vector")
+    text_outputs = ("label", *ids_outputs)
+
+    def spec(self) -> Any:
+        import tensorflow as tf
+
+        return tf.TensorSpec([None, *self.model.image_shape], tf.uint8, name=self.takes)
+
+    def padded(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def of_ids(self, ids: Tensor) -> Outputs:
+        vector = self.model.states(ids)[:, 0]
+        logits = ops.cast(self.model.head(vector), "float32")
+        return {"probabilities": ops.softmax(logits), "vector": ops.cast(vector, "float32")}
+
+    def with_label(self, images: Tensor) -> Outputs:
+        """`of_ids`, and the likeliest label (B,)."""
+        found = self.of_ids(images)
+        return {"label": likeliest(self.run.labels, found["probabilities"]), **found}
+
+
 def form_of(run: TrainedRun) -> type[Form]:
     """The form of a run's model."""
     if run.model.kind == "encoder":
         return Labelling if run.model.num_labels else Filling
-    return {form.kind: form for form in (Translation, Continuation)}[run.model.kind]
+    return {form.kind: form for form in (Translation, Continuation, Recognition)}[run.model.kind]
+
+
+def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:
+    """The likeliest label (B,) of probabilities (B, C)."""
+    import tensorflow as tf
+
+    # Keras's own `argmax` takes bits, which LiteRT cannot.
+    return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))
 
 
 def translate_ids(

@@ -15,7 +15,7 @@ from keras_transformer.files import write_folder_whole
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .forms import LINE_BREAKS, Outputs, form_of, pieces_of
+from .forms import LINE_BREAKS, Form, Outputs, form_of, pieces_of
 from .signatures import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
 
 
@@ -43,8 +43,8 @@ def export_saved_model(
         JobError: the SavedModel cannot be written.
     """
     require_precision("saved_model", precision)
-    decoding = decoding or run.decoding()
-    module = _text_module(run, decoding, precision)
+    form = form_of(run)(run, model_of_precision(run.model, precision), decoding)
+    module = _text_module(form) if form.text_stem else _images_module(form)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
@@ -55,7 +55,7 @@ def export_saved_model(
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
-        metadata = json.dumps(run.metadata(decoding, precision), indent=2, ensure_ascii=False)
+        metadata = json.dumps(run.metadata(form.decoding, precision), indent=2, ensure_ascii=False)
         (extra / "metadata.json").write_text(metadata + "\n", encoding="utf-8")
     return [path]
 
@@ -72,19 +72,34 @@ def _save(module: Any, aside: Path, path: Path) -> None:
         ) from error
 
 
-def _text_module(run: TrainedRun, decoding: Decoding, precision: str) -> Any:
-    """A `tf.Module` with its signatures, a function for each name."""
+def _module(form: Form) -> Any:
     import tensorflow as tf
 
-    library = import_optional("tensorflow_text")
-    form = form_of(run)(run, model_of_precision(run.model, precision), decoding)
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
     module.weights = [variable.value for variable in form.model.weights]
+    return module
+
+
+def _images_module(form: Any) -> Any:
+    """A `tf.Module` with its one signature."""
+    import tensorflow as tf
+
+    module = _module(form)
+    answer = tf.function(form.with_label, input_signature=[form.spec()], autograph=False)
+    module.functions = {"serving_default": answer}
+    return module
+
+
+def _text_module(form: Form) -> Any:
+    """A `tf.Module` with its signatures, a function for each name."""
+    import tensorflow as tf
+
+    library, module = import_optional("tensorflow_text"), _module(form)
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
     module.tokenizers = source, target = [
         library.SentencepieceTokenizer(each.model, out_type=tf.int32, name=resource_name(each))
-        for each in run.tokenizers
+        for each in form.run.tokenizers
     ]
     texts = partial(texts_of, target, form.is_one_line)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from keras_transformer.decoding.classifier import Classifier, load_classifier
 from keras_transformer.decoding.generator import Generator, load_generator
+from keras_transformer.decoding.recognizer import Recognizer, load_recognizer
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
@@ -29,12 +30,14 @@ INSTALL_EXTRA = (
 )
 
 
-Pipeline = Translator | Generator | Classifier
+Pipeline = Translator | Generator | Classifier | Recognizer
 PIPELINES: dict[str, Callable[..., Pipeline]] = {
     "translator": load,
     "language-model": load_generator,
     "encoder": load_classifier,
+    "image-classifier": load_recognizer,
 }
+OF_ONE_PASS = (Classifier, Recognizer)  # they do not search, and may have labels
 GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
 
 
@@ -94,11 +97,13 @@ class TrainedRun:
     @property
     def labels(self) -> list[str]:
         """The labels of a classifier, in the order of its probabilities; no others have any."""
-        return self.pipeline.labels if isinstance(self.pipeline, Classifier) else []
+        return self.pipeline.labels if isinstance(self.pipeline, OF_ONE_PASS) else []
 
     @property
-    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """The vocabularies of what is read and of what is written."""
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The vocabularies of what is read and of what is written; a model of images has none."""
+        if isinstance(self.pipeline, Recognizer):
+            return ()
         if isinstance(self.pipeline, Translator):
             return self.pipeline.source_tokenizer, self.pipeline.target_tokenizer
         return self.pipeline.tokenizer, self.pipeline.tokenizer
@@ -110,7 +115,7 @@ class TrainedRun:
             RequestError: a value is out of its range, or the model does not search.
         """
         given = {name: value for name, value in given.items() if value is not None}
-        if isinstance(self.pipeline, Classifier) and (given or n_best is not None):
+        if isinstance(self.pipeline, OF_ONE_PASS) and (given or n_best is not None):
             raise RequestError(
                 f"this model does not search; received {', '.join([*given, *['n_best'] * bool(n_best)])}"
             )
@@ -119,9 +124,8 @@ class TrainedRun:
 
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
         """Writes the vocabularies into a folder, under the file names of a run folder."""
-        source, target = self.tokenizers
-        paths = RunFolder(folder).tokenizers(separate=source is not target)
-        for path, tokenizer in zip(paths, (source, target), strict=True):
+        paths = RunFolder(folder).tokenizers(separate=len({*self.tokenizers}) > 1)
+        for path, tokenizer in zip(paths, self.tokenizers, strict=False):
             tokenizer.save(path)
 
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
@@ -133,7 +137,7 @@ class TrainedRun:
             "corpus": self.name,
             "languages": self.languages,
             "precision": precision,
-            **({} if isinstance(self.pipeline, Classifier) else {"decoding": json.dumps(asdict(decoding))}),
+            **({} if isinstance(self.pipeline, OF_ONE_PASS) else {"decoding": json.dumps(asdict(decoding))}),
             **({"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
         }

@@ -85,6 +85,8 @@ def export_tflite(
 
 def _modules(form: Form) -> dict[str, Any]:
     """What is written, by the stem of its file."""
+    if not form.text_stem:
+        return {form.ids_stem: _ids_module(form)}
     if reason := _reason_against_text(form.run):
         say(f"tflite/{form.text_stem}.tflite is left out: {reason}")
         return {form.ids_stem: _ids_module(form)}
@@ -113,12 +115,10 @@ def _with_int8_embeddings(model: Any) -> Any:
 
 
 def _ids_module(form: Form) -> Any:
-    import tensorflow as tf
-
     def answer(ids: Tensor) -> Outputs:
-        return form.of_ids(tf.pad(ids, [[0, 0], [0, 1]]))  # LiteRT fails on a width of 0
+        return form.of_ids(form.padded(ids))  # LiteRT fails on a width of 0
 
-    return _module(form, answer, tf.TensorSpec([None, None], tf.int32, name=form.takes))
+    return _module(form, answer, form.spec())
 
 
 def _text_module(form: Form) -> Any:

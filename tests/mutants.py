@@ -1039,6 +1039,19 @@ EXPORT = [
         ("logits, placeholder_logits), cache", "logits, logits), cache"),
     ),
     *by(
+        "export/test_forms.py::test_a_graph_classifies_images_as_the_model_does",
+        "export/onnx/stems.py",
+        ("perm=[0, 1, 3, 2, 4]", "perm=[0, 1, 2, 3, 4]"),
+        ('auto_pad="SAME_UPPER"', 'auto_pad="SAME_UPPER", dilations=[2, 2]'),
+        ('g("Mul", array(layer.gamma), gathered)', "gathered"),
+    ),
+    *by(
+        "export/test_forms.py::test_a_graph_classifies_images_as_the_model_does",
+        "export/onnx/recognition.py",
+        ("g.joined(token, patches, axis=1)", "g.joined(patches, token, axis=1)"),
+        ('float(config["pixel_mean"])', "0.0"),
+    ),
+    *by(
         "export/test_forms.py::test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text",
         "export/onnx/encoding.py",
         ("run.model.context_length - 1)", "run.model.context_length)"),

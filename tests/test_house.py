@@ -38,7 +38,16 @@ MAY_IMPORT = {
     "export.onnx.export": [
         PACKAGE,
         *modules(
-            "export.onnx", "continuation", "encoding", "graph", "model", "stacks", "support", "text", "translation"
+            "export.onnx",
+            "continuation",
+            "encoding",
+            "graph",
+            "model",
+            "recognition",
+            "stacks",
+            "support",
+            "text",
+            "translation",
         ),
         *modules("export", "forms", "signatures"),
     ],
@@ -53,6 +62,12 @@ MAY_IMPORT = {
         *modules("export.onnx", "graph", "model", "text", "translation", "weights"),
         *modules("export", "forms", "signatures"),
     ],
+    "export.onnx.recognition": [
+        PACKAGE,
+        *modules("export.onnx", "arithmetic", "graph", "model", "parts", "stacks", "weights"),
+        "export.signatures",
+    ],
+    "export.onnx.stems": [PACKAGE, *modules("export.onnx", "arithmetic", "graph", "weights")],
     "export.onnx.translation": [
         PACKAGE,
         *modules("export.onnx", "beams", "graph", "model", "search", "stacks"),
@@ -69,7 +84,15 @@ MAY_IMPORT = {
     "export.onnx.parts": [
         PACKAGE,
         *modules(
-            "export.onnx", "activations", "attention", "feed_forward", "norms", "positions", "residuals", "scores"
+            "export.onnx",
+            "activations",
+            "attention",
+            "feed_forward",
+            "norms",
+            "positions",
+            "residuals",
+            "scores",
+            "stems",
         ),
     ],
     "export.onnx.attention": [

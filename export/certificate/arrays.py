@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer.decoding.classifier import Classifier
+from keras_transformer.decoding.recognizer import Recognizer
 
 from ..artefacts import BrokenArtefact
 from ..forms import NUM_FILLS
@@ -52,19 +53,21 @@ class ArrayJudge:
     """
 
     rules = ARRAY_RULES
-    decoding = Decoding()  # it does not search
+    decoding, num_control_ids = Decoding(), 4  # it does not search
 
-    def __init__(self, classifier: Classifier, sentences: Sequence[str]):
-        self.classifier = classifier
+    def __init__(self, classifier: Classifier | Recognizer, sentences: Sequence[Any]):
+        self.classifier: Any = classifier
         self.model = classifier.model
         self.sentences = list(sentences)
-        self.source_ids = [classifier.ids(text) for text in self.sentences]
-        vectors = classifier.embed(self.sentences)
-        self.expected = [Seen(*one, vector) for one, vector in zip(self._of_model(), vectors, strict=True)]
+        self.expected = self._seen_by_model()
 
-    def inputs(self, takes: str) -> Sequence[str] | Sequence[Sequence[int]]:
+    def inputs(self, takes: str) -> Sequence[Any]:
         """What an artefact is given that takes text, or ids."""
-        return self.sentences if takes == "text" else self.source_ids
+        return self.sentences if takes == "text" else [self.classifier.ids(text) for text in self.sentences]
+
+    def _seen_by_model(self) -> list[Seen]:
+        vectors = self.classifier.embed(self.sentences)
+        return [Seen(*one, vector) for one, vector in zip(self._of_model(), vectors, strict=True)]
 
     def judge(self, precision: str, result: Result) -> Judgement:
         """Judges what the runner saw of an artefact that was given the texts, or the first of them.
@@ -162,7 +165,7 @@ class ArrayJudge:
         return Difference(
             line=place.text + 1,
             given=place.given,
-            source=self.sentences[place.text],
+            source=self._source(place.text),
             model=self._name(place.model),
             artefact=self._name(place.artefact),
             model_score=place.margin,
@@ -170,8 +173,32 @@ class ArrayJudge:
             margin=place.margin,
         )
 
+    def _source(self, text: int) -> str:
+        return self.sentences[text]
+
     def _name(self, value: Any) -> str:
         return value if isinstance(value, str) else self.classifier.tokenizer.pieces([value])[0]
+
+
+class ImageJudge(ArrayJudge):
+    """Compares artefacts with a classifier of images.
+
+    Args:
+        classifier: the model.
+        sentences: the images, each (S, S, channels) uint8.
+    """
+
+    def inputs(self, takes: str) -> Sequence[Any]:
+        return [image.tolist() for image in self.sentences]
+
+    def _seen_by_model(self) -> list[Seen]:
+        images = np.stack(self.sentences)
+        probabilities, vectors = self.classifier.probabilities(images), self.classifier.embed(images)
+        labels = [self.classifier.labels[int(row.argmax())] for row in probabilities]
+        return [Seen([label], *rows) for label, *rows in zip(labels, probabilities, vectors, strict=True)]
+
+    def _source(self, text: int) -> str:
+        return f"image {text + 1}"
 
 
 def float32_fault(difference: float, places: Sequence[Place]) -> str:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import platform
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, say
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.corpora import read_lines
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Translation, form_of
+from ..forms import Form, Recognition, Translation, form_of
 from ..signatures import Decoding, TrainedRun
-from .arrays import ArrayJudge
+from .arrays import ArrayJudge, ImageJudge
 from .contents import contents_of
 from .continuations import ContinuationJudge
 from .device import device_notes
@@ -28,6 +33,7 @@ from .execution import run_artefact, task_of
 from .judgement import Judge
 from .records import Certificate, Entry
 
+MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
 QUICK_SENTENCES = 200  # enough to show that an artefact is the model; what a low precision costs takes all sentences
 
 
@@ -81,11 +87,32 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] |
     """
     folder = RunFolder(run)
     config = read_config(folder)
+    if config["model"]["kind"] == Recognition.kind:
+        return images_of(folder), None
     if config["model"]["kind"] != Translation.kind:
         return prompts_of(folder, has_labels=bool(config.get("labels"))), None
     if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
         raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
     return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+
+
+def images_of(folder: RunFolder) -> list[Any]:
+    """The first validation images of a run, (S, S, channels) uint8 each.
+
+    Raises:
+        RequestError: there are none, or their file is damaged.
+    """
+    try:
+        with np.load(folder.valid_images, allow_pickle=False) as arrays:
+            images = arrays["images"]
+    except FileNotFoundError:
+        raise RequestError(f"{folder.path} has no validation images, on which an export is certified") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RequestError(f"{folder.valid_images} is damaged: {str(error)[:200]}") from error
+    shape = (config := read_config(folder)["model"])["image_size"], config["image_size"], config["channels"]
+    if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+        raise RequestError(f"{folder.valid_images}: expected images {shape} of uint8; received {images.shape}")
+    return list(images[: max(1, min(QUICK_SENTENCES, MAX_NUMBERS // images[0].size))])
 
 
 def prompts_of(folder: RunFolder, has_labels: bool) -> list[str]:
@@ -115,6 +142,8 @@ def judge_of(
     """The judge of a run's artefacts that search so."""
     if isinstance(run.pipeline, Translator):
         return Judge(run.pipeline, decoding, sentences, references)
+    if isinstance(run.pipeline, Recognizer):
+        return ImageJudge(run.pipeline, sentences)
     sentences = without_ambiguous(run, sentences)
     if isinstance(run.pipeline, Generator):
         return ContinuationJudge(run.pipeline, decoding, sentences)
@@ -123,7 +152,7 @@ def judge_of(
 
 def without_ambiguous(run: TrainedRun, sentences: Sequence[str]) -> list[str]:
     """The sentences, without those that a runtime's SentencePiece may read in other pieces. A message counts these."""
-    tokenizer, _ = run.tokenizers
+    tokenizer = run.tokenizers[0]
     kept = [sentence for sentence in sentences if not tokenizer.is_ambiguous(sentence)]
     if num_left := len(sentences) - len(kept):
         say(f"{num_left} text(s) can be read in other pieces as well, so they are not certified on")
@@ -143,7 +172,7 @@ def certified(
         entry = replace(entry, contents=contents_of(artefact))
         inputs = judge.inputs(artefact.takes)
         count = QUICK_SENTENCES if artefact.precision == "float32" else len(inputs)
-        task = task_of(artefact, inputs[:count], judge.decoding, threads, judge.model.num_control_ids, form)
+        task = task_of(artefact, inputs[:count], judge.decoding, threads, judge.num_control_ids, form)
         execution = run_artefact(artefact, task)
         judgement = judge.judge(artefact.precision, execution.result)
     except BrokenArtefact as broken:

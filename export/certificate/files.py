@@ -30,6 +30,11 @@ LEGENDS = {
         "text), in batches of 32, in the order of the prompts. Score: the largest difference over identical "
         "continuations. Batched, padded: how many prompts are continued otherwise than alone."
     ),
+    "image-classifier": (
+        "Identical: the share of images with the model's label, in batches of 32. Score: the largest difference of a "
+        "probability, or of a vector in units of its largest number. Batched, padded: how many images have another "
+        "label than alone (padded: beside another image)."
+    ),
     "encoder": (
         "Identical: the share of texts with the model's label, or the model's likeliest piece at every place, in "
         "batches of 32, in the order of the text. Score: the largest difference of a probability, or of a vector in "

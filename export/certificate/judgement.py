@@ -86,6 +86,11 @@ class Judge:
             reason = self._low_precision_fault(measured, trials)
         return Judgement(not reason, reason, measured, tuple(differences))
 
+    @property
+    def num_control_ids(self) -> int:
+        """Of the model."""
+        return self.model.num_control_ids
+
     def inputs(self, takes: str) -> Sequence[str] | Sequence[Sequence[int]]:
         """What an artefact is given that takes text, or ids."""
         return self.sentences if takes == "text" else self.source_ids

@@ -129,9 +129,11 @@ def prepare_saved_model(task: Task) -> Load:
     def load() -> Loaded:
         loaded = tf.saved_model.load(*task["paths"])
 
-        def run(text: Batch) -> dict[str, np.ndarray]:
+        def run(batch: Batch) -> dict[str, np.ndarray]:
             # Looked up for each batch: a signature alone does not keep its variables alive.
-            outputs = loaded.signatures[task["signature"]](text=tf.constant(text))
+            signature = loaded.signatures[task["signature"]]
+            (name,) = signature.structured_input_signature[1]
+            outputs = signature(**{name: tf.constant(batch)})
             return {name: outputs[name].numpy() for name in task["outputs"]}
 
         return Loaded(run, "GPU" if tf.config.list_physical_devices("GPU") else "CPU")
@@ -294,9 +296,11 @@ def answer(
 
 
 def batch_of(sentences: Sentences) -> Batch:
-    """Texts (B,), or ids (B, S) padded to the longest row."""
+    """Texts (B,), ids (B, S) padded to the longest row, or images (B, S, S, channels)."""
     if isinstance(sentences[0], str):
         return np.array(sentences, object)
+    if np.ndim(sentences[0]) == 3:
+        return np.array(sentences, "uint8")
     ids = np.full((len(sentences), max(map(len, sentences))), PAD, "int32")
     for row, sentence in zip(ids, sentences, strict=True):
         row[: len(sentence)] = sentence
@@ -304,8 +308,8 @@ def batch_of(sentences: Sentences) -> Batch:
 
 
 def padding(task: Task) -> MakeBatch:
-    """A function that makes a padded batch: ids get more columns, a text gets the longest sentence as its neighbour."""
-    if task["takes"] != "text":
+    """A function that makes a padded batch: ids get more columns, texts and images a neighbour, the longest text."""
+    if task["takes"] != "text" and np.ndim(task["sentences"][0]) != 3:
         return lambda sentences: np.pad(batch_of(sentences), [(0, 0), (0, task["pad_columns"])], constant_values=PAD)
     longest = max(task["sentences"], key=len)
     return lambda sentences: batch_of([*sentences, longest])

@@ -80,7 +80,7 @@ class OnnxStack:
     """Appends the nodes of a stack to graphs.
 
     Args:
-        embedding: of the ids.
+        embedding: of the ids; None if vectors are made otherwise.
         norm: of the embeddings; None for no norm.
         stack: the stack; `support.require_writers` must accept it.
         positions: their writer.
@@ -89,7 +89,7 @@ class OnnxStack:
 
     def __init__(
         self,
-        embedding: TokenEmbedding,
+        embedding: TokenEmbedding | None,
         norm: keras.layers.Layer | None,
         stack: Stack,
         positions: WrittenPositions,
@@ -107,12 +107,16 @@ class OnnxStack:
 
     def states(self, g: Graph, ids: Value) -> States:
         """Ids (B, S) → the states of an encoder."""
+        assert self.embedding is not None
+        return self.states_of(g, self.embedded(g, ids), ids, self.embedding.hidden_dim)
+
+    def states_of(self, g: Graph, x: Value, ids: Value, hidden_dim: int) -> States:
+        """Vectors (B, S, D) → the states of an encoder; ids (B, S) tell which are pad."""
         shape = g("Shape", ids)
         pad = g.cast(g("Equal", ids, np.int32(PAD)), np.float32)
         bias = g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])  # (B, 1, 1, S)
         vectors = self.positions.vectors(g, ids)  # (S, D)
-        x = added(g, self.embedded(g, ids), vectors)
-        x = self.normed(g, g("Reshape", x, [-1, self.embedding.hidden_dim]), self.norm)  # (B · S, D)
+        x = self.normed(g, g("Reshape", added(g, x, vectors), [-1, hidden_dim]), self.norm)  # (B · S, D)
         bias_of_layers = self.self_attentions[0].bias_of(g, self.positions, ids, bias)
         shared = SelfAttention(bias_of_layers, shape, self.positions.encoder_rotation(g, ids))
         for block, attention in zip(self.blocks, self.self_attentions, strict=True):
@@ -228,6 +232,7 @@ class OnnxStack:
 
     def embedded(self, g: Graph, ids: Value) -> Value:
         """Ids (...) → their scaled embeddings (..., D)."""
+        assert self.embedding is not None
         return self.arithmetic.embedding(g, array(self.embedding.embeddings), self.embedding.scale, ids)
 
     def normed(self, g: Graph, x: Value, norm: keras.layers.Layer | None) -> Value:

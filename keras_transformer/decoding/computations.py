@@ -129,6 +129,15 @@ class ImageLabelProbs:
 
 
 @dataclass(frozen=True)
+class ImageEmbedding:
+    """The vectors of images."""
+
+    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
+        """(B, D) float32 for images (B, S, S, channels)."""
+        return (ops.cast(model.states(images)[:, 0], "float32"),)
+
+
+@dataclass(frozen=True)
 class Looks:
     """Where a patch of images looks."""
 

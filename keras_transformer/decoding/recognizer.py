@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_transformer.decoding.classifier import Prediction
 from keras_transformer.decoding.compiling import CompiledComputations
-from keras_transformer.decoding.computations import ImageLabelProbs, Looks, PixelLooks
+from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs, Looks, PixelLooks
 from keras_transformer.decoding.options import require_whole
 from keras_transformer.errors import RequestError
 from keras_transformer.images.batches import read
@@ -86,6 +86,14 @@ class Recognizer:
             for one in read:
                 yield one if isinstance(one, UnreadableImage) else next(predictions)
 
+    def probabilities(self, images: np.ndarray) -> np.ndarray:
+        """The probability (N, C) float32 of each label, for images (N, S, S, channels) as `pixels` gives them."""
+        return self._computations.run(ImageLabelProbs(), images)[0]
+
+    def embed(self, images: np.ndarray) -> np.ndarray:
+        """The vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
+        return self._computations.run(ImageEmbedding(), images)[0]
+
     def _read(self, image: Source) -> np.ndarray | UnreadableImage:
         try:
             return self.pixels(image)
@@ -95,7 +103,7 @@ class Recognizer:
     def _predicted(self, pixels: list[np.ndarray]) -> list[Prediction]:
         if not pixels:
             return []
-        (probs,) = self._computations.run(ImageLabelProbs(), np.stack(pixels))
+        probs = self.probabilities(np.stack(pixels))
         return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
 
     def looks(self, image: Source, pixel: tuple[int, int]) -> dict[str, np.ndarray]:

@@ -12,15 +12,19 @@ import pytest
 from export.__main__ import main
 from export.artefacts import BrokenArtefact
 from export.certificate.arrays import ArrayJudge
+from export.certificate.comparison import validation_text
 from export.certificate.continuations import ContinuationJudge
-from export.onnx import continuation, encoding
+from export.onnx import continuation, encoding, recognition
 from export.signatures import Decoding, TrainedRun, open_run
 from keras_transformer import run_folder as runs
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.recognizer import Recognizer
+from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export.sessions import of
@@ -151,11 +155,51 @@ def test_a_graph_fills_masks_as_the_model_does(vocabulary, tmp_path):
     assert pieces.min() >= 5, "no control id is a piece of text"
 
 
+def recognizer_of(stem) -> Recognizer:
+    keras.utils.set_random_seed(3)
+    return Recognizer(sharpened(ImageClassifier(3, 8, 2, 3, stem=stem, residual="pre_norm", **SIZES)), LABELS)
+
+
+def images(count) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, 256, (count, 8, 8, 3)).astype("uint8")
+
+
+@pytest.mark.parametrize("stem", ["patches", {"name": "attentive", "filters": 9}])
+def test_a_graph_classifies_images_as_the_model_does(stem, tmp_path):
+    recognizer = recognizer_of(stem)
+    if stem != "patches":
+        recognizer.model.stem.attention.gamma.assign(0.7)  # at first the self-attention is the identity
+    graph = of(recognition.recognize_model(TrainedRun(recognizer), "float32"), tmp_path)
+    probs, vectors = graph.run(None, {"images": images(6)})
+    np.testing.assert_allclose(probs, recognizer.probabilities(images(6)), atol=1e-5)
+    np.testing.assert_allclose(vectors, recognizer.embed(images(6)), atol=1e-4)
+    assert np.ptp(probs, axis=0).max() > 0.1
+    assert graph.run(None, {"images": images(0)})[0].shape == (0, 3)
+
+
+def test_images_to_certify_on_are_checked(tmp_path):
+    run = written(tmp_path / "run", recognizer_of("patches"), "")
+    with pytest.raises(RequestError, match="has no validation images"):
+        validation_text(run)
+    for damage, message in (
+        ({"images": np.zeros((2, 4, 4, 3), "uint8")}, r"expected images \(8, 8, 3\)"),
+        ({"images": np.zeros((2, 8, 8, 3))}, "of uint8"),
+        ({"labels": np.zeros(3)}, "is damaged"),
+    ):
+        np.savez(run / "validation.npz", **damage)
+        with pytest.raises(RequestError, match=message):
+            validation_text(run)
+    (run / "validation.npz").write_bytes(b"PK no archive")
+    with pytest.raises(RequestError, match="is damaged"):
+        validation_text(run)
+
+
 def written(folder, pipeline, valid_text: str):
     """A run folder of a model with its validation text."""
     run = runs.RunFolder(folder)
     run.path.mkdir()
-    pipeline.tokenizer.save(run.path / "tokenizer.model")
+    if hasattr(pipeline, "tokenizer"):
+        pipeline.tokenizer.save(run.path / "tokenizer.model")
     labels = {"labels": pipeline.labels} if getattr(pipeline, "labels", None) else {}
     runs.write_config(run, {"model": model_config(pipeline.model), **labels, "settings": {"seed": 1}, "versions": {}})
     runs.save_model(run, pipeline.model)
@@ -168,6 +212,7 @@ FILES = {
     "classifier": {
         "onnx/classify.onnx", "onnx/classify_text.onnx", "tflite/classify.tflite", "tflite/classify_text.tflite",
     },
+    "images": {"onnx/classify.onnx", "tflite/classify.tflite"},
     "masked tokens": {"onnx/fill.onnx", "onnx/embed_text.onnx", "tflite/fill.tflite", "tflite/embed_text.tflite"},
 }  # fmt: skip
 
@@ -175,7 +220,10 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path, capsys):
     texts = lines(4, 5)
-    if kind == "language model":
+    if kind == "images":
+        run = written(tmp_path / "run", recognizer_of("attentive"), "")
+        np.savez(run / "validation.npz", images=images(5), labels=np.zeros(5, "int32"))
+    elif kind == "language model":
         run = written(tmp_path / "run", generator_of(prose), "\n".join(["", *texts]))
     else:
         labels = LABELS if kind == "classifier" else []
@@ -199,6 +247,9 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
         assert json.loads(labels) == LABELS
         assert main([str(run), "--out", str(tmp_path / "other"), "--beams", "2"]) == 2
         assert "does not search" in capsys.readouterr().err
+    if kind == "images":
+        assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__]) == 2
+        assert "this model takes images" in capsys.readouterr().err
     assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__, "--references", __file__]) == 2
     assert "leave them out" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

@@ -179,7 +179,6 @@ def test_a_picture_of_where_a_pixel_looks(folder, tmp_path, capsys):
     [
         (["translate"], "received image-classifier, which `classify` takes"),
         (["generate"], "received image-classifier, which `classify` takes"),
-        (["export"], "received image-classifier, which `classify` takes"),
         (["embed", "--out", "vectors.npy"], "received image-classifier, which `classify` takes"),
         (["classify"], "classifies images: give their files, as in `classify RUN"),
     ],
