@@ -150,7 +150,7 @@ def test_float16_that_fails_on_a_gpu_or_ends_without_a_word_does_not_hold(traine
 
 def test_the_runner_is_told_the_models_control_ids(trained, tmp_path, monkeypatch):
     model = make_model({**model_config(trained.model), "num_control_ids": 7})
-    run = TrainedRun(Translator(model, trained.translator.target_tokenizer))
+    run = TrainedRun(Translator(model, trained.pipeline.target_tokenizer))
     artefact = stub(tmp_path, failing("str(task['num_control_ids'])"), monkeypatch)
     (entry,) = certify(run, tmp_path, [artefact], Decoding(1, max_length=3), SENTENCES[:1]).entries
     assert entry.reason == "7"

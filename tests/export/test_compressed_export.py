@@ -33,7 +33,7 @@ def run():
 def expected(run):
     """The best hypothesis of each line."""
     options = {"num_beams": DECODING.num_beams, "max_length": DECODING.max_length, "n_best": 1}
-    return [best for (best,) in run.translator.n_best(TEXT, **options)]
+    return [best for (best,) in run.pipeline.n_best(TEXT, **options)]
 
 
 def test_a_saved_model_translates_alike(tmp_path, run, expected):
@@ -48,7 +48,7 @@ def test_a_saved_model_translates_alike(tmp_path, run, expected):
 
 def test_tflite_translates_alike(tmp_path, run, expected):
     (path,) = export_tflite(run, tmp_path, DECODING)
-    source_ids = [[*ids, END] if ids else [] for ids in run.translator.source_tokenizer.encode(TEXT)]
+    source_ids = [[*ids, END] if ids else [] for ids in run.pipeline.source_tokenizer.encode(TEXT)]
     found = Interpreter(str(path), num_threads=1).get_signature_runner("translate")(source_ids=padded(source_ids))
     assert [tuple(row[row != PAD]) for row in found["target_ids"]] == [one.ids for one in expected]
     np.testing.assert_allclose(found["score"], [one.score for one in expected], atol=1e-4)

@@ -285,8 +285,8 @@ def test_the_files_translate_as_the_translator_does(exported, run, source_ids):
     ids, scores = session(paths["translate"]).run(None, {"source_ids": source_ids})
     ((texts, text_scores),) = translate_texts(paths["translate_text"], lines(5, 12))
     np.testing.assert_allclose(text_scores, scores, atol=1e-4)
-    assert texts == run.translator.target_tokenizer.decode(ids)
-    found = [best for (best,) in run.translator.n_best(lines(5, 12))]
+    assert texts == run.pipeline.target_tokenizer.decode(ids)
+    found = [best for (best,) in run.pipeline.n_best(lines(5, 12))]
     same = [tuple(row[row != PAD]) == best.ids for row, best in zip(ids, found, strict=True)]
     assert sum(same) >= {"float32": 12, "float16": 11, "int8": 6}[precision]
     if precision != "int8":
@@ -375,9 +375,9 @@ def test_the_encoder_makes_no_tensor_of_all_pairs_of_positions_in_windows(tmp_pa
 
 @pytest.mark.parametrize("variant", WITHOUT_ONNX)
 def test_a_part_without_a_writer_is_refused_by_name(tmp_path, run, variant):
-    vocabulary_size = run.translator.target_tokenizer.vocabulary_size
+    vocabulary_size = run.pipeline.target_tokenizer.vocabulary_size
     model = make_model(variant, vocabulary_size=vocabulary_size)
-    refused = TrainedRun(Translator(model, run.translator.target_tokenizer))
+    refused = TrainedRun(Translator(model, run.pipeline.target_tokenizer))
     with pytest.raises(RequestError, match=f"^onnx in float32 can write only .* with {WITHOUT_ONNX[variant]} there"):
         export_onnx(refused, tmp_path)
     assert not list(tmp_path.iterdir())

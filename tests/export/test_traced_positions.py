@@ -33,12 +33,12 @@ def run(request, tokenizer):
 
 @pytest.fixture(scope="module")
 def expected(run):
-    return [best for (best,) in run.translator.n_best(SENTENCES, num_beams=3, length_penalty=0.8, max_length=12)]
+    return [best for (best,) in run.pipeline.n_best(SENTENCES, num_beams=3, length_penalty=0.8, max_length=12)]
 
 
 def test_tflite_translates_as_the_model(run, expected, tmp_path):
     path = export_tflite(run, tmp_path, DECODING)[0]
-    source_ids = [[*ids, END] for ids in run.translator.source_tokenizer.encode(SENTENCES)]
+    source_ids = [[*ids, END] for ids in run.pipeline.source_tokenizer.encode(SENTENCES)]
     answer = Interpreter(str(path), num_threads=1).get_signature_runner("translate")(source_ids=padded(source_ids))
     assert [tuple(row[row != PAD].tolist()) for row in answer["target_ids"]] == [best.ids for best in expected]
     np.testing.assert_allclose(answer["score"], [best.score for best in expected], atol=1e-4)

@@ -31,7 +31,7 @@ def run():
 def expected(run):
     """The best hypothesis of each line."""
     options = {"num_beams": DECODING.num_beams, "length_penalty": DECODING.length_penalty}
-    return [best for best, *_ in run.translator.n_best(TEXT, max_length=DECODING.max_length, **options)]
+    return [best for best, *_ in run.pipeline.n_best(TEXT, max_length=DECODING.max_length, **options)]
 
 
 def test_a_saved_model_translates_as_the_model(run, expected, tmp_path):
@@ -47,7 +47,7 @@ def test_a_saved_model_translates_as_the_model(run, expected, tmp_path):
 @pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("float16", 0.02), ("int8", 0.2)])
 def test_tflite_translates_as_the_model(run, expected, tmp_path, precision, most):
     path, _ = export_tflite(run, tmp_path, DECODING, precision)
-    rows = [[*ids, 3] if ids else [] for ids in run.translator.source_tokenizer.encode(TEXT)]
+    rows = [[*ids, 3] if ids else [] for ids in run.pipeline.source_tokenizer.encode(TEXT)]
     source_ids = np.array([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows], "int32")
     answer = Interpreter(str(path), num_threads=1).get_signature_runner("translate")(source_ids=source_ids)
     np.testing.assert_allclose(answer["score"], [one.score for one in expected], atol=most)
