@@ -30,7 +30,7 @@ DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies t
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite",
-    "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
+    "items.txt", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
 
@@ -132,8 +132,8 @@ def text_to_certify_on(arguments: argparse.Namespace, kind: str) -> tuple[list[s
         raise RequestError("--references needs --sentences, whose translations they are: give both")
     if arguments.references and kind != "translator":
         raise RequestError(f"--references are translations, and a model of the kind {kind} gives none: leave them out")
-    if arguments.sentences and kind == "image-classifier":
-        raise RequestError("--sentences are texts, and this model takes images: leave them out")
+    if arguments.sentences and kind in ("image-classifier", "sequence-encoder"):
+        raise RequestError(f"--sentences are texts, and a model of the kind {kind} takes none: leave them out")
     if not arguments.sentences:
         return validation_text(arguments.run)
     references = list(read_lines(Path(arguments.references))) if arguments.references else None

@@ -29,7 +29,7 @@ KINDS = (
     *(
         Kind(f"{format}/{name}", f".{format}", format, "text" if name.endswith("_text") else "ids")
         for format in ("onnx", "tflite")
-        for name in ("generate", "generate_text", "classify", "classify_text", "fill", "embed_text")
+        for name in ("generate", "generate_text", "classify", "classify_text", "fill", "embed_text", "recommend")
     ),
 )
 

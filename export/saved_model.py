@@ -15,8 +15,9 @@ from keras_transformer.files import write_folder_whole
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .forms import LINE_BREAKS, Form, Outputs, form_of, pieces_of
+from .forms import LINE_BREAKS, Form, Outputs, form_of
 from .signatures import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
+from .traced import pieces_of
 
 
 def export_saved_model(
@@ -44,7 +45,7 @@ def export_saved_model(
     """
     require_precision("saved_model", precision)
     form = form_of(run)(run, model_of_precision(run.model, precision), decoding)
-    module = _text_module(form) if form.text_stem else _images_module(form)
+    module = _text_module(form) if form.text_stem else _ids_module(form)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
@@ -81,12 +82,12 @@ def _module(form: Form) -> Any:
     return module
 
 
-def _images_module(form: Any) -> Any:
+def _ids_module(form: Form) -> Any:
     """A `tf.Module` with its one signature."""
     import tensorflow as tf
 
     module = _module(form)
-    answer = tf.function(form.with_label, input_signature=[form.spec()], autograph=False)
+    answer = tf.function(form.named, input_signature=[form.spec()], autograph=False)
     module.functions = {"serving_default": answer}
     return module
 

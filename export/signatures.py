@@ -13,6 +13,7 @@ from typing import Any
 from keras_transformer.decoding.classifier import Classifier, load_classifier
 from keras_transformer.decoding.generator import Generator, load_generator
 from keras_transformer.decoding.recognizer import Recognizer, load_recognizer
+from keras_transformer.decoding.recommender import Recommender, load_recommender
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
@@ -30,14 +31,15 @@ INSTALL_EXTRA = (
 )
 
 
-Pipeline = Translator | Generator | Classifier | Recognizer
+Pipeline = Translator | Generator | Classifier | Recognizer | Recommender
 PIPELINES: dict[str, Callable[..., Pipeline]] = {
     "translator": load,
     "language-model": load_generator,
     "encoder": load_classifier,
     "image-classifier": load_recognizer,
+    "sequence-encoder": load_recommender,
 }
-OF_ONE_PASS = (Classifier, Recognizer)  # they do not search, and may have labels
+OF_ONE_PASS = (Classifier, Recognizer, Recommender)  # they do not search
 GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
 
 
@@ -97,12 +99,17 @@ class TrainedRun:
     @property
     def labels(self) -> list[str]:
         """The labels of a classifier, in the order of its probabilities; no others have any."""
-        return self.pipeline.labels if isinstance(self.pipeline, OF_ONE_PASS) else []
+        return self.pipeline.labels if isinstance(self.pipeline, Classifier | Recognizer) else []
+
+    @property
+    def items(self) -> list[str]:
+        """The items of a model of histories, in the order of their ids; no others have any."""
+        return self.pipeline.items.names if isinstance(self.pipeline, Recommender) else []
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
-        """The vocabularies of what is read and of what is written; a model of images has none."""
-        if isinstance(self.pipeline, Recognizer):
+        """The vocabularies of what is read and of what is written; models of images and of histories have none."""
+        if isinstance(self.pipeline, Recognizer | Recommender):
             return ()
         if isinstance(self.pipeline, Translator):
             return self.pipeline.source_tokenizer, self.pipeline.target_tokenizer
@@ -124,6 +131,8 @@ class TrainedRun:
 
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
         """Writes the vocabularies into a folder, under the file names of a run folder."""
+        if isinstance(self.pipeline, Recommender):
+            self.pipeline.items.save(RunFolder(folder).items)
         paths = RunFolder(folder).tokenizers(separate=len({*self.tokenizers}) > 1)
         for path, tokenizer in zip(paths, self.tokenizers, strict=False):
             tokenizer.save(path)

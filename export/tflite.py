@@ -21,8 +21,9 @@ from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tensor import Tensor
 
-from .forms import Form, Outputs, form_of, pieces_of
+from .forms import Form, Outputs, form_of
 from .signatures import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
+from .traced import pieces_of
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 

@@ -973,7 +973,7 @@ EXPORT = [
         ("np.repeat(evaluated(table), self.num_sharing, axis=-1)", "np.repeat(evaluated(table), 1, axis=-1)"),
         ('g("Add", g("Reshape", g.cast(index, np.int64), [1]), 1)', 'g("Reshape", g.cast(index, np.int64), [1])'),
         ("query_sines * signs", "query_sines"),
-        ("is_causal=False)  # (N, 1, 2L - 1)", "is_causal=True)  # (N, 1, 2L - 1)"),
+        ("np.arange(2 * last + 1), is_causal)", "np.arange(2 * last + 1), True)"),
         ("epsilon=norm.epsilon", "epsilon=1e-5"),
     ),
     *by(
@@ -985,12 +985,12 @@ EXPORT = [
     ),
     *by(
         "export/test_tflite.py::test_ids_outside_the_vocabulary_are_read_as_unknown",
-        "export/forms.py",
+        "export/traced.py",
         ("(ids < vocabulary_size), ids, UNKNOWN)", "(ids < vocabulary_size), ids, PAD)"),
     ),
     *by(
         "export/test_onnx.py::test_every_kind_of_model_translates_as_it_does_in_keras",
-        "export/forms.py",
+        "export/traced.py",
         ("ops.where(last & (ids != PAD), END, ids)", "ids"),
         ('(source_ids != PAD) & (source_ids != END), "int32")', 'source_ids != PAD, "int32")'),
     ),
@@ -1050,6 +1050,14 @@ EXPORT = [
         "export/onnx/recognition.py",
         ("g.joined(token, patches, axis=1)", "g.joined(patches, token, axis=1)"),
         ('float(config["pixel_mean"])', "0.0"),
+    ),
+    *by(
+        "export/test_forms.py::test_a_graph_recommends_as_the_model_does",
+        "export/onnx",
+        ('g("Add", bias, positions.future(g, ids)) if is_causal', "bias if is_causal"),
+        ("return self.rows(is_causal, lambda", "return self.rows(False, lambda"),
+        ("np.arange(2 * last + 1), is_causal)", "np.arange(2 * last + 1), False)"),
+        ('g("Max", g("Sub", lengths_of(g, items), most), 0)', 'g("Mul", lengths_of(g, items), 0)'),
     ),
     *by(
         "export/test_forms.py::test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text",

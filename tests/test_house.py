@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "notebooks": [PACKAGE, "export", "train"],
     "benchmarks": [PACKAGE, "export", "benchmarks"],
     "export.__main__": [PACKAGE, "export"],
-    "export.forms": [PACKAGE, "export.signatures"],
-    "export.saved_model": [PACKAGE, "export.forms", "export.signatures"],
+    "export.forms": [PACKAGE, "export.signatures", "export.traced"],
+    "export.traced": [PACKAGE, "export.signatures"],
+    "export.saved_model": [PACKAGE, *modules("export", "forms", "signatures", "traced")],
     "export.onnx.__init__": ["export.onnx.export"],
     "export.onnx.export": [
         PACKAGE,
@@ -44,6 +45,7 @@ MAY_IMPORT = {
             "graph",
             "model",
             "recognition",
+            "recommending",
             "stacks",
             "support",
             "text",
@@ -66,6 +68,11 @@ MAY_IMPORT = {
         PACKAGE,
         *modules("export.onnx", "arithmetic", "graph", "model", "parts", "stacks", "weights"),
         "export.signatures",
+    ],
+    "export.onnx.recommending": [
+        PACKAGE,
+        *modules("export.onnx", "arithmetic", "continuation", "graph", "model"),
+        *modules("export", "forms", "signatures"),
     ],
     "export.onnx.stems": [PACKAGE, *modules("export.onnx", "arithmetic", "graph", "weights")],
     "export.onnx.translation": [
@@ -116,7 +123,7 @@ MAY_IMPORT = {
     "export.onnx.windows": ["export.onnx.graph"],
     "export.onnx.arithmetic": ["export.onnx.graph"],
     "export.onnx.graph": [PACKAGE],
-    "export.tflite": [PACKAGE, "export.forms", "export.signatures"],
+    "export.tflite": [PACKAGE, *modules("export", "forms", "signatures", "traced")],
     "export.artefacts": ["export.signatures"],
     "export.certificate.__init__": [
         *modules("export.certificate", "comparison", "contents", "files", "records"),
@@ -142,7 +149,7 @@ MAY_IMPORT = {
     "export.certificate.judgement": [
         PACKAGE,
         *modules("export.certificate", "measured", "near_ties", "rules", "runner"),
-        *modules("export", "artefacts", "forms", "signatures"),
+        *modules("export", "artefacts", "signatures", "traced"),
     ],
     "export.certificate.arrays": [
         PACKAGE,
@@ -403,7 +410,7 @@ def test_a_forbidden_import_is_found() -> None:
     code = "from .signatures import Decoding\nfrom .certificate import certify\nfrom . import artefacts\n"
     found = [name for name, _, _ in imports_of(ast.parse(code), "export.tflite")]
     assert found == ["export.signatures", "export.certificate", "export.artefacts"]
-    assert most_exact("export.tflite") == [PACKAGE, "export.forms", "export.signatures"]
+    assert most_exact("export.tflite") == [PACKAGE, "export.forms", "export.signatures", "export.traced"]
     assert most_exact("export.certificate.runner") == [], "it is run without this project"
     assert most_exact(f"{PACKAGE}.layers.masks") == []
     assert most_exact(f"{PACKAGE}.models.presets") == [f"{PACKAGE}.{name}" for name in ("models", "layers", "family")]

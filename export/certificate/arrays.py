@@ -9,9 +9,11 @@ import numpy as np
 
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.recognizer import Recognizer
+from keras_transformer.decoding.recommender import Recommender
+from keras_transformer.text.tokenizer import START
 
 from ..artefacts import BrokenArtefact
-from ..forms import NUM_FILLS
+from ..forms import NUM_FILLS, num_listed
 from ..signatures import Decoding
 from .judgement import Judgement
 from .measured import Measured, costs
@@ -24,6 +26,8 @@ from .rules import (
     Difference,
 )
 from .runner import Answers, Result
+
+NAMES = ("label", "items")  # outputs that are no numbers
 
 
 class Seen(NamedTuple):
@@ -55,7 +59,7 @@ class ArrayJudge:
     rules = ARRAY_RULES
     decoding, num_control_ids = Decoding(), 4  # it does not search
 
-    def __init__(self, classifier: Classifier | Recognizer, sentences: Sequence[Any]):
+    def __init__(self, classifier: Classifier | Recognizer | Recommender, sentences: Sequence[Any]):
         self.classifier: Any = classifier
         self.model = classifier.model
         self.sentences = list(sentences)
@@ -107,10 +111,12 @@ class ArrayJudge:
     def _answers(self, answers: Answers) -> Iterator[Seen]:
         """What an artefact gave for each text."""
         outputs = answers["outputs"]
-        names = [name for name in ("label", "piece_ids", "probabilities", "vector") if name in outputs]
+        names = [
+            name for name in ("label", "items", "piece_ids", "item_ids", "probabilities", "vector") if name in outputs
+        ]
         for place, rows in enumerate(zip(*(outputs[name] for name in names), strict=True)):
             given = dict(zip(names, rows, strict=True))
-            arrays = {name: np.array(given[name], "float32") for name in names if name != "label"}
+            arrays = {name: np.array(given[name], "float32") for name in names if name not in NAMES}
             probs, expected = arrays.get("probabilities"), self.expected[place]
             if probs is not None and probs.ndim == 2:
                 probs = probs[: len(expected.probabilities)]  # without padding
@@ -178,6 +184,33 @@ class ArrayJudge:
 
     def _name(self, value: Any) -> str:
         return value if isinstance(value, str) else self.classifier.tokenizer.pieces([value])[0]
+
+
+class HistoryJudge(ArrayJudge):
+    """Compares artefacts with a recommender.
+
+    Args:
+        classifier: the model.
+        sentences: histories, each the names of items.
+    """
+
+    def inputs(self, takes: str) -> Sequence[Any]:
+        return [[START, *self.classifier.items.encode(history)] for history in self.sentences]
+
+    def _seen_by_model(self) -> list[Seen]:
+        listed = self.classifier.recommend(self.sentences, num_listed(self.model))
+        vectors = self.classifier.embed(self.sentences)
+        return [
+            Seen([found[0].item], np.array([one.probability for one in found], "float32"), vector)
+            for found, vector in zip(listed, vectors, strict=True)
+        ]
+
+    def _best(self, given: dict[str, Any], probs: np.ndarray | None) -> list[Any]:
+        name = self.classifier.items.names[given["item_ids"][0] - self.model.num_control_ids]
+        return [given["items"][0] if "items" in given else name]
+
+    def _source(self, text: int) -> str:
+        return ", ".join(self.sentences[text])
 
 
 class ImageJudge(ArrayJudge):

@@ -17,15 +17,17 @@ import numpy as np
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.recognizer import Recognizer
+from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, say
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.corpora import read_lines
+from keras_transformer.text.items import Items
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Recognition, Translation, form_of
+from ..forms import Form, Recognition, Recommending, Translation, form_of
 from ..signatures import Decoding, TrainedRun
-from .arrays import ArrayJudge, ImageJudge
+from .arrays import ArrayJudge, HistoryJudge, ImageJudge
 from .contents import contents_of
 from .continuations import ContinuationJudge
 from .device import device_notes
@@ -34,6 +36,7 @@ from .judgement import Judge
 from .records import Certificate, Entry
 
 MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
+SEED = 1  # of made histories
 QUICK_SENTENCES = 200  # enough to show that an artefact is the model; what a low precision costs takes all sentences
 
 
@@ -89,11 +92,21 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] |
     config = read_config(folder)
     if config["model"]["kind"] == Recognition.kind:
         return images_of(folder), None
+    if config["model"]["kind"] == Recommending.kind:
+        return histories_of(folder, config["model"]["context_length"]), None
     if config["model"]["kind"] != Translation.kind:
         return prompts_of(folder, has_labels=bool(config.get("labels"))), None
     if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
         raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
     return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+
+
+def histories_of(folder: RunFolder, context_length: int) -> list[Any]:
+    """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
+    names = Items.load(folder.items).names
+    draws = np.random.default_rng(SEED)
+    lengths = draws.integers(0, context_length + 5, QUICK_SENTENCES)
+    return [[names[place] for place in draws.integers(0, len(names), length)] for length in lengths]
 
 
 def images_of(folder: RunFolder) -> list[Any]:
@@ -144,6 +157,8 @@ def judge_of(
         return Judge(run.pipeline, decoding, sentences, references)
     if isinstance(run.pipeline, Recognizer):
         return ImageJudge(run.pipeline, sentences)
+    if isinstance(run.pipeline, Recommender):
+        return HistoryJudge(run.pipeline, sentences)
     sentences = without_ambiguous(run, sentences)
     if isinstance(run.pipeline, Generator):
         return ContinuationJudge(run.pipeline, decoding, sentences)

@@ -35,6 +35,11 @@ LEGENDS = {
         "probability, or of a vector in units of its largest number. Batched, padded: how many images have another "
         "label than alone (padded: beside another image)."
     ),
+    "sequence-encoder": (
+        "Identical: the share of histories with the model's likeliest item, in batches of 32; the histories are made. "
+        "Score: the largest difference of a probability, or of a vector in units of its largest number. Batched, "
+        "padded: how many histories have another likeliest item than alone."
+    ),
     "encoder": (
         "Identical: the share of texts with the model's label, or the model's likeliest piece at every place, in "
         "batches of 32, in the order of the text. Score: the largest difference of a probability, or of a vector in "

@@ -14,8 +14,8 @@ from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import END, plain
 
 from ..artefacts import BrokenArtefact
-from ..forms import limits_of
 from ..signatures import Decoding
+from ..traced import limits_of
 from .measured import Answer, Ids, Measured, Trials, measure
 from .near_ties import Choice, narrowest_choice
 from .rules import SEARCH_RULES, Difference, float32_fault, is_identical_enough, low_precision_fault

@@ -297,10 +297,8 @@ def answer(
 
 def batch_of(sentences: Sentences) -> Batch:
     """Texts (B,), ids (B, S) padded to the longest row, or images (B, S, S, channels)."""
-    if isinstance(sentences[0], str):
-        return np.array(sentences, object)
-    if np.ndim(sentences[0]) == 3:
-        return np.array(sentences, "uint8")
+    if np.ndim(sentences[0]) != 1:
+        return np.array(sentences, object if isinstance(sentences[0], str) else "uint8")
     ids = np.full((len(sentences), max(map(len, sentences))), PAD, "int32")
     for row, sentence in zip(ids, sentences, strict=True):
         row[: len(sentence)] = sentence
@@ -316,9 +314,11 @@ def padding(task: Task) -> MakeBatch:
 
 
 def plain(row: Any) -> Any:
-    """A text as a string, ids without the padding behind them, or numbers."""
+    """A text as a string, ids without the padding behind them, numbers, or texts."""
     if isinstance(row, str | bytes):
         return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
+    if row.dtype == object:
+        return [plain(text) for text in row]
     is_ids = row.ndim == 1 and row.dtype.kind == "i"
     return np.trim_zeros(row, "b").tolist() if is_ids else row.tolist()
 

@@ -43,9 +43,10 @@ class FullAttention:
         self.arithmetic = arithmetic
         self.score = SCORES[type(layer.score)](layer.score, arithmetic)
 
-    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value) -> Any:
+    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value, is_causal: bool) -> Any:
         """The bias of `over_sequence` for ids (B, S): `bias` of keys (B, 1, 1, S), and what positions add to it."""
-        return positions.encoder_bias(g, ids, bias)
+        bias = positions.sequence_bias(g, ids, bias, is_causal)
+        return g("Add", bias, positions.future(g, ids)) if is_causal else bias
 
     def over_sequence(
         self, g: Graph, x: Value, skip: Value | None, bias: Any, shape: Value, rotation: Rotation | None = None
@@ -201,8 +202,8 @@ class WindowAttention(FullAttention):
 
     layer: WindowedAttention
 
-    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value) -> BiasOfBlocks:
-        inside = self.layer.bias_of(positions.layer, np.arange(self.layer.width), is_causal=False)  # (N, r, 2r)
+    def bias_of(self, g: Graph, positions: WrittenPositions, ids: Value, bias: Value, is_causal: bool) -> BiasOfBlocks:
+        inside = self.layer.bias_of(positions.layer, np.arange(self.layer.width), is_causal)  # (N, r, 2r)
         return BiasOfBlocks(bias, 0.0 if inside is None else evaluated(inside))
 
     def over_sequence(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..forms import Continuation, Filling, Form, Labelling, Recognition, Translation, form_of
+from ..forms import Continuation, Filling, Form, Labelling, Recognition, Recommending, Translation, form_of
 from ..signatures import Decoding, TrainedRun, require_precision, stem
-from . import continuation, encoding, recognition
+from . import continuation, encoding, recognition, recommending
 from .graph import SCORE, TEXT, Graph, Model, ValueInfo, name_outputs, write_model
 from .model import OnnxTransformer
 from .stacks import flat_past, past_from_flat
@@ -168,6 +168,9 @@ MODELS: dict[type[Form], dict[str, Callable[[TrainedRun, Decoding, str], Model]]
     },
     Recognition: {
         "classify": lambda run, decoding, precision: recognition.recognize_model(run, precision),
+    },
+    Recommending: {
+        "recommend": lambda run, decoding, precision: recommending.recommend_model(run, precision),
     },
     Filling: {
         "fill": lambda run, decoding, precision: encoding.fill_model(run, precision),

@@ -27,6 +27,7 @@ from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.models.sequence_encoder import SequenceEncoder
 from keras_transformer.models.transformer import Transformer
 
 from .activations import ACTIVATIONS
@@ -66,6 +67,7 @@ WRITERS: dict[type, Any] = {
     PostNorm: write_post_norm,
     PreNorm: write_pre_norm,
     RotaryPositions: RotatedPositions,
+    SequenceEncoder: AROUND_IT,
     SinusoidalPositions: AddedPositions,
     Stack: AROUND_IT,
     SubNorm: write_pre_norm,  # the sub-layers write their inner norms

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from keras import ops
 
+from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.tensor import Tensor
@@ -43,7 +44,7 @@ class WrittenPositions:
         """What is added to the decoder's embedding at one position: (D,); None for nothing."""
         return None
 
-    def encoder_rotation(self, g: Graph, ids: Value) -> Rotation | None:
+    def sequence_rotation(self, g: Graph, ids: Value, is_causal: bool) -> Rotation | None:
         """The rotation of queries and keys of ids (B, S), see `rotated`; None for no rotation."""
         return None
 
@@ -51,9 +52,15 @@ class WrittenPositions:
         """The rotation of query and key at one position, see `rotated`; None for no rotation."""
         return None
 
-    def encoder_bias(self, g: Graph, ids: Value, bias: Value) -> Value:
-        """The bias of the encoder's logits for ids (B, S): `bias` (B, 1, 1, S), and what positions add to it."""
+    def sequence_bias(self, g: Graph, ids: Value, bias: Value, is_causal: bool) -> Value:
+        """The bias of the logits for ids (B, S): `bias` (B, 1, 1, S), and what positions add to it."""
         return bias
+
+    def future(self, g: Graph, ids: Value) -> Value:
+        """(S, S) The bias that hides later positions of ids (B, S)."""
+        hidden = np.triu(np.full((self.num_positions, self.num_positions), HIDDEN, "float32"), 1)
+        width = g.shape(ids, 1)
+        return g("Slice", hidden, [0, 0], g.joined(width, width), [0, 1])
 
     def step_bias(self, g: Graph, index: Value, bias: Value | None) -> Value | None:
         """The bias of self-attention's logits in a step: `bias` (B, 1, K, P + K), and what positions add to it.
@@ -83,9 +90,9 @@ class AddedPositions(WrittenPositions):
 class RotatedPositions(WrittenPositions):
     """Rotations of queries and keys."""
 
-    def encoder_rotation(self, g: Graph, ids: Value) -> Rotation | None:
+    def sequence_rotation(self, g: Graph, ids: Value, is_causal: bool) -> Rotation | None:
         width = g.shape(ids, 1)
-        return self.rows(False, lambda table: g("Slice", table, [0], width, [0]))
+        return self.rows(is_causal, lambda table: g("Slice", table, [0], width, [0]))
 
     def step_rotation(self, g: Graph, index: Value) -> Rotation | None:
         return self.rows(True, lambda table: g("Gather", table, index))
@@ -111,10 +118,10 @@ class RotatedPositions(WrittenPositions):
 class BiasedPositions(WrittenPositions):
     """Biases of the logits that depend on the distance of query and key alone, for each head."""
 
-    def encoder_bias(self, g: Graph, ids: Value, bias: Value) -> Value:
+    def sequence_bias(self, g: Graph, ids: Value, bias: Value, is_causal: bool) -> Value:
         last, width = self.num_positions - 1, g.shape(ids, 1)
         # The query at `last` has the keys at all distances, from -last to last.
-        table = self.layer.bias(np.array([last]), np.arange(2 * last + 1), is_causal=False)  # (N, 1, 2L - 1)
+        table = self.layer.bias(np.array([last]), np.arange(2 * last + 1), is_causal)  # (N, 1, 2L - 1)
         keys, queries = np.arange(last + 1)[None], last - np.arange(last + 1)[:, None]
         distances = g("Add", g("Slice", keys, [0], width, [1]), g("Slice", queries, [0], width, [0]))  # (S, S)
         return g("Add", bias, g("Gather", evaluated(table)[:, 0], distances, axis=1))  # (B, N, S, S)

@@ -98,6 +98,7 @@ class OnnxStack:
         self.embedding = embedding
         self.norm = norm
         self.last_norm = stack.norm
+        self.is_causal = stack.is_decoder
         self.positions = positions
         self.arithmetic = arithmetic
         self.blocks = stack.blocks_in_order()
@@ -106,19 +107,19 @@ class OnnxStack:
         self.cross_attentions = [self.attention(block.cross_attention) for block in with_memory]
 
     def states(self, g: Graph, ids: Value) -> States:
-        """Ids (B, S) → the states of an encoder."""
+        """Ids (B, S) → the states; see `states_of`."""
         assert self.embedding is not None
         return self.states_of(g, self.embedded(g, ids), ids, self.embedding.hidden_dim)
 
     def states_of(self, g: Graph, x: Value, ids: Value, hidden_dim: int) -> States:
-        """Vectors (B, S, D) → the states of an encoder; ids (B, S) tell which are pad."""
+        """Vectors (B, S, D) → the states; ids (B, S) tell which are pad. No position of a decoder sees a later one."""
         shape = g("Shape", ids)
         pad = g.cast(g("Equal", ids, np.int32(PAD)), np.float32)
         bias = g("Unsqueeze", g("Mul", pad, HIDDEN), [1, 2])  # (B, 1, 1, S)
         vectors = self.positions.vectors(g, ids)  # (S, D)
         x = self.normed(g, g("Reshape", added(g, x, vectors), [-1, hidden_dim]), self.norm)  # (B · S, D)
-        bias_of_layers = self.self_attentions[0].bias_of(g, self.positions, ids, bias)
-        shared = SelfAttention(bias_of_layers, shape, self.positions.encoder_rotation(g, ids))
+        bias_of_layers = self.self_attentions[0].bias_of(g, self.positions, ids, bias, self.is_causal)
+        shared = SelfAttention(bias_of_layers, shape, self.positions.sequence_rotation(g, ids, self.is_causal))
         for block, attention in zip(self.blocks, self.self_attentions, strict=True):
             attend = attention.over_sequence
             x = self.residual(g, x, block.self_attention_residual, partial(attend, g, **shared._asdict()))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from export.forms import translate_ids
 from export.signatures import Decoding
 from export.tflite import INTEGERS
+from export.traced import translate_ids
 from keras_transformer.decoding.search import beam_search, sample
 from tests.models.variants import make_model
 

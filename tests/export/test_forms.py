@@ -14,18 +14,21 @@ from export.artefacts import BrokenArtefact
 from export.certificate.arrays import ArrayJudge
 from export.certificate.comparison import validation_text
 from export.certificate.continuations import ContinuationJudge
-from export.onnx import continuation, encoding, recognition
+from export.onnx import continuation, encoding, recognition, recommending
 from export.signatures import Decoding, TrainedRun, open_run
 from keras_transformer import run_folder as runs
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.recognizer import Recognizer
+from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.models.sequence_encoder import SequenceEncoder
+from keras_transformer.text.items import Items
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export.sessions import of
 from tests.tiny_text import lines
@@ -177,6 +180,29 @@ def test_a_graph_classifies_images_as_the_model_does(stem, tmp_path):
     assert graph.run(None, {"images": images(0)})[0].shape == (0, 3)
 
 
+HISTORIES = [[], ["item 3"], [f"item {number % 7}" for number in range(12)], ["item 5"] * CONTEXT, ["item 9"] * 3]
+HISTORIES += [[f"item {(3 * number) % 11}" for number in range(CONTEXT + 9)]]
+
+
+def recommender_of(**options) -> Recommender:
+    keras.utils.set_random_seed(3)
+    items = Items([f"item {number}" for number in range(30)])
+    return Recommender(sharpened(SequenceEncoder(items.vocabulary_size, CONTEXT, **SIZES, **options)), items)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "buckets", "xpos"])
+def test_a_graph_recommends_as_the_model_does(variant, tmp_path):
+    recommender = recommender_of(**VARIANTS.get(variant, {"positions": variant}))
+    graph = of(recommending.recommend_model(TrainedRun(recommender), "float32"), tmp_path)
+    ids = rows([[START, *recommender.items.encode(history)] for history in HISTORIES])
+    found, probs, vectors = graph.run(None, {"ids": ids})
+    np.testing.assert_allclose(vectors, recommender.embed(HISTORIES), atol=1e-4)
+    for row, expected in enumerate(recommender.recommend(HISTORIES, 20)):
+        assert [recommender.items.names[id - 4] for id in found[row]] == [one.item for one in expected]
+        np.testing.assert_allclose(probs[row], [one.probability for one in expected], atol=1e-5)
+    assert graph.run(None, {"ids": ids[:0]})[0].shape == (0, 20)
+
+
 def test_images_to_certify_on_are_checked(tmp_path):
     run = written(tmp_path / "run", recognizer_of("patches"), "")
     with pytest.raises(RequestError, match="has no validation images"):
@@ -198,6 +224,8 @@ def written(folder, pipeline, valid_text: str):
     """A run folder of a model with its validation text."""
     run = runs.RunFolder(folder)
     run.path.mkdir()
+    if hasattr(pipeline, "items"):
+        pipeline.items.save(run.items)
     if hasattr(pipeline, "tokenizer"):
         pipeline.tokenizer.save(run.path / "tokenizer.model")
     labels = {"labels": pipeline.labels} if getattr(pipeline, "labels", None) else {}
@@ -213,6 +241,7 @@ FILES = {
         "onnx/classify.onnx", "onnx/classify_text.onnx", "tflite/classify.tflite", "tflite/classify_text.tflite",
     },
     "images": {"onnx/classify.onnx", "tflite/classify.tflite"},
+    "histories": {"onnx/recommend.onnx", "tflite/recommend.tflite"},
     "masked tokens": {"onnx/fill.onnx", "onnx/embed_text.onnx", "tflite/fill.tflite", "tflite/embed_text.tflite"},
 }  # fmt: skip
 
@@ -223,6 +252,8 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     if kind == "images":
         run = written(tmp_path / "run", recognizer_of("attentive"), "")
         np.savez(run / "validation.npz", images=images(5), labels=np.zeros(5, "int32"))
+    elif kind == "histories":
+        run = written(tmp_path / "run", recommender_of(), "")
     elif kind == "language model":
         run = written(tmp_path / "run", generator_of(prose), "\n".join(["", *texts]))
     else:
@@ -235,7 +266,8 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     assert main([str(run), "--out", str(out), *flags]) == 0, capsys.readouterr().err
     certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["holds"] and all(entry["verified"] == "answers" for entry in certificate["entries"])
-    assert all(entry["judgement"]["measured"]["sentences"] == 5 for entry in certificate["entries"])
+    count = 200 if kind == "histories" else 5
+    assert all(entry["judgement"]["measured"]["sentences"] == count for entry in certificate["entries"])
     found = {path.relative_to(out).as_posix() for path in [*out.glob("onnx/*"), *out.glob("tflite/*")]}
     assert found == FILES[kind]
     certified = {entry["name"] for entry in certificate["entries"]}
@@ -247,9 +279,10 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
         assert json.loads(labels) == LABELS
         assert main([str(run), "--out", str(tmp_path / "other"), "--beams", "2"]) == 2
         assert "does not search" in capsys.readouterr().err
-    if kind == "images":
+    assert (out / "items.txt").exists() == (kind == "histories")
+    if kind in ("images", "histories"):
         assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__]) == 2
-        assert "this model takes images" in capsys.readouterr().err
+        assert "takes none: leave them out" in capsys.readouterr().err
     assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__, "--references", __file__]) == 2
     assert "leave them out" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras import ops
 
 from export.certificate.contents import onnx_contents
-from export.forms import translate_ids
 from export.onnx import (
     INT8_OPERATORS,
     TEXT_OPERATORS,
@@ -26,6 +25,7 @@ from export.onnx.graph import Graph, Model, Value, ValueInfo, all_nodes, check, 
 from export.onnx.model import OnnxTransformer
 from export.onnx.search import Cache, SearchedModel, search
 from export.signatures import Decoding, TrainedRun
+from export.traced import translate_ids
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import Translator

@@ -184,7 +184,7 @@ def test_evaluate_tells_recall_and_ndcg_of_a_log(folder, run):
 
 
 def test_other_commands_refuse_it_by_name(run):
-    for words in (("translate",), ("generate",), ("classify",), ("export",)):
+    for words in (("translate",), ("generate",), ("classify",)):
         status, _, err = run("a\n", *words, "whole")
         assert status == 2 and "received sequence-encoder, which `recommend` takes" in err
     for flag, value in {"--count": 0, "--batch-size": 0, "--log": "missing"}.items():
