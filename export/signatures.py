@@ -19,7 +19,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference
-from keras_transformer.run_folder import COMMANDS, RunFolder, read_config
+from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.tokenizer import Tokenizer
 
 # (format, precision): why the format cannot be written in the precision.
@@ -159,12 +159,7 @@ def open_run(run: str | os.PathLike[str]) -> TrainedRun:
         RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file.
     """
     config = read_config(run)
-    if (kind := config["model"]["kind"]) not in PIPELINES:
-        raise RequestError(
-            f"{run}: expected a model of the kind {', '.join(PIPELINES)}; received {kind}, which `{COMMANDS[kind]}` "
-            "takes: it cannot be exported yet"
-        )
-    pipeline = PIPELINES[kind](run)
+    pipeline = PIPELINES[config["model"]["kind"]](run)
     corpus = config.get("corpus", {})
     languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
     return TrainedRun(pipeline, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
