@@ -21,8 +21,9 @@ ELSEWHERE = ["post-norm", "key_dim", "learned positions", "unlike sides", "untie
 LOSSES = [*(f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")), "test_ranking.py"]
 KINDS = ("language_model", "encoder", "sequence_encoder", "image_classifier")
 OF_ONE_STACK = [f"models/test_{kind}.py" for kind in KINDS]
-# JAX compiles each operation alone, which takes long: some tests of many.
+# JAX compiles each operation alone, which takes long: some tests of many. The models above have every layer of text.
 ON_JAX = [
+    *(f"layers/test_{name}.py" for name in ("attention", "embedding", "image_layers", "masks")),
     f"{OF_ONE_STACK[0]}::test_steps_equal_the_full_pass[default]",
     f"{OF_ONE_STACK[0]}::test_it_learns_to_repeat",
     f"{OF_ONE_STACK[1]}::test_it_learns_which_token_a_text_has",
@@ -103,10 +104,8 @@ def test_stacks_equal_pytorchs(run_in_backend):
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_and_losses_pass_there_too(backend, run_in_backend):
-    own = ON_JAX if backend == "jax" else OF_ONE_STACK
-    tests = [str(ROOT / "tests" / name) for name in ("layers", *LOSSES, *own)]
-    # Whole stacks run on JAX in the models above.
-    tests += [f"--ignore={ROOT / 'tests' / 'layers' / 'test_stack.py'}"] if backend == "jax" else []
+    own = ON_JAX if backend == "jax" else ["layers", *OF_ONE_STACK]
+    tests = [str(ROOT / "tests" / name) for name in (*LOSSES, *own)]
     code = f"""
         import sys
         import pytest
