@@ -20,9 +20,11 @@ from export.__main__ import main, planned
 from export.artefacts import KINDS
 from export.certificate import write_certificate
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run, stem
+from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.models import Transformer
+from keras_transformer.models import SequenceEncoder, Transformer
+from keras_transformer.text.items import Items
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -170,8 +172,10 @@ def test_the_users_files_in_an_export_folder_are_not_touched(quick, run_with_val
 def test_everything_that_an_export_writes_may_be_replaced(trained, other_tokenizer, tmp_path):
     target = trained.tokenizers[1]
     separate = Transformer(target.vocabulary_size, 1, 2, 8, 16, source_vocabulary_size=other_tokenizer.vocabulary_size)
-    for run in (trained, TrainedRun(Translator(separate, other_tokenizer, target))):
-        run.save_tokenizers(tmp_path)
+    items = Items(["a", "b"])
+    recommender = Recommender(SequenceEncoder(items.vocabulary_size, 8, num_layers=1, num_heads=2, hidden_dim=8), items)
+    for pipeline in (trained.pipeline, Translator(separate, other_tokenizer, target), recommender):
+        TrainedRun(pipeline).save_tokenizers(tmp_path)
     write_certificate(certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, ""), tmp_path)
     for kind in KINDS:
         for precision in PRECISIONS:

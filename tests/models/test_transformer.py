@@ -361,7 +361,7 @@ def test_an_untied_output_leaves_the_embedding_alone():
 
 
 def test_a_model_of_another_kind_is_refused():
-    message = "`kind` must be one of translator, language-model, encoder, sequence-encoder. Received: kind='painter'"
+    message = f"`kind` must be one of {', '.join(family.KINDS)}. Received: kind='painter'"
     for make in (models.make_model, count_parameters):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             make({**SIZES, "kind": "painter"})
