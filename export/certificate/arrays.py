@@ -131,7 +131,10 @@ class ArrayJudge:
             return []
         if probs.ndim == 1:
             return [self.classifier.labels[int(probs.argmax())]]
-        return [ids[0] for ids in given["piece_ids"][: len(probs)]]
+        best = [ids[0] for ids in given["piece_ids"][: len(probs)]]
+        if strange := [id for id in best if not 0 <= id < self.model.vocabulary_size]:
+            raise BrokenArtefact(f"it gave the id {strange[0]}, which the vocabulary lacks")
+        return best
 
     def _places(self, given: str, answers: Sequence[Seen]) -> Iterator[Place]:
         """Where the likeliest label or piece is another one."""
@@ -206,8 +209,10 @@ class HistoryJudge(ArrayJudge):
         ]
 
     def _best(self, given: dict[str, Any], probs: np.ndarray | None) -> list[Any]:
-        name = self.classifier.items.names[given["item_ids"][0] - self.model.num_control_ids]
-        return [given["items"][0] if "items" in given else name]
+        id, names = given["item_ids"][0], self.classifier.items.names
+        if not 0 <= id - self.model.num_control_ids < len(names):
+            raise BrokenArtefact(f"it gave the id {id}, which is no item")
+        return [given["items"][0] if "items" in given else names[id - self.model.num_control_ids]]
 
     def _source(self, text: int) -> str:
         return ", ".join(self.sentences[text])
@@ -246,7 +251,7 @@ def float32_fault(difference: float, places: Sequence[Place]) -> str:
 def margins_of(probabilities: np.ndarray) -> list[float]:
     """By how much the likeliest is likelier than the next: of labels (C,), or at each place of pieces (S, 5)."""
     ordered = np.sort(np.atleast_2d(probabilities), axis=-1)
-    return (ordered[:, -1] - ordered[:, -2]).tolist()
+    return (ordered[:, -1] - ordered[:, -2:-1].sum(axis=-1)).tolist()  # one item alone has no next
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:

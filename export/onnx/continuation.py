@@ -66,7 +66,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
 def continuation(
     g: Graph, run: TrainedRun, prompt_ids: Value, decoding: Decoding, precision: str
 ) -> tuple[Value, Value]:
-    """Prompts (B, P) int32 → added ids (B, T) and scores (B,); the nodes compute what `forms.continue_ids` computes."""
+    """Prompts (B, P) int32 → added ids (B, T) and scores (B,), as `traced.continue_ids` computes them."""
     model, decoding = run.model, decoding.one_best()
     context, size = model.context_length, np.int32(model.vocabulary_size)
     is_known = g("And", g("GreaterOrEqual", prompt_ids, np.int32(0)), g("Less", prompt_ids, size))

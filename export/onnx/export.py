@@ -78,7 +78,7 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
 def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False) -> Model:
     """A translator of ids: `source_ids` (batch, source) int32 → `target_ids` (batch, target) int32, `score` (batch,).
 
-    Any ids are allowed, and rows of any length, 0 included: see `signatures.permitted`.
+    Any ids are allowed, and rows of any length, 0 included: see `traced.permitted`.
 
     Args:
         run, decoding, precision: as for `export_onnx`.

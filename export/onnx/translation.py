@@ -34,7 +34,7 @@ class Translations(NamedTuple):
 
 
 def translation(g: Graph, model: Transformer, source_ids: Value, decoding: Decoding, precision: str) -> Translations:
-    """Source ids (B, S) int32 → translations; the nodes compute what `signatures.translate_ids` computes."""
+    """Source ids (B, S) int32 → translations; the nodes compute what `traced.translate_ids` computes."""
     source_ids = permitted(
         g, source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length
     )
@@ -117,7 +117,7 @@ class CachedDecoder:
 
 
 def permitted(g: Graph, ids: Value, vocabulary_size: int, max_length: int) -> Value:
-    """Replaces and cuts ids from outside, as `signatures.permitted` does."""
+    """Replaces and cuts ids from outside, as `traced.permitted` does."""
     pad, unknown, end = np.int32(PAD), np.int32(UNKNOWN), np.int32(END)
     known = g("And", g("GreaterOrEqual", ids, np.int32(0)), g("Less", ids, np.int32(vocabulary_size)))
     ids = g("Where", known, ids, unknown)
@@ -127,7 +127,7 @@ def permitted(g: Graph, ids: Value, vocabulary_size: int, max_length: int) -> Va
 
 
 def limits_of(g: Graph, source_ids: Value, max_length: int | None) -> Value:
-    """(B,) int64 The most ids to emit, as in `signatures.limits_of`."""
+    """(B,) int64 The most ids to emit, as in `traced.limits_of`."""
     blank = g("Or", g("Equal", source_ids, np.int32(PAD)), g("Equal", source_ids, np.int32(END)))
     # One more column, which counts nothing: a GPU cannot sum over no columns.
     counted = g.joined(g.cast(g("Not", blank), np.int64), g.zeros(g.joined(g.shape(blank, 0), [1]), np.int64), axis=1)

@@ -39,9 +39,7 @@ class Encoder(TokenModel):
     def __init__(
         self, vocabulary_size: int, context_length: int = 256, num_labels: int | None = None, **arguments: Any
     ):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
-        sizes = {"vocabulary_size": vocabulary_size, "context_length": context_length, "num_labels": num_labels}
-        super().__init__({**sizes, **arguments}, **layer_arguments)
+        super().__init__(vocabulary_size, context_length, num_labels=num_labels, **arguments)
         self.num_labels = num_labels
         self.head = None
         if num_labels is not None:

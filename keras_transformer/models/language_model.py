@@ -41,14 +41,6 @@ class LanguageModel(TokenModel):
     kind = "language-model"
     is_decoder = True
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
-        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
-        super().__init__(given, **layer_arguments)
-
-    def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.output_embedding.logits(self.states(inputs["ids"], training=training))
-
     def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:
         """The cache of `step` at position 0.
 

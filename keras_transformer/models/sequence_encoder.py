@@ -3,8 +3,6 @@ arXiv 1808.09781)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -46,14 +44,6 @@ class SequenceEncoder(TokenModel):
 
     kind = "sequence-encoder"
     is_decoder = True
-
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
-        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
-        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
-        super().__init__(given, **layer_arguments)
-
-    def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
-        return self.output_embedding.logits(self.states(inputs["ids"], training=training))
 
     def embed(self, ids: Tensor) -> Tensor:
         """The vector (B, D) of each history (B, T): the state of its last position, float32."""

@@ -18,7 +18,9 @@ class TokenModel(StackModel):
     """The base of the models of one stack that take ids (B, T), padded with 0.
 
     Args:
-        arguments: the model's arguments, see `family.KINDS`.
+        vocabulary_size: V.
+        context_length: the most positions of `call`.
+        arguments: the others, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
 
     Raises:
         ValueError: an argument's value is not allowed, or two arguments contradict each other.
@@ -27,10 +29,15 @@ class TokenModel(StackModel):
     embedding: TokenEmbedding
     output_embedding: TokenEmbedding
 
-    def __init__(self, arguments: dict[str, Any], **kwargs: Any):
-        super().__init__(arguments, **kwargs)
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
+        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
+        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
+        super().__init__(given, **layer_arguments)
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
+
+    def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
+        return self.output_embedding.logits(self.states(inputs["ids"], training=training))
 
     @classmethod
     def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from export.__main__ import main
 from export.artefacts import BrokenArtefact
-from export.certificate.arrays import ArrayJudge
+from export.certificate.arrays import ArrayJudge, HistoryJudge, margins_of
 from export.certificate.comparison import validation_text
 from export.certificate.continuations import ContinuationJudge
 from export.onnx import continuation, encoding, recognition, recommending
@@ -338,6 +338,23 @@ def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(texts_judge
     assert "labels or pieces differ" in texts_judge.judge("float16", result_of(outputs)).reason
     with pytest.raises(BrokenArtefact, match="probabilities"):
         texts_judge.judge("float32", result_of({"probabilities": [[1.0]] * 40}))
+
+
+def test_ids_that_no_vocabulary_has_are_told_by_number(vocabulary):
+    fills = ArrayJudge(classifier_of(vocabulary, []), ["a dog"])
+    pieces = [[[10**6] * 5] * len(fills.expected[0].best)]
+    outputs = {"piece_ids": pieces, "probabilities": [fills.expected[0].probabilities.tolist()]}
+    with pytest.raises(BrokenArtefact, match="1000000, which the vocabulary lacks"):
+        fills.judge("float32", result_of(outputs))
+    histories = HistoryJudge(recommender_of(), HISTORIES[:1])
+    outputs = {"item_ids": [[3] * 20], "probabilities": [histories.expected[0].probabilities.tolist()]}
+    with pytest.raises(BrokenArtefact, match="3, which is no item"):
+        histories.judge("float32", result_of(outputs))
+
+
+def test_what_is_alone_is_told_for_sure():
+    assert margins_of(np.array([1.0])) == [1.0]
+    np.testing.assert_allclose(margins_of(np.array([[0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])), [0.5, 0.1])
 
 
 @pytest.fixture(scope="module")
