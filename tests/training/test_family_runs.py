@@ -29,11 +29,12 @@ WAYS = [
 # TensorFlow takes seconds to start: the runs share a process. The resumed run begins as one that was killed after its
 # first checkpoint, and the run that was fine-tuned ends before its first step.
 COMMANDS = """
-import contextlib, io, json, shutil, sys
+import contextlib, io, json, sys
 from pathlib import Path
 import train
 from keras_transformer.__main__ import main as command
 from keras_transformer.training import records, run as training
+from tests.interrupted import interrupt
 records.Records._write_curves = lambda self: None  # the picture takes longer than the steps
 
 outcomes = {}
@@ -43,21 +44,12 @@ def run(name, main, *arguments):
         status = main([*arguments])
     outcomes[name] = [status, error.getvalue(), output.getvalue()]
 
-def interrupt(whole, folder):
-    shutil.copytree(whole, folder)
-    for path in Path(folder, "checkpoints").glob("*4.*.npz"):
-        path.unlink()
-    Path(folder, "model.keras").unlink()
-    config = json.loads(Path(folder, "config.json").read_text())
-    del config["weights"]
-    Path(folder, "config.json").write_text(json.dumps(config))
-
 Path("source").write_text("ba do\\nfi\\n")
 Path("target").write_text("do ba\\nfi\\n")
 for number, flags in enumerate(json.loads(sys.argv[1])):
     whole, resumed = f"whole-{number}", f"resumed-{number}"
     run(whole, train.main, *flags, "--steps", "4", "--checkpoint-every", "2", "--dropout", "0.2", "--out", whole)
-    interrupt(whole, resumed)
+    interrupt(whole, resumed, 4)
     run(resumed, train.main, "--resume", "--out", resumed)
     run(f"info-{number}", command, "info", whole)
     run(f"score-{number}", command, "score", whole, "--source", "source", "--target", "target")
