@@ -80,6 +80,7 @@ _SERIALIZABLE = {
     "layers.causal": ["CausalBlock"],
     "layers.class_token": ["ClassToken"],
     "layers.embedding": ["TokenEmbedding"],
+    "layers.head_layer": ["HeadLayer"],
     "layers.image_attention": ["ImageAttention"],
     "layers.residual": ["Residual"],  # as version 0.1 called both
     "training.losses": ["SmoothedCrossEntropy"],

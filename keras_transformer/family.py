@@ -103,8 +103,22 @@ IMAGES: dict[str, Option] = {
     "patch_size": _size(16, "height and width of a patch in pixels", 4_096),
     "channels": _size(3, "channels of an image: 1 for grey, 3 for colour", 1_024),
     "stem": _slot("stem", "how an image becomes vectors of patches"),
-    "pixel_mean": Option(0.5, "subtracted from each pixel, which goes from 0 to 1", float, least=-10, most=10),
-    "pixel_std": Option(0.5, "what remains of a pixel is divided by this", float, least=1e-3, most=1e3),
+    "pixel_mean": Option(
+        0.5,
+        "subtracted from each pixel, which goes from 0 to 1; a number, or one for each channel",
+        float,
+        least=-10,
+        most=10,
+        is_list=True,
+    ),
+    "pixel_std": Option(
+        0.5,
+        "what remains of a pixel is divided by this; a number, or one for each channel",
+        float,
+        least=1e-3,
+        most=1e3,
+        is_list=True,
+    ),
 }
 
 
@@ -129,7 +143,11 @@ KINDS = {
     "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK),
     "encoder": Kind(
         "keras_transformer.models.encoder:Encoder",
-        {**ONE_STACK, "num_labels": _labels("labels of a text")},
+        {
+            **ONE_STACK,
+            "num_labels": _labels("labels of a text"),
+            "head_layer": _switch(False, "a layer between the last state and the logits, as in BERT"),
+        },
     ),
     "image-classifier": Kind(
         "keras_transformer.models.image_classifier:ImageClassifier",

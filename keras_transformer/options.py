@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +20,7 @@ class Option:
         least, most: inclusive bounds.
         below: an exclusive upper bound.
         is_optional: whether None is a value.
+        is_list: whether a list of such numbers is a value too.
     """
 
     default: Any
@@ -29,6 +30,7 @@ class Option:
     most: float = math.inf
     below: float = math.inf
     is_optional: bool = False
+    is_list: bool = False
 
     @property
     def slot(self) -> str:
@@ -43,16 +45,19 @@ class Option:
         bounds = f" from {self.least:,}" if self.least > -math.inf else ""
         bounds += f" to {self.most:,}" if self.most < math.inf else ""
         bounds = f" of at least {self.least:,} and less than {self.below:,}" if self.below < math.inf else bounds
+        bounds += ", or a list of such" if self.is_list else ""
         return ("an integer" if self.kind is int else "a number") + bounds
 
     def checked(self, name: str, value: Any) -> Any:
-        """Returns a number or a switch if it is allowed. `family.part` checks parts.
+        """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
 
         Raises:
             ValueError: the value is not allowed.
         """
         if value is None and self.is_optional:
             return None
+        if self.is_list and isinstance(value, list | tuple) and value:
+            return [replace(self, is_list=False).checked(name, each) for each in value]
         kinds = (int, float) if self.kind is float else (self.kind,)
         if type(value) in kinds and (self.kind is bool or self.least <= value <= self.most and value < self.below):
             return float(value) if self.kind is float else value
@@ -64,6 +69,8 @@ class Option:
             return None
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
+        if self.is_list and "," in text:
+            return [self.parsed(each) for each in text.split(",")]
         try:
             return int(text) if self.kind is int else float(text)
         except ValueError:

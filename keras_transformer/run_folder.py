@@ -1,4 +1,4 @@
-"""A run's folder: its paths, its config.json, its metrics, its model, and a run written from Python."""
+"""A run's folder: its paths, its config.json, its metrics, and its model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import contextlib
 import csv
 import io
 import os
-import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family, run_config
 from keras_transformer.errors import RequestError, warn
-from keras_transformer.files import check_writable, write_folder_whole, write_text, write_whole
-from keras_transformer.models import count_parameters, make_model, model_config
+from keras_transformer.files import write_whole
+from keras_transformer.models import count_parameters, make_model
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
@@ -206,114 +205,3 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
                 "one of them is another run's; copy the run folder anew"
             )
     return source, target
-
-
-def write_run(
-    folder: str | os.PathLike[str],
-    model: Transformer,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    languages: tuple[str, str] | None = None,
-    validation: tuple[Sequence[str], Sequence[str]] | None = None,
-    overwrite: bool = False,
-    search: dict[str, Any] | None = None,
-) -> None:
-    """Writes a run folder for a model that train.py did not train; see `Translator.save`.
-
-    Raises:
-        RequestError: see `Translator.save`.
-    """
-    path = Path(folder)
-    check_place(path, overwrite)
-    twin = _twin(model)
-    _check_vocabularies(model_config(twin), tokenizers)
-    if languages is not None and (isinstance(languages, str) or len(languages) != 2):
-        raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
-    if validation is not None and not len(validation[0]) == len(validation[1]) > 0:
-        raise RequestError(
-            f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
-            f"{len(validation[1])} translations"
-        )
-    with write_folder_whole(path) as aside:
-        run = RunFolder(aside)
-        corpus = {"name": path.resolve().name}
-        if languages is not None:
-            corpus["source_language"], corpus["target_language"] = languages
-        sections = {"model": model_config(twin), **({"search": search} if search else {}), "corpus": corpus}
-        _write_files(run, sections, tokenizers, validation)
-        save_model(run, twin)
-
-
-def check_place(path: Path, overwrite: bool) -> None:
-    """Raises RequestError unless a run may be written there.
-
-    The folder is new or empty, or holds a run that may be replaced, and nothing else.
-    """
-    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    if not is_free and not (overwrite and RunFolder(path).is_run()):
-        raise RequestError(
-            f"expected a new or empty folder, or a run and `overwrite=True` (--overwrite); {path} holds something"
-        )
-    if path.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise RequestError(f"expected a folder that can be replaced; received {path}, in which this process works")
-    parts = {part.name for part in RunFolder(path).parts()}
-    entries = [] if is_free else sorted(entry.name for entry in path.iterdir())
-    # A process that was killed while it wrote a part has left it under a name of its own.
-    if strangers := [name for name in entries if re.sub(r"^\.\d+-", "", name) not in parts]:
-        raise RequestError(
-            f"expected a run and nothing else; {path} holds {strangers[0]}: move it away, or choose another folder"
-        )
-    for written in (path, path.resolve().parent):  # beside the old run, before the new one replaces it
-        check_writable(written)
-
-
-def _twin(model: Transformer) -> Transformer:
-    """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
-
-    Raises:
-        RequestError: the configuration does not describe the whole model.
-    """
-    from keras_transformer.models.inspection import difference_in_kind, difference_in_parts
-
-    found = difference_in_kind(model)
-    if found is None:
-        twin = make_model(model_config(model))
-        found = difference_in_parts(model, twin)
-    if found is not None:
-        raise RequestError(
-            f"expected a model that its configuration describes, with {found.expected} at {found.path}; received "
-            f"{found.received} there: add the part to `keras_transformer.family`, and make the model with its name"
-        )
-    twin.set_weights(model.get_weights())
-    return twin
-
-
-def _check_vocabularies(config: dict[str, Any], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    """Raises RequestError unless the vocabularies of source and target are the model's."""
-    source, target = tokenizers
-    target_size = config["vocabulary_size"]
-    source_size = config["source_vocabulary_size"] or target_size
-    for tokenizer, size in ((source, source_size), (target, target_size)):
-        if tokenizer.vocabulary_size != size:
-            raise RequestError(f"expected a vocabulary of {size} pieces; received {tokenizer.vocabulary_size}")
-    if config["source_vocabulary_size"] is None and source.model != target.model:
-        raise RequestError("expected one vocabulary, for the model has one matrix for both; received two")
-
-
-def _write_files(
-    run: RunFolder,
-    sections: dict[str, Any],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    validation: tuple[Sequence[str], Sequence[str]] | None,
-) -> None:
-    """Writes the files of a run beside its model."""
-    from keras_transformer.text.tokenizer import plain
-
-    config = sections["model"]
-    rest = {"settings": {}, "versions": versions(), "parameters": count_parameters(config)}
-    write_config(run, {**sections, **rest})
-    separate = config["source_vocabulary_size"] is not None
-    for path, tokenizer in zip(run.tokenizers(separate), tokenizers, strict=True):
-        tokenizer.save(path)
-    if validation is not None:
-        for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):
-            write_text(path, "".join(f"{plain(line)}\n" for line in lines))

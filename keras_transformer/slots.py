@@ -106,10 +106,13 @@ def _needs_added_positions_and_layers(model: dict[str, Any]) -> str:
 
 
 def _needs_whole_patches(model: dict[str, Any]) -> str:
-    size, patch_size = model["image_size"], model["patch_size"]
-    if size % patch_size == 0:
-        return ""
-    return f"`patch_size` must divide `image_size`. Received: patch_size={patch_size}, image_size={size}"
+    size, patch_size, channels = model["image_size"], model["patch_size"], model["channels"]
+    if size % patch_size:
+        return f"`patch_size` must divide `image_size`. Received: patch_size={patch_size}, image_size={size}"
+    for name in ("pixel_mean", "pixel_std"):
+        if isinstance(model[name], list) and len(model[name]) != channels:
+            return f"`{name}` must be one number, or one for each channel, {channels}. Received: {name}={model[name]}"
+    return ""
 
 
 def _needs_few_pixels(model: dict[str, Any]) -> str:

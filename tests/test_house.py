@@ -178,6 +178,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.run_folder": [
         f"{PACKAGE}.{name}" for name in ("family", "files", "models", "run_config", "text.tokenizer", "weights_file")
     ],
+    f"{PACKAGE}.written_runs": [f"{PACKAGE}.{name}" for name in ("files", "models", "run_folder", "text.tokenizer")],
     f"{PACKAGE}.training": [
         f"{PACKAGE}.{name}"
         for name in (
@@ -205,6 +206,7 @@ MAY_IMPORT = {
             "bleu",
             "ranking",
             "run_folder",
+            "written_runs",
             "export_folder",
             "decoding",
             "models",
@@ -247,7 +249,10 @@ MAY_IMPORT = {
     f"{PACKAGE}.layers.compressed": [
         f"{PACKAGE}.layers.{name}" for name in ("attention", "cache", "heads", "masks", "shared", "windowed")
     ],
-    f"{PACKAGE}.layers.feed_forward": [f"{PACKAGE}.layers.{name}" for name in ("initial", "parts")],
+    **{
+        f"{PACKAGE}.layers.{name}": [f"{PACKAGE}.layers.{used}" for used in ("initial", "parts")]
+        for name in ("feed_forward", "head_layer")
+    },
     f"{PACKAGE}.layers.residual": [f"{PACKAGE}.layers.parts"],
     f"{PACKAGE}.layers.positions": [f"{PACKAGE}.layers.shared"],
     f"{PACKAGE}.layers.position_biases": [f"{PACKAGE}.layers.positions"],

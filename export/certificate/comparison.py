@@ -119,7 +119,9 @@ def images_of(folder: RunFolder) -> list[Any]:
         with np.load(folder.valid_images, allow_pickle=False) as arrays:
             images = arrays["images"]
     except FileNotFoundError:
-        raise RequestError(f"{folder.path} has no validation images, on which an export is certified") from None
+        raise RequestError(
+            f"{folder.path} has no validation images, on which an export is certified: import it with --valid-images"
+        ) from None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise RequestError(f"{folder.valid_images} is damaged: {str(error)[:200]}") from error
     shape = (config := read_config(folder)["model"])["image_size"], config["image_size"], config["channels"]

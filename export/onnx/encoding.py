@@ -84,16 +84,17 @@ def encoded(g: Graph, run: TrainedRun, ids: Value, precision: str) -> Encoded:
 def labelled(g: Graph, run: TrainedRun, found: Encoded) -> tuple[list[Value], list[ValueInfo]]:
     """The probabilities of labels (B, C) and the vectors (B, D), and these as outputs."""
     head = run.model.head
-    logits = g("Gemm", g("Gather", found.states, 0, axis=1), array(head.kernel), array(head.bias))
+    first = found.writer.before_head(g, g("Gather", found.states, 0, axis=1))
+    logits = g("Gemm", g.cast(first, np.float32), array(head.kernel), array(head.bias))
     probs = ValueInfo("probabilities", np.float32, ["batch", len(run.labels)])
     return [g("Softmax", logits, axis=-1), mean_state(g, found)], [probs, vector_info(run)]
 
 
 def filled(g: Graph, model: Any, found: Encoded) -> list[Value]:
     """The ids of the likeliest pieces (B, S, 5), and their probabilities."""
-    arithmetic = found.writer.arithmetic
-    rows = arithmetic.from_float32(g, g("Reshape", found.states, [-1, model.hidden_dim]))
-    probs = g("Softmax", logits_of(g, arithmetic, model.output_embedding, rows), axis=-1)  # (B · S, V)
+    rows = found.writer.before_head(g, g("Reshape", found.states, [-1, model.hidden_dim]))
+    logits = logits_of(g, found.writer.arithmetic, model.output_embedding, rows)
+    probs = g("Softmax", logits, axis=-1)  # (B · S, V)
     is_text = np.arange(model.vocabulary_size) >= model.num_control_ids
     num_best = min(NUM_FILLS, model.vocabulary_size)
     probs, pieces = g("TopK", g("Where", is_text, probs, 0.0), [num_best], outputs=2)

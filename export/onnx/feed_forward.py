@@ -1,8 +1,9 @@
-"""Writes each feed-forward network as ONNX nodes: (R, D) → (R, D)."""
+"""Writes each feed-forward network, and the layer before a head, as ONNX nodes: (R, D) → (R, D)."""
 
 from __future__ import annotations
 
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
+from keras_transformer.layers.head_layer import HeadLayer
 
 from .activations import ACTIVATIONS
 from .arithmetic import Arithmetic
@@ -28,6 +29,13 @@ def write_gated_feed_forward(
     gates, values = g("Split", arithmetic.product(g, x, both.kernel, both.bias), outputs=2, axis=1)  # each (R, F)
     x = g("Mul", activation.nodes(g, arithmetic, gates), values)
     return write_last_product(g, arithmetic, layer, x, skip)
+
+
+def write_head_layer(g: Graph, arithmetic: Arithmetic, layer: HeadLayer, x: Value) -> Value:
+    """A product, an activation, and perhaps a norm: (R, D) → (R, D)."""
+    x = arithmetic.product(g, x, array(layer.kernel), array(layer.bias))
+    x = g("Tanh", x) if layer.activation is None else ACTIVATIONS[type(layer.activation)].nodes(g, arithmetic, x)
+    return x if layer.norm is None else write_norm(g, arithmetic, layer.norm, x)
 
 
 def write_last_product(

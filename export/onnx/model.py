@@ -180,6 +180,11 @@ class OnnxEncoder:
         states = g("Reshape", rows, g.joined(shape, [self.model.hidden_dim]), allowzero=1)
         return g.cast(states, np.float32)
 
+    def before_head(self, g: Graph, x: Value) -> Value:
+        """States (R, D) float32 → what the head takes of them (R, D)."""
+        x, layer = self.arithmetic.from_float32(g, x), self.model.head_layer
+        return x if layer is None else writer_of(layer)(g, self.arithmetic, layer, x)
+
 
 def positions_of(model: Any, arithmetic: Arithmetic, num_positions: int, num_sharing: int = 1) -> WrittenPositions:
     """The writer of a model's positions."""

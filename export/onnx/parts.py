@@ -16,6 +16,7 @@ from keras_transformer.layers.causal import CausalBlock
 from keras_transformer.layers.class_token import ClassToken
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
+from keras_transformer.layers.head_layer import HeadLayer
 from keras_transformer.layers.image_attention import ImageAttention
 from keras_transformer.layers.patches import Patches
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
@@ -32,7 +33,7 @@ from keras_transformer.models.transformer import Transformer
 
 from .activations import ACTIVATIONS
 from .attention import FullAttention, WindowAttention
-from .feed_forward import write_feed_forward, write_gated_feed_forward
+from .feed_forward import write_feed_forward, write_gated_feed_forward, write_head_layer
 from .norms import NORMS
 from .positions import AddedPositions, BiasedPositions, RotatedPositions, WrittenPositions
 from .residuals import write_no_residual, write_post_norm, write_pre_norm
@@ -56,6 +57,7 @@ WRITERS: dict[type, Any] = {
     EncoderBlock: AROUND_IT,
     FeedForward: write_feed_forward,
     GatedFeedForward: write_gated_feed_forward,
+    HeadLayer: write_head_layer,
     ImageAttention: AROUND_IT,
     ImageClassifier: AROUND_IT,
     LanguageModel: AROUND_IT,

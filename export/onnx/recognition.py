@@ -36,9 +36,8 @@ def recognize_model(run: TrainedRun, precision: str) -> Model:
 
 def pixels(g: Graph, run: TrainedRun, images: Value) -> Value:
     """Images uint8 → float32 as the stem takes them."""
-    config = run.model.arguments()
-    x = g("Sub", g("Div", g.cast(images, np.float32), LARGEST_PIXEL), float(config["pixel_mean"]))
-    return g("Div", x, float(config["pixel_std"]))
+    mean, std = (np.array(run.model.arguments()[name], "float32") for name in ("pixel_mean", "pixel_std"))
+    return g("Div", g("Sub", g("Div", g.cast(images, np.float32), LARGEST_PIXEL), mean), std)
 
 
 def first_states(g: Graph, run: TrainedRun, x: Value, precision: str) -> Value:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from keras_transformer.images.batches import read
 from keras_transformer.images.reading import UnreadableImage
 from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model
+from keras_transformer.written_runs import write_recognizer
 
 Source = str | os.PathLike[str] | np.ndarray
 
@@ -69,11 +71,7 @@ class Recognizer:
         Raises:
             RequestError: an image cannot be read.
         """
-        found = list(self.stream(images, batch_size))
-        for place, one in enumerate(found):
-            if isinstance(one, UnreadableImage):
-                raise RequestError(f"image {place} cannot be read: {one}") from one
-        return [one for one in found if isinstance(one, Prediction)]
+        return list(readable(self.stream(images, batch_size)))
 
     def stream(self, images: Iterable[Source], batch_size: int = 64) -> Iterator[Prediction | UnreadableImage]:
         """`classify`, which yields predictions while images come, and the error of an image that cannot be read."""
@@ -93,6 +91,23 @@ class Recognizer:
     def embed(self, images: np.ndarray) -> np.ndarray:
         """The vector (N, D) float32 of each image, as for `probabilities`: the state of the class token."""
         return self._computations.run(ImageEmbedding(), images)[0]
+
+    def save(
+        self, folder: str | os.PathLike[str], images: Iterable[Source] | None = None, overwrite: bool = False
+    ) -> None:
+        """Writes a run folder. `classify` and the exports read it.
+
+        Args:
+            folder: where to write; a new or empty folder.
+            images: on which exports are certified.
+            overwrite: whether to replace a run that is in the folder.
+
+        Raises:
+            RequestError: the folder is not empty, an image cannot be read, or the model has a part that its
+                configuration does not name.
+        """
+        pixels = None if images is None else np.array([*readable(map(self._read, images))])
+        write_recognizer(folder, self.model, self.labels, pixels, overwrite)
 
     def _read(self, image: Source) -> np.ndarray | UnreadableImage:
         try:
@@ -138,6 +153,18 @@ class Recognizer:
         for number, layer in enumerate(scores[0], start=1):
             maps[f"layer {number}"] = layer[1:].reshape(side, side)
         return maps
+
+
+def readable(found: Iterable[Any]) -> Iterator[Any]:
+    """What was found of images.
+
+    Raises:
+        RequestError: an image could not be read.
+    """
+    for place, one in enumerate(found):
+        if isinstance(one, UnreadableImage):
+            raise RequestError(f"image {place} cannot be read: {one}") from one
+        yield one
 
 
 def load_recognizer(run: str | os.PathLike[str]) -> Recognizer:

@@ -21,8 +21,9 @@ from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers, write_run
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.written_runs import write_translator
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
@@ -253,11 +254,10 @@ class Translator:
 
         Raises:
             RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a
-                translation, a vocabulary does not fit the model, or the model has a part that its configuration does
-                not name.
+                translation, a vocabulary does not fit the model, or the configuration lacks a part of the model.
         """
         tokenizers = (self.source_tokenizer, self.target_tokenizer)
-        write_run(folder, self.model, tokenizers, languages, validation, overwrite, self.search)
+        write_translator(folder, self.model, tokenizers, languages, validation, overwrite, self.search)
 
     def _sentences(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Sentence]:
         """The pieces of numbered (line, prefix) pairs; blank lines are left out."""

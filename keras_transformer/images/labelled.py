@@ -135,7 +135,7 @@ def _images_in(folder: Path) -> list[LabelledImage]:
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."):
         if not class_folder.name.isprintable():
             raise RequestError(f"a label must be printable text; received the folder {class_folder.name!r:.60}")
-        for path in _files_under(class_folder):
+        for path in files_under(class_folder):
             if path.suffix.lower() in SUFFIXES:
                 images.append(LabelledImage(class_folder.name, path, _sha256_of_file(path)))
             else:
@@ -147,7 +147,7 @@ def _images_in(folder: Path) -> list[LabelledImage]:
     return images
 
 
-def _files_under(folder: Path) -> list[Path]:
+def files_under(folder: Path) -> list[Path]:
     """All files under a folder but hidden ones, by their paths. Links to folders are not followed."""
     found = [Path(place) / name for place, _, names in os.walk(folder) for name in names if not name.startswith(".")]
     return sorted(found)

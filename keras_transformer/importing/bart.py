@@ -24,7 +24,7 @@ from keras_transformer.importing.imported import Imported
 from keras_transformer.importing.options import INERT, Options
 from keras_transformer.importing.pieces import fixed_logits, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of, open_weights
+from keras_transformer.importing.weights import Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.text.tokenizer import END, PAD
 
@@ -61,7 +61,7 @@ def read(folder: ModelFolder) -> Imported:
         raise RequestError(f"{options.where}: {error}") from error
     weights = _weights(open_weights(folder), config, ids)
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
-    return Imported(config, vocabulary, vocabulary, weights, search, None)
+    return Imported(config, weights, (vocabulary,), search)
 
 
 def _ids(options: Options) -> list[int]:
@@ -85,8 +85,8 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weight
         Weight("target_embedding.bias", "final_logits_bias", "1V", default=0.0, fixed=fixed_logits(ids)),
         Weight("positions.embeddings", POSITIONS[0], "PD"),
         Weight("positions.decoder_embeddings", POSITIONS[1], "PD"),
-        *bart_layout.norm("source_norm", "model.encoder.layernorm_embedding"),
-        *bart_layout.norm("target_norm", "model.decoder.layernorm_embedding"),
+        *norm_weights("source_norm", "model.encoder.layernorm_embedding"),
+        *norm_weights("target_norm", "model.decoder.layernorm_embedding"),
         *bart_layout.blocks(config),
     ]
     width = config["hidden_dim"]

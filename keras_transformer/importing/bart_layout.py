@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.importing.options import Options
-from keras_transformer.importing.weights import Weight
+from keras_transformer.importing.weights import TRANSPOSED, Weight, norm_weights
 
 ACTIVATIONS = {
     "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
@@ -67,23 +67,17 @@ def blocks(config: dict[str, Any]) -> Iterator[Weight]:
             for name in names:
                 yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
             feed_forward = f"{block}.feed_forward"
-            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", is_transposed=True)
+            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", order=TRANSPOSED)
             yield Weight(f"{feed_forward}.bias_in", f"{layer}.fc1.bias", "F")
-            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", is_transposed=True)
+            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", order=TRANSPOSED)
             yield Weight(f"{feed_forward}.bias_out", f"{layer}.fc2.bias", "D")
-            yield from norm(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
+            yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
 
 
 def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     for name, projection in PROJECTIONS.items():
-        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", is_transposed=True)
+        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", order=TRANSPOSED)
         yield Weight(f"{ours}.{name}_bias", f"{theirs}.{projection}.bias", "H")
-    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", is_transposed=True)
+    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", order=TRANSPOSED)
     yield Weight(f"{ours}.output_bias", f"{theirs}.out_proj.bias", "D")
-    yield from norm(f"{ours}_residual.norm", f"{theirs}_layer_norm")
-
-
-def norm(ours: str, theirs: str) -> Iterator[Weight]:
-    """The weights of a norm."""
-    yield Weight(f"{ours}.gamma", f"{theirs}.weight", "D")
-    yield Weight(f"{ours}.beta", f"{theirs}.bias", "D")
+    yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")

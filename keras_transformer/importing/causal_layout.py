@@ -71,4 +71,4 @@ def language_model(
         raise RequestError(f"{options.where}: {error}") from error
     tensors = weights(open_weights(folder), config, ids)
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
-    return Imported(config, vocabulary, vocabulary, tensors, {}, None)
+    return Imported(config, tensors, (vocabulary,))

@@ -9,7 +9,7 @@ from keras_transformer.errors import JobError, RequestError
 # No others are fetched, so that a model brings no code.
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
-    "target.spm", "spiece.model", "added_tokens.json",
+    "target.spm", "spiece.model", "added_tokens.json", "preprocessor_config.json",
 ]  # fmt: skip
 WEIGHTS = ["model.safetensors", "pytorch_model.bin"]  # the first that is there is fetched
 

@@ -13,7 +13,7 @@ from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.importing.options import Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of
+from keras_transformer.importing.weights import Weight, Weights, first_of, norm_weights
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -70,7 +70,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weight
         Weight("embedding.embeddings", first_of(file, embeddings), "VD"),
         Weight("embedding.bias", "", "V", default=0.0, fixed=copies(ids)),
         Weight("positions.embeddings", f"{prefix}wpe.weight", "PD"),
-        *_norm("stack.norm", f"{prefix}ln_f"),
+        *norm_weights("stack.norm", f"{prefix}ln_f"),
         *(weight for number, layer in enumerate(layers) for weight in _block(f"stack.blocks.{number}", layer)),
     ]
     width = config["hidden_dim"]
@@ -93,10 +93,5 @@ def _block(ours: str, theirs: str) -> Iterator[Weight]:
     yield Weight(f"{ours}.feed_forward.bias_in", f"{theirs}.mlp.c_fc.bias", "F")
     yield Weight(f"{ours}.feed_forward.kernel_out", f"{theirs}.mlp.c_proj.weight", "FD")
     yield Weight(f"{ours}.feed_forward.bias_out", f"{theirs}.mlp.c_proj.bias", "D")
-    yield from _norm(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
-    yield from _norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
-
-
-def _norm(ours: str, theirs: str) -> Iterator[Weight]:
-    yield Weight(f"{ours}.gamma", f"{theirs}.weight", "D")
-    yield Weight(f"{ours}.beta", f"{theirs}.bias", "D")
+    yield from norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
+    yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")

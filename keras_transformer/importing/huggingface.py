@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import bart, gpt2, llama, marian, t5
+from keras_transformer.importing import bart, bert, gpt2, llama, marian, t5, vit
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.models import make_model
@@ -17,28 +19,32 @@ from keras_transformer.models import make_model
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart.read,
+    "bert": bert.read,
     "gpt2": gpt2.read,
     "llama": llama.read,
     "marian": marian.read,
     "t5": t5.read,
+    "vit": vit.read,
 }
 
 
-def import_huggingface(folder: str | os.PathLike[str]) -> Translator | Generator:
-    """The translator of a model in Hugging Face's format, or its generator if it is a language model.
+def import_huggingface(folder: str | os.PathLike[str]) -> Translator | Generator | Classifier | Recognizer:
+    """What takes and gives text with a model in Hugging Face's format: a translator of BART, Marian and T5, a generator
+    of GPT-2 and Llama, a classifier of BERT; of ViT a recognizer, which takes images.
 
     The folder may be a stranger's: nothing in it is executed, and of its files only data are read. `Translator.save`
-    writes a run folder. The text of BART, GPT-2 and Llama is lines of ids of their own tokenizers, see `IdTokenizer`,
-    and no run can be written of them.
+    and `Recognizer.save` write a run folder. The text of BART, BERT, GPT-2 and Llama is lines of ids of their own
+    tokenizers, see `IdTokenizer`, and no run can be written of them.
 
     Args:
-        folder: a folder with config.json, model.safetensors or pytorch_model.bin, and the files of the tokenizer.
+        folder: a folder with config.json, model.safetensors or pytorch_model.bin, and the files of the tokenizer, or of
+            the processor of images.
 
     Raises:
         RequestError: a file is missing or damaged, or the model's architecture, or an option of it, is not known.
     """
     imported = read_huggingface(folder)
-    return generator_of(imported) if imported.config.get("kind") == "language-model" else translator_of(imported)
+    return PIPELINES[imported.config.get("kind", "translator")](imported)
 
 
 def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
@@ -68,6 +74,24 @@ def translator_of(imported: Imported) -> Translator:
 def generator_of(imported: Imported) -> Generator:
     """The generator of a language model that was read."""
     return Generator(_model_of(imported), imported.target.tokenizer)
+
+
+def classifier_of(imported: Imported) -> Classifier:
+    """The classifier of an encoder that was read."""
+    return Classifier(_model_of(imported), imported.source.tokenizer, imported.labels)
+
+
+def recognizer_of(imported: Imported) -> Recognizer:
+    """The recognizer of a classifier of images that was read."""
+    return Recognizer(_model_of(imported), imported.labels)
+
+
+PIPELINES: dict[str, Callable[[Imported], Translator | Generator | Classifier | Recognizer]] = {
+    "translator": translator_of,
+    "language-model": generator_of,
+    "encoder": classifier_of,
+    "image-classifier": recognizer_of,
+}
 
 
 def _model_of(imported: Imported) -> Any:

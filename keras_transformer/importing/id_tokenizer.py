@@ -11,15 +11,16 @@ from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 NO_RUN = (
     "the text of this model is cut by byte-level BPE, or by other rules that SentencePiece lacks, so no run can be "
     "written of it; "
-    "in Python, `keras_transformer.import_huggingface` makes a translator or a generator of it, which takes and gives "
-    "lines of ids"
+    "in Python, `keras_transformer.import_huggingface` makes a translator, a generator or a classifier of it, which "
+    "takes and gives lines of ids"
 )
 
 
 class IdTokenizer(Tokenizer):
     """Stands for a tokenizer that this project does not have: a line is ids of that tokenizer, as in "0 713 16 2".
 
-    Pad ids and an end id at the end of a line are left out, as a translator adds its own end. Text is refused.
+    Pad ids and an end id at the end of a line are left out, and a start id at its beginning, as a model adds its own.
+    Text is refused.
 
     Args:
         model: the serialised SentencePiece model whose pieces are ids.
@@ -54,6 +55,7 @@ class IdTokenizer(Tokenizer):
         ids = [self._ours[word] for word in words]
         while ids and ids[-1] == PAD:
             ids.pop()
+        ids = ids[1:] if ids and ids[0] == START else ids
         return ids[:-1] if ids and ids[-1] == END else ids
 
     def encode_text(self, text: str) -> list[int]:

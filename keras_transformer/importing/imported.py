@@ -1,4 +1,4 @@
-"""What an importer reads of a model: all that makes a translator of ours. Keras is not imported."""
+"""What an importer reads of a model: all that makes a model of ours with its pipeline. Keras is not imported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ class Imported(NamedTuple):
 
     Args:
         config: the complete arguments of our model.
-        source, target: the vocabularies.
         weights: the tensors, from which our model's weights are made.
+        vocabularies: of what is read and of what is written, or one for both; models of images have none.
         search: the options of the search, see `SearchOptions`.
         languages: of source and target; None if the model does not say.
+        labels: of a classifier, in the order of its logits.
     """
 
     config: dict[str, Any]
-    source: Vocabulary
-    target: Vocabulary
     weights: Weights
-    search: dict[str, Any]
-    languages: tuple[str, str] | None
+    vocabularies: tuple[Vocabulary, ...] = ()
+    search: dict[str, Any] = {}
+    languages: tuple[str, str] | None = None
+    labels: list[str] = []
+
+    @property
+    def source(self) -> Vocabulary:
+        """The vocabulary of what is read."""
+        return self.vocabularies[0]
+
+    @property
+    def target(self) -> Vocabulary:
+        """The vocabulary of what is written."""
+        return self.vocabularies[-1]

@@ -13,7 +13,7 @@ from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
 from keras_transformer.importing.options import Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of
+from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, first_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 # Options with the one value that is read here.
@@ -98,9 +98,9 @@ def _block(ours: str, theirs: str) -> Iterator[Weight]:
     for name, projection in PROJECTIONS.items():
         axes = "HD" if name == "query" else "GD"
         kernel = f"{theirs}.self_attn.{projection}.weight"
-        yield Weight(f"{ours}.self_attention.{name}_kernel", kernel, axes, is_transposed=True)
-    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.self_attn.o_proj.weight", "DH", is_transposed=True)
+        yield Weight(f"{ours}.self_attention.{name}_kernel", kernel, axes, order=TRANSPOSED)
+    yield Weight(f"{ours}.self_attention.output_kernel", f"{theirs}.self_attn.o_proj.weight", "DH", order=TRANSPOSED)
     for name, (kernel, axes) in KERNELS.items():
-        yield Weight(f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{kernel}.weight", axes, is_transposed=True)
+        yield Weight(f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{kernel}.weight", axes, order=TRANSPOSED)
     yield Weight(f"{ours}.self_attention_residual.norm.scale", f"{theirs}.input_layernorm.weight", "D")
     yield Weight(f"{ours}.feed_forward_residual.norm.scale", f"{theirs}.post_attention_layernorm.weight", "D")

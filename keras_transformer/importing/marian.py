@@ -68,7 +68,7 @@ def read(folder: ModelFolder) -> Imported:
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
     weights = _weights(open_weights(folder), config, ids, source, target)
-    return Imported(config, source, target, weights, search, _languages(folder))
+    return Imported(config, weights, (source, target), search, _languages(folder))
 
 
 def _ids(folder: ModelFolder, options: Options) -> _Ids:

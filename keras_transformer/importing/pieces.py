@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from keras_transformer.importing.id_tokenizer import IdTokenizer
-from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, START, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import (
+    CONTROL_PIECES,
+    END,
+    MASK,
+    MASK_PIECE,
+    PAD,
+    SPACE,
+    START,
+    UNKNOWN,
+    Tokenizer,
+)
 
 MAX_MODEL_BYTES = 16 * 2**20
 MAX_CONTROL_IDS = 10_000
@@ -141,15 +151,18 @@ def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabula
     return vocabulary._replace(num_control_ids=len(CONTROL_PIECES) + len(further)), control
 
 
-def id_vocabulary(ids: list[int]) -> Vocabulary:
+def id_vocabulary(ids: list[int], has_mask: bool = False) -> Vocabulary:
     """The vocabulary of lines of ids, for a model whose tokenizer is not SentencePiece; see `IdTokenizer`.
 
     Args:
         ids: for each of our ids, the id in the model from outside.
+        has_mask: whether our id 4 is the mask.
     """
     proto, types = _parsed(b"")
     count = len(CONTROL_PIECES)
     pieces = [_Piece(f"{SPACE}{id}", 0.0, types.NORMAL, id) for id in ids[count:]]
+    if has_mask:
+        pieces[0] = _Piece(MASK_PIECE, 0.0, types.CONTROL, ids[MASK])
     vocabulary = _rewritten(proto, types, pieces, ControlIds(*ids[:count]))
     return Vocabulary(IdTokenizer(vocabulary.tokenizer.model, ids), ids)
 

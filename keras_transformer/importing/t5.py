@@ -24,7 +24,7 @@ from keras_transformer.importing.imported import Imported
 from keras_transformer.importing.options import INERT, Options
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, are_same, first_of, open_weights
+from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, are_same, first_of, open_weights
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
 FEED_FORWARDS = {
@@ -73,7 +73,7 @@ def read(folder: ModelFolder) -> Imported:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    return Imported(config, vocabulary, vocabulary, _weights(file, config, vocabulary, is_scaled), search, None)
+    return Imported(config, _weights(file, config, vocabulary, is_scaled), (vocabulary,), search)
 
 
 def _vocabulary(folder: ModelFolder, options: Options) -> tuple[Vocabulary, ControlIds]:
@@ -173,12 +173,12 @@ def _blocks(config: dict[str, Any]) -> Iterator[Weight]:
             for place, (ours, theirs) in enumerate([*attentions.items()][:count]):
                 for name, projection in PROJECTIONS.items():
                     kernel = f"{layers}.{place}.{theirs}.{projection}.weight"
-                    yield Weight(f"{block}.{ours}.{name}_kernel", kernel, "HD", is_transposed=True)
+                    yield Weight(f"{block}.{ours}.{name}_kernel", kernel, "HD", order=TRANSPOSED)
                 kernel = f"{layers}.{place}.{theirs}.o.weight"
-                yield Weight(f"{block}.{ours}.output_kernel", kernel, "DH", is_transposed=True)
+                yield Weight(f"{block}.{ours}.output_kernel", kernel, "DH", order=TRANSPOSED)
                 yield Weight(f"{block}.{ours}_residual.norm.scale", f"{layers}.{place}.layer_norm.weight", "D")
             feed_forward, theirs = f"{block}.feed_forward", f"{layers}.{count}.DenseReluDense"
             for name, kernel in kernels.items():
-                yield Weight(f"{feed_forward}.{name}", f"{theirs}.{kernel}.weight", "FD", is_transposed=True)
-            yield Weight(f"{feed_forward}.kernel_out", f"{theirs}.wo.weight", "DF", is_transposed=True)
+                yield Weight(f"{feed_forward}.{name}", f"{theirs}.{kernel}.weight", "FD", order=TRANSPOSED)
+            yield Weight(f"{feed_forward}.kernel_out", f"{theirs}.wo.weight", "DF", order=TRANSPOSED)
             yield Weight(f"{feed_forward}_residual.norm.scale", f"{layers}.{count}.layer_norm.weight", "D")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from keras_transformer.importing.safetensors_file import open_safetensors
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.torch_file import open_torch
 
+TRANSPOSED = (1, 0)  # of a kernel that has outputs before inputs
 FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
 
 
@@ -23,21 +24,24 @@ class Weight(NamedTuple):
         ours: the path of attributes from the model, such as `encoder_blocks.0.feed_forward.kernel_in`.
         theirs: the tensor's name; empty if the model from outside has no such weight.
         axes: the tensor's axes, a letter each. `Weights` knows their sizes and how to order them.
-        is_transposed: whether the tensor has outputs before inputs.
+        order: the axes of the tensor in the order of ours, as for `numpy.transpose`; empty if it is the same.
         default: the value of all numbers where the tensor is missing; None if it may not be missing.
         fixed: numbers that are set, by their places in our order on the last axis.
         factor: all numbers are multiplied by it.
         part: which part of how many equal parts along the last axis it is; the first of one by default.
+        added: another tensor, whose first row is added to each row; "" for none. Its first axis has the letter A, the
+            others are the same.
     """
 
     ours: str
     theirs: str
     axes: str
-    is_transposed: bool = False
+    order: tuple[int, ...] = ()
     default: float | None = None
     fixed: Mapping[int, float] = {}
     factor: float = 1.0
     part: tuple[int, int] = (0, 1)
+    added: str = ""
 
 
 class Weights:
@@ -67,7 +71,7 @@ class Weights:
         self._sizes = sizes
         self.table = list(table)
         self._check()
-        known = {*(weight.theirs for weight in self.table if weight.theirs), *unread}
+        known = {*(name for weight in self.table for name in (weight.theirs, weight.added) if name), *unread}
         if unknown := sorted(file.places.keys() - known):
             raise RequestError(
                 f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
@@ -80,24 +84,28 @@ class Weights:
             variable.assign(self.read(weight).reshape(variable.shape))
 
     def _check(self) -> None:
-        path, num_bytes = self.file.path, 0
+        num_bytes = 0
         for weight in self.table:
-            place = self.file.places.get(weight.theirs)
-            if place is None and weight.default is not None:
-                continue
-            expected = tuple(self._sizes[letter] for letter in weight.axes)
-            if place is None or place.shape != expected:
-                received = "none" if place is None else f"the shape {place.shape}"
-                raise RequestError(
-                    f"{path}: expected a tensor {weight.theirs} of the shape {expected}, as config.json has it; "
-                    f"received {received}"
-                )
-            num_bytes += place.num_bytes // weight.part[1]
+            if weight.theirs in self.file.places or weight.default is None:
+                num_bytes += self._checked_bytes(weight.theirs, weight.axes) // weight.part[1]
+            if weight.added:
+                num_bytes += self._checked_bytes(weight.added, f"A{weight.axes[1:]}")
         # Tensors may lie on the same numbers. Then a small file could describe a model that fills the memory.
-        if num_bytes > path.stat().st_size:
+        if num_bytes > self.file.path.stat().st_size:
             raise RequestError(
-                f"{path}: expected a file of at least {num_bytes:,} bytes for its tensors; it is smaller"
+                f"{self.file.path}: expected a file of at least {num_bytes:,} bytes for its tensors; it is smaller"
             )
+
+    def _checked_bytes(self, name: str, axes: str) -> int:
+        """The bytes of a tensor, whose shape is checked."""
+        place, expected = self.file.places.get(name), tuple(self._sizes[letter] for letter in axes)
+        if place is None or place.shape != expected:
+            received = "none" if place is None else f"the shape {place.shape}"
+            raise RequestError(
+                f"{self.file.path}: expected a tensor {name} of the shape {expected}, as config.json has it; received "
+                f"{received}"
+            )
+        return place.num_bytes
 
     def read(self, weight: Weight) -> np.ndarray:
         """A tensor in our order."""
@@ -106,6 +114,7 @@ class Weights:
             array = np.full([self._sizes[letter] for letter in weight.axes], weight.default, "float32")
         else:
             array = self.file.read(weight.theirs)
+        array = array + self.file.read(weight.added)[0] if weight.added else array
         for axis, letter in enumerate(weight.axes):
             if letter in self._orders:
                 array = np.take(array, self._orders[letter], axis)
@@ -113,8 +122,14 @@ class Weights:
             array[..., place] = number
         place, count = weight.part
         array = np.split(array, count, axis=-1)[place] if count > 1 else array
-        array = array.T if weight.is_transposed else array
+        array = array.transpose(weight.order) if weight.order else array
         return array if weight.factor == 1 else array * np.float32(weight.factor)
+
+
+def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
+    """The weights of a layer normalization, whose names in the model from outside are `theirs` and one of `names`."""
+    yield Weight(f"{ours}.gamma", f"{theirs}.{names[0]}", "D")
+    yield Weight(f"{ours}.beta", f"{theirs}.{names[1]}", "D")
 
 
 def first_of(file: TensorFile, names: list[str]) -> str:

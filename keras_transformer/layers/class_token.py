@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -26,3 +28,6 @@ class ClassToken(keras.layers.Layer):
     def num_parameters(self, hidden_dim: int) -> int:
         """The number of parameters: one vector."""
         return hidden_dim
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()  # Keras's own one would refuse a policy as `dtype`

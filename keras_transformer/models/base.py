@@ -41,7 +41,12 @@ class FamilyModel(ReplicatedFit):
 
     def arguments(self) -> dict[str, Any]:
         """A complete copy of the arguments that make this model again, without Keras's arguments."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._config.items()}
+        return {name: _copy(value) for name, value in self._config.items()}
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self.arguments()}
+
+
+def _copy(value: Any) -> Any:
+    """A copy of an argument. Keras keeps lists and dictionaries as types of its own."""
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.layers.head_layer import HeadLayer
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
@@ -22,6 +23,7 @@ class Encoder(TokenModel):
         vocabulary_size: V.
         context_length: the most positions of `call`.
         num_labels: C, the number of labels. None gives each position logits of tokens.
+        head_layer: whether a layer stands between the last state and the logits, as in BERT; see `HeadLayer`.
         arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
 
     Call arguments:
@@ -36,11 +38,20 @@ class Encoder(TokenModel):
 
     kind = "encoder"
 
+    head_layer: HeadLayer | None
+
     def __init__(
-        self, vocabulary_size: int, context_length: int = 256, num_labels: int | None = None, **arguments: Any
+        self,
+        vocabulary_size: int,
+        context_length: int = 256,
+        num_labels: int | None = None,
+        head_layer: bool = False,
+        **arguments: Any,
     ):
-        super().__init__(vocabulary_size, context_length, num_labels=num_labels, **arguments)
+        super().__init__(vocabulary_size, context_length, num_labels=num_labels, head_layer=head_layer, **arguments)
         self.num_labels = num_labels
+        if self.head_layer is not None:
+            self.head_layer.build((None, self._config["hidden_dim"]))
         self.head = None
         if num_labels is not None:
             self.head = keras.layers.Dense(num_labels, dtype=self.dtype_policy)
@@ -51,7 +62,9 @@ class Encoder(TokenModel):
 
     def logits_of(self, states: Tensor) -> Tensor:
         """States (B, S, D) → the logits that `call` returns."""
-        return self.output_embedding.logits(states) if self.head is None else self.head(states[:, 0])
+        states = states if self.head is None else states[:, 0]
+        states = states if self.head_layer is None else self.head_layer(states)
+        return self.output_embedding.logits(states) if self.head is None else self.head(states)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The mean state (B, D) of the tokens of each text (B, S), float32."""
@@ -62,6 +75,12 @@ class Encoder(TokenModel):
         if self.num_labels is None:
             return inputs, labels, weights
         return inputs, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), dtype="float32")
+
+    @classmethod
+    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+        parts = {"activation": config["activation"], "norm": config["norm"]} if config["num_labels"] is None else {}
+        head_layer = HeadLayer(**parts, dtype=dtype) if config["head_layer"] else None
+        return {**super().make_layers(config, dtype), "head_layer": head_layer}
 
     @classmethod
     def num_parameters(cls, config: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.layers.class_token import ClassToken
@@ -31,7 +32,7 @@ class ImageClassifier(StackModel):
 
     Call arguments:
         inputs: {"images": (B, S, S, channels)}, pixels from 0 to 255, integers or not. The model itself divides them
-            by 255, subtracts `pixel_mean` and divides by `pixel_std`.
+            by 255, subtracts `pixel_mean` and divides by `pixel_std`: numbers, or one for each channel.
 
     Returns:
         Logits (B, C) of the labels, from the state of the class token; or that state (B, D).
@@ -93,7 +94,8 @@ class ImageClassifier(StackModel):
             expected = ", ".join(map(str, self.image_shape))
             raise ValueError(f"`images` must have the shape (B, {expected}). Received: shape={tuple(images.shape)}")
         x = ops.reshape(ops.cast(images, "float32"), (-1, *self.image_shape))  # sizes that a graph does not know
-        return (x / LARGEST_PIXEL - self._config["pixel_mean"]) / self._config["pixel_std"]
+        mean, std = (np.array(self._config[name], "float32") for name in ("pixel_mean", "pixel_std"))
+        return (x / LARGEST_PIXEL - mean) / std
 
     @property
     def has_pixel_scores(self) -> bool:

@@ -63,7 +63,7 @@ def _model(argument: str) -> Any:
     if option.kind is bool:
         return _flag(option.default, option.help, action=argparse.BooleanOptionalAction)
     if not option.slot:
-        return _flag(option.default, option.help, type=option.kind)
+        return _flag(option.default, option.help, type=option.parsed if option.is_list else option.kind)
     variants = ", ".join(part.usage(name) for name, part in family.ALL_SLOTS[option.slot].items())
     return _flag(option.default, f"{option.help}: {variants}", metavar="NAME")
 
@@ -123,8 +123,8 @@ class Settings:
     patch_size: int = _model("patch_size")
     channels: int = _model("channels")
     stem: str = _model("stem")
-    pixel_mean: float = _model("pixel_mean")
-    pixel_std: float = _model("pixel_std")
+    pixel_mean: float | list[float] = _model("pixel_mean")
+    pixel_std: float | list[float] = _model("pixel_std")
     positions: str = _model("positions")
     attention: str = _model("attention")
     decoder_attention: str | None = _model("decoder_attention")

@@ -71,12 +71,8 @@ def generator_of(prose, **options) -> Generator:
 
 def classifier_of(vocabulary, labels=LABELS, **options) -> Classifier:
     keras.utils.set_random_seed(3)
-    sizes = {**SIZES, "num_control_ids": 5}
-    return Classifier(
-        sharpened(Encoder(vocabulary.vocabulary_size, CONTEXT, len(labels) or None, **sizes, **options)),
-        vocabulary,
-        labels,
-    )
+    options = {**SIZES, "num_control_ids": 5, "num_labels": len(labels) or None, **options}
+    return Classifier(sharpened(Encoder(vocabulary.vocabulary_size, CONTEXT, **options)), vocabulary, labels)
 
 
 def rows(some):
@@ -126,9 +122,9 @@ def test_the_step_of_a_language_model_gives_the_logits_of_the_whole_text(prose, 
         past = dict(zip(past, present, strict=True))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "a layer before the head"])
 def test_a_graph_classifies_as_the_model_does(vocabulary, variant, tmp_path):
-    classifier = classifier_of(vocabulary, **VARIANTS[variant])
+    classifier = classifier_of(vocabulary, **VARIANTS.get(variant, {"head_layer": True}))
     texts = [*lines(3, 5), "", "dog " * 40]
     graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
     probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
@@ -146,8 +142,9 @@ def test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text(vocabular
     assert graph.run(None, {"ids": np.zeros((0, 4), "int32")})[0].shape == (0, 3)
 
 
-def test_a_graph_fills_masks_as_the_model_does(vocabulary, tmp_path):
-    classifier = classifier_of(vocabulary, [])
+@pytest.mark.parametrize("options", [{}, {"head_layer": True, "activation": "gelu"}])
+def test_a_graph_fills_masks_as_the_model_does(vocabulary, options, tmp_path):
+    classifier = classifier_of(vocabulary, [], **options)
     texts = ["a dog runs", "two cats", ""]
     graph = of(encoding.fill_model(TrainedRun(classifier), "float32"), tmp_path)
     pieces, probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
@@ -160,7 +157,8 @@ def test_a_graph_fills_masks_as_the_model_does(vocabulary, tmp_path):
 
 def recognizer_of(stem) -> Recognizer:
     keras.utils.set_random_seed(3)
-    return Recognizer(sharpened(ImageClassifier(3, 8, 2, 3, stem=stem, residual="pre_norm", **SIZES)), LABELS)
+    model = ImageClassifier(3, 8, 2, 3, stem=stem, residual="pre_norm", pixel_mean=[0.4, 0.5, 0.6], **SIZES)
+    return Recognizer(sharpened(model), LABELS)
 
 
 def images(count) -> np.ndarray:

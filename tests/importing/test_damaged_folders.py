@@ -15,6 +15,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.bart_folder import write_bart
 from tests.importing.causal_folders import write_causal
+from tests.importing.encoder_folders import write_encoder
 from tests.importing.marian_folder import tensors, write_marian
 from tests.importing.t5_folder import write_t5
 from tests.importing.torch_pickles import torch_file
@@ -34,6 +35,8 @@ def models(tmp_path_factory) -> Path:
     write_bart(models / "bart")
     for kind in ("gpt2", "llama"):
         write_causal(models / kind, kind)
+    for head in ("labels", "images"):
+        write_encoder(models / head, head)
     return models
 
 
@@ -88,7 +91,8 @@ def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Ran
             "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm", "target.spm",
             "model.safetensors", "archive", "row",
         )),
-        *((model, "config.json") for model in ("bart", "gpt2", "llama")),
+        *((model, "config.json") for model in ("bart", "gpt2", "llama", "labels", "images")),
+        ("labels", "vocab.txt"), ("images", "preprocessor_config.json"),
         *(("t5", name) for name in ("config.json", "tokenizer_config.json", "added_tokens.json", "spiece.model")),
     ],
 )  # fmt: skip

@@ -158,7 +158,7 @@ def test_the_commands_search_as_the_model_asks(translator, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model_type": "bert"}, "an architecture among .*marian.*; received 'bert'"),
+        ({"model_type": "roberta"}, "an architecture among .*marian.*; received 'roberta'"),
         ({"model_type": ["marian"]}, "an architecture among .*marian"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map' asks for code"),
         ({"normalize_before": True}, "'normalize_before': expected False alone; received: True"),

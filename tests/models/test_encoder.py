@@ -59,13 +59,34 @@ def test_every_position_sees_every_other():
         assert differs.all()
 
 
+@pytest.mark.parametrize("num_labels", [None, 3])
+def test_a_layer_before_the_head(num_labels):
+    """Tanh before labels; the model's activation and its norm before tokens."""
+    options = {"num_labels": num_labels, "head_layer": True, "activation": "silu", "norm": "rms"}
+    model: Any = Encoder(**{**SIZES, **options})
+    randomize(model)
+    states, layer = ops.convert_to_numpy(model.states(IDS)), model.head_layer
+    kernel, bias = (ops.convert_to_numpy(weight) for weight in (layer.kernel, layer.bias))
+    if num_labels:
+        kernels = [ops.convert_to_numpy(weight) for weight in model.head.weights]
+        expected = np.tanh(states[:, 0] @ kernel + bias) @ kernels[0] + kernels[1]
+    else:
+        x = states @ kernel + bias
+        x = x / (1 + np.exp(-x))
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * ops.convert_to_numpy(layer.norm.scale)
+        expected = x @ ops.convert_to_numpy(model.embedding.embeddings).T
+    np.testing.assert_allclose(outputs_of(model, IDS), expected, atol=1e-4)
+    config = model_config(model)
+    assert config["head_layer"] is True and count_parameters(config) == model.count_params()
+
+
 @EVERY_VARIANT
 @pytest.mark.parametrize("num_labels", [None, 3])
 def test_configuration_parameters_and_saving(variant, num_labels, tmp_path):
     model = model_of(variant, num_labels)
     config = model_config(model)
     assert config["kind"] == "encoder" and json.loads(json.dumps(config)) == config
-    assert config.keys() == {"kind", "num_labels", *family.ONE_STACK}
+    assert config.keys() == {"kind", "num_labels", "head_layer", *family.ONE_STACK}
     assert count_parameters(config) == model.count_params()
     assert model_config(make_model(config)) == config
     if variant == "default":

@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_transformer import family
 from keras_transformer.models import ImageClassifier, count_parameters, make_model, model_config
+from keras_transformer.models.inspection import difference
 from tests.layer_check import randomize
 
 SIZES: dict[str, Any] = {
@@ -37,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": False,
     },
     "other pixels": {"pixel_mean": 0.2, "pixel_std": 0.9, "channels": 1, "norm": "rms"},
+    "pixels by channel": {"pixel_mean": [0.2, 0.5, -1], "pixel_std": [0.9, 0.5, 2.0]},
     "xpos, windows": {"positions": {"name": "xpos", "scale_base": 1}, "attention": {"name": "windowed", "width": 4}},
     "universal": {"stack": "universal", "feed_forward": {"name": "experts", "num_experts": 3}},
 }
@@ -123,6 +125,7 @@ def test_the_configuration_holds_vit_base():
 def test_configuration_parameters_and_saving(variant, tmp_path):
     model = model_of(variant)
     config = model_config(model)
+    assert difference(model) is None
     assert config["kind"] == "image-classifier" and json.loads(json.dumps(config)) == config
     assert config.keys() == {"kind", "num_labels", *family.IMAGES}
     assert count_parameters(config) == model.count_params()
@@ -165,6 +168,10 @@ def test_pixels_may_be_integers_or_not_and_have_one_size():
     np.testing.assert_allclose(outputs_of(model, images.astype("float32")), outputs_of(model, images), atol=1e-6)
     pixels = ops.convert_to_numpy(model.pixels(images))
     np.testing.assert_allclose(pixels, (images / 255 - 0.2) / 0.9, atol=1e-6)
+    images = images_of(model_of("pixels by channel"))
+    pixels = ops.convert_to_numpy(model_of("pixels by channel").pixels(images))
+    for channel, (mean, std) in enumerate([(0.2, 0.9), (0.5, 0.5), (-1, 2)]):
+        np.testing.assert_allclose(pixels[..., channel], (images[..., channel] / 255 - mean) / std, atol=1e-6)
     for shape in ((3, 6, 6, 3), (3, 4, 9, 1), (3, 6, 6)):
         with pytest.raises(ValueError, match=r"`images` must have the shape \(B, 6, 6, 1\). Received: shape="):
             model.pixels(np.zeros(shape, "uint8"))
@@ -178,7 +185,16 @@ def test_pixels_may_be_integers_or_not_and_have_one_size():
         ({"stem": "attentive", "image_size": 66}, "`image_size` must be at most 64 for an attentive stem"),
         ({"stem": "waves"}, "`stem` must be one of patches, attentive. Received: stem='waves'"),
         ({"num_labels": 1}, "`num_labels` must be an integer from 2 to 1,000,000. Received: num_labels=1"),
-        ({"pixel_std": 0}, "`pixel_std` must be a number from 0.001 to 1,000.0. Received: pixel_std=0"),
+        (
+            {"pixel_std": 0},
+            "`pixel_std` must be a number from 0.001 to 1,000.0, or a list of such. Received: pixel_std=0",
+        ),
+        ({"pixel_std": [1, 1, 0]}, "`pixel_std` must be a number from 0.001 to 1,000.0. Received: pixel_std=0"),
+        ({"pixel_mean": [[1], 1, 1]}, r"`pixel_mean` must be a number from -10 to 10. Received: pixel_mean=\[1\]"),
+        (
+            {"pixel_mean": [1, 1]},
+            r"`pixel_mean` must be one number, or one for each channel, 3. .* pixel_mean=\[1.0, 1.0\]",
+        ),
         ({"vocabulary_size": 9}, "expected arguments among .*; received 'vocabulary_size'"),
     ],
 )

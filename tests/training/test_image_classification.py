@@ -31,7 +31,7 @@ RUNS = [
     "--out learned",
     "--task images --images images --init-from learned --steps 2 --checkpoint-every 1 --devices cpu --out tuned",
     f"{FLAGS} --steps 1 --valid-images valid --mixed-precision bfloat16 --preset modern --accumulate 2 "
-    "--pixel-mean 0.3 --pixel-std 0.7 --devices cpu --out valid-run",
+    "--channels 3 --pixel-mean 0.3,0.4,0.5 --pixel-std 0.7 --devices cpu --out valid-run",
 ]
 CORNERS = {"left": (0, 0), "right": (0, 2), "below": (2, 0)}
 
@@ -97,7 +97,7 @@ def test_a_run_that_is_fine_tuned_keeps_sizes_and_nearly_its_weights(folder):
 def test_own_validation_images_and_settings_of_pixels(folder):
     config = read_config(folder / "valid-run")
     assert len(np.load(folder / "valid-run" / "validation.npz")["labels"]) == 9
-    assert (config["model"]["pixel_mean"], config["model"]["pixel_std"]) == (0.3, 0.7)
+    assert (config["model"]["pixel_mean"], config["model"]["pixel_std"]) == ([0.3, 0.4, 0.5], 0.7)
     assert config["model"]["norm"]["name"] == "rms", "of the preset"
     assert config["model"]["positions"]["name"] == "learned", "a Vision Transformer's"
 

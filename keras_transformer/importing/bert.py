@@ -1,0 +1,145 @@
+"""BERT's models (Devlin et al. 2018, arXiv 1810.04805) in Hugging Face's format: the encoder alone, with a head for
+labels, for masked tokens, or with none.
+
+BERT's WordPiece is not SentencePiece, so lines are ids here, see `IdTokenizer`. Every text is of the first segment: the
+vector of that segment is added to those of all positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.encoder_layout import FIXED, MAX_SIZE, WITHOUT_EFFECT, block, config_of, labels_of
+from keras_transformer.importing.folder import ModelFolder
+from keras_transformer.importing.imported import Imported
+from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.pieces import id_vocabulary
+from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, first_of, norm_weights, open_weights
+
+MAX_VOCABULARY_BYTES = 16 * 2**20
+# In the order of our ids.
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ONLY: dict[str, Any] = {
+    "position_embedding_type": "absolute", "problem_type": "single_label_classification", "tie_word_embeddings": True,
+}  # fmt: skip
+# What tells the head of a model.
+LABELS, TOKENS = "classifier.weight", "cls.predictions.transform.dense.weight"
+DECODER = "cls.predictions.decoder.weight"
+BIASES = ["cls.predictions.bias", "cls.predictions.decoder.bias"]
+OTHER_HEADS = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}  # whether a sentence follows another
+POOLER = "pooler.dense"
+OF_THE_POOLER = {
+    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type",
+}  # fmt: skip
+
+
+def read(folder: ModelFolder) -> Imported:
+    """Reads a BERT model.
+
+    Raises:
+        RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
+    """
+    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options.expect({**FIXED, **ONLY})
+    size = options.whole("vocab_size", MAX_SIZE)
+    ids = _ids(folder, size)
+    options.expect({"pad_token_id": ids[0]})
+    file, labels = open_weights(folder), labels_of(options)
+    labels = labels if LABELS in file.places else []
+    fills = TOKENS in file.places
+    config = config_of(options) | {
+        "vocabulary_size": size,
+        "context_length": options.whole("max_position_embeddings", MAX_SIZE),
+        "embedding_scale": 1.0,
+        "embedding_norm": True,
+        "output_bias": fills,
+        "num_control_ids": len(SPECIAL),
+        "num_labels": len(labels) or None,
+        "head_layer": fills or bool(labels),
+    }
+    num_segments = options.whole("type_vocab_size", MAX_SIZE, 2)
+    options.finish(INERT | WITHOUT_EFFECT | OF_THE_POOLER)
+    try:
+        config = {"kind": "encoder", **family.complete(config, "encoder")}
+    except ValueError as error:
+        raise RequestError(f"{options.where}: {error}") from error
+    weights = _weights(file, config, ids, num_segments)
+    vocabulary = id_vocabulary(ids, has_mask=fills)  # after the file has shown that it has a row for each
+    return Imported(config, weights, (vocabulary,), labels=labels)
+
+
+def _ids(folder: ModelFolder, size: int) -> list[int]:
+    """For each of our ids, BERT's: pad, unknown, start, end and mask, then the others.
+
+    Raises:
+        RequestError: the vocabulary lacks one of them.
+    """
+    if folder.has("tokenizer.json"):
+        name, added = "tokenizer.json", folder.json("tokenizer.json").get("added_tokens")
+        tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+        places = {token["content"]: token.get("id") for token in tokens if isinstance(token.get("content"), str)}
+    else:
+        name = "vocab.txt"
+        lines = folder.read(name, MAX_VOCABULARY_BYTES).decode("utf-8", errors="replace").split("\n")
+        places = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    special: list[Any] = [places.get(token) for token in SPECIAL]
+    for token, id in zip(SPECIAL, special, strict=True):
+        if type(id) is not int or not 0 <= id < size or special.count(id) > 1:
+            raise RequestError(
+                f"{folder.path / name}: expected {token} with an id of its own below {size:,}; received {id!r:.40}"
+            )
+    return [*special, *(id for id in range(size) if id not in special)]
+
+
+def _weights(file: TensorFile, config: dict[str, Any], ids: list[int], num_segments: int) -> Weights:
+    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+    prefix = "bert." if any(name.startswith("bert.") for name in file.places) else ""
+    words, places = (f"{prefix}embeddings.{name}_embeddings.weight" for name in ("word", "position"))
+    segments = f"{prefix}embeddings.token_type_embeddings.weight"
+    table = [
+        Weight("embedding.embeddings", first_of(file, [words, DECODER]), "VD"),
+        Weight("positions.embeddings", places, "PD", added=segments),
+        *_norm(file, "norm", f"{prefix}embeddings.LayerNorm"),
+    ]
+    for number in range(config["num_layers"]):
+        ours, theirs = f"stack.blocks.{number}", f"{prefix}encoder.layer.{number}"
+        table += block(ours, theirs, "self")
+        table += _norm(file, f"{ours}.self_attention_residual.norm", f"{theirs}.attention.output.LayerNorm")
+        table += _norm(file, f"{ours}.feed_forward_residual.norm", f"{theirs}.output.LayerNorm")
+    pooler = f"{prefix}{POOLER}"
+    table += _head(file, config, pooler)
+    width = config["hidden_dim"]
+    sizes = {
+        "V": len(ids), "D": width, "H": width, "F": config["intermediate_dim"], "P": config["context_length"],
+        "A": num_segments, "L": config["num_labels"] or 0,
+    }  # fmt: skip
+    unread = {words, DECODER, *BIASES, *OTHER_HEADS, f"{pooler}.weight", f"{pooler}.bias"}
+    return Weights(file, table, sizes, {"V": np.array(ids)}, {*unread, f"{prefix}embeddings.position_ids"})
+
+
+def _head(file: TensorFile, config: dict[str, Any], pooler: str) -> Iterator[Weight]:
+    """The weights of the head, and of the layer before."""
+    if not config["head_layer"]:
+        return
+    transform = "cls.predictions.transform"
+    before = pooler if config["num_labels"] else f"{transform}.dense"
+    yield Weight("head_layer.kernel", f"{before}.weight", "DD", order=TRANSPOSED)
+    yield Weight("head_layer.bias", f"{before}.bias", "D")
+    if config["num_labels"]:
+        yield Weight("head.kernel", LABELS, "LD", order=TRANSPOSED)
+        yield Weight("head.bias", "classifier.bias", "L")
+    else:
+        yield from _norm(file, "head_layer.norm", f"{transform}.LayerNorm")
+        yield Weight("embedding.bias", first_of(file, BIASES), "V")
+
+
+def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
+    """The weights of a norm; old files have other names for them."""
+    return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
