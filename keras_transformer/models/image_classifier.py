@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_transformer.layers.class_token import ClassToken
@@ -94,7 +93,7 @@ class ImageClassifier(StackModel):
             expected = ", ".join(map(str, self.image_shape))
             raise ValueError(f"`images` must have the shape (B, {expected}). Received: shape={tuple(images.shape)}")
         x = ops.reshape(ops.cast(images, "float32"), (-1, *self.image_shape))  # sizes that a graph does not know
-        mean, std = (np.array(self._config[name], "float32") for name in ("pixel_mean", "pixel_std"))
+        mean, std = (ops.convert_to_tensor(self._config[name], "float32") for name in ("pixel_mean", "pixel_std"))
         return (x / LARGEST_PIXEL - mean) / std
 
     @property
