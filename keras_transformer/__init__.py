@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.classifier import load_classifier as load_classifier
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
+    from keras_transformer.decoding.neighbours import PieceVectors as PieceVectors
+    from keras_transformer.decoding.neighbours import load_piece_vectors as load_piece_vectors
     from keras_transformer.decoding.recognizer import Recognizer as Recognizer
     from keras_transformer.decoding.recognizer import load_recognizer as load_recognizer
     from keras_transformer.decoding.recommender import Recommender as Recommender
@@ -45,6 +47,7 @@ _HOMES = {
     "Generator": "keras_transformer.decoding.generator",
     "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
+    "PieceVectors": "keras_transformer.decoding.neighbours",
     "Recommender": "keras_transformer.decoding.recommender",
     "SequenceEncoder": "keras_transformer.models.sequence_encoder",
     "Recognizer": "keras_transformer.decoding.recognizer",
@@ -57,6 +60,7 @@ _HOMES = {
     "load": "keras_transformer.decoding.translator",
     "load_classifier": "keras_transformer.decoding.classifier",
     "load_generator": "keras_transformer.decoding.generator",
+    "load_piece_vectors": "keras_transformer.decoding.neighbours",
     "load_recommender": "keras_transformer.decoding.recommender",
     "load_recognizer": "keras_transformer.decoding.recognizer",
     "losses": "keras_transformer.losses",
@@ -67,9 +71,10 @@ _HOMES = {
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "Recognizer", "Recommender",
-    "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files", "import_huggingface", "load",
-    "load_classifier", "load_generator", "load_recognizer", "load_recommender",
+    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "PieceVectors", "Recognizer",
+    "Recommender", "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files",
+    "import_huggingface", "load", "load_classifier", "load_generator", "load_piece_vectors", "load_recognizer",
+    "load_recommender",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))

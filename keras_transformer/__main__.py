@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import classify, evaluate, generate, importing, recommend, runs, translate
+from keras_transformer.commands import classify, evaluate, generate, importing, neighbours, recommend, runs, translate
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -68,6 +68,9 @@ COMMANDS = {
     ),
     "recommend": Command(
         recommend.recommend, "tell which items come next in users' histories", recommend.add_options
+    ),
+    "neighbours": Command(
+        neighbours.neighbours, "tell which pieces have vectors like those of words", neighbours.add_options
     ),
     "score": Command(
         evaluate.score, "log P and perplexity of given translations, or of a text", evaluate.add_score_options,

@@ -36,6 +36,11 @@ class TokenModel(StackModel):
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
 
+    @property
+    def input_embedding(self) -> TokenEmbedding:
+        """The embedding of what the model takes."""
+        return self.embedding
+
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
         return self.output_embedding.logits(self.states(inputs["ids"], training=training))
 

@@ -146,6 +146,11 @@ class Transformer(FamilyModel):
         self.decoder_stack.build(states, states)
         self.built = True
 
+    @property
+    def input_embedding(self) -> TokenEmbedding:
+        """The embedding of what the encoder takes."""
+        return self.source_embedding
+
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
         source_ids, target_ids = inputs["source_ids"], inputs["target_ids"]
         memory = self.encode(source_ids, training=training)

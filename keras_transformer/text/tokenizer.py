@@ -203,6 +203,11 @@ class Tokenizer:
         """The spelling of each piece, with `▁` for a space, for pictures and alignments."""
         return [self._processor.id_to_piece(int(id)) for id in ids]
 
+    def words(self) -> dict[str, int]:
+        """The words that are one piece, which begins with a space, and the ids of these pieces."""
+        pieces = self.pieces(range(self.vocabulary_size))
+        return {piece[1:]: id for id, piece in enumerate(pieces) if re.fullmatch(f"{SPACE}[^{SPACE}]+", piece)}
+
     def surfaces(self) -> list[bytes]:
         """The bytes that each piece of the vocabulary adds to decoded text, in UTF-8; a byte piece adds its byte."""
         return [self._surface(id, piece) for id, piece in enumerate(self.pieces(range(self.vocabulary_size)))]

@@ -15,7 +15,7 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
     "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
-    "valid_images", "tokenizer", "init_from", "devices", "threads",
+    "valid_images", "tokenizer", "init_from", "word_vectors", "devices", "threads",
 )  # fmt: skip
 
 

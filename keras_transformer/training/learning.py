@@ -45,9 +45,8 @@ def compiled_model(run: Run) -> FamilyModel:
     settings, task = run.settings, run.task.load()
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
-    if settings.init_from and not run.is_resumed:
-        has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
-        inherit(model, load_model(settings.init_from), has_same_labels)
+    if not _has_checkpoint(run):
+        _begin(run, model)
     model.micro_batches = settings.accumulate
     model.metrics_every = METRICS_EVERY
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
@@ -60,6 +59,25 @@ def compiled_model(run: Run) -> FamilyModel:
     )
     model.build_for_training()
     return model
+
+
+def _has_checkpoint(run: Run) -> bool:
+    """Whether the weights come from a checkpoint. A run may have been killed before its first."""
+    from keras_transformer.training.checkpoints import Checkpoints
+
+    return run.is_resumed and bool(Checkpoints(run.folder.checkpoints).whole_steps())
+
+
+def _begin(run: Run, model: Any) -> None:
+    """Gives a model what it begins with, besides random weights."""
+    from keras_transformer.training.word_vectors import start_from_word_vectors
+
+    settings = run.settings
+    if settings.init_from:
+        has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
+        inherit(model, load_model(settings.init_from), has_same_labels)
+    if settings.word_vectors and run.vocabulary is not None:
+        start_from_word_vectors(model.input_embedding, run.vocabulary, settings.word_vectors)
 
 
 def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> None:

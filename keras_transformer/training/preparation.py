@@ -171,7 +171,8 @@ def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) -> Token
 
 
 def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
-    """Puts the sizes of the vocabularies, and the number of parameters that follows, into the configuration."""
+    """Puts the vocabulary into the run, and the sizes and the number of parameters that follows into config.json."""
+    run.vocabulary = tokenizers.source
     model = run.config["model"]
     model["vocabulary_size"] = tokenizers.target.vocabulary_size
     if run.settings.separate_vocabularies:

@@ -12,6 +12,7 @@ from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
 from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
 from keras_transformer.training.stored_settings import resumed
@@ -32,6 +33,7 @@ class Run:
         is_resumed: whether the run began before.
         lowers_vocabulary: whether the vocabulary may be smaller than the setting if the text supports no more.
             False if the user gave the size.
+        vocabulary: of what the model takes, once it is known; None for models that take no text.
     """
 
     settings: Settings
@@ -41,6 +43,7 @@ class Run:
     is_chief: bool = True
     is_resumed: bool = False
     lowers_vocabulary: bool = False
+    vocabulary: Tokenizer | None = None
 
     @property
     def task(self) -> Task:
@@ -76,6 +79,8 @@ def _new_run(given: dict[str, Any]) -> Run:
     check_apart(settings)
     if parent is not None:
         check_model(RunFolder(given["init_from"]))
+    if settings.word_vectors:
+        check_word_vectors(settings.word_vectors, settings.hidden_dim)
     folder = RunFolder(settings.folder)
     if is_chief:
         if settings.overwrite or not folder.is_run():

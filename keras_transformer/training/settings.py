@@ -154,6 +154,11 @@ class Settings:
     )
     xla: bool = _switch("compile the forward and backward pass with XLA; for GPUs, with --static-shapes")
     init_from: str | None = _flag(None, "fine-tune: begin with the weights and the vocabulary of this run")
+    word_vectors: str | None = _flag(
+        None,
+        "a file of word2vec or GloVe, with vectors of --hidden-dim numbers: pieces that are words begin with them; of "
+        "a translator those of the source",
+    )
     # The run
     checkpoint_every: int = _count(500, "steps between checkpoints, each with a validation")
     average_last: int = _count(5, "model.keras holds the mean of this many last checkpoints")
@@ -265,6 +270,10 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
+    if settings.word_vectors and settings.init_from:
+        raise RequestError(
+            "--word-vectors begins an embedding, and --init-from brings a whole model; received both: give one"
+        )
     if settings.task == "translation" and settings.patience and not settings.bleu_sentences:
         raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # What a run reads, and --overwrite must not remove.
 READ = (
-    "init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
-    "valid_images",
+    "init_from", "word_vectors", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text",
+    "log", "images", "valid_images",
 )  # fmt: skip
 # Folders of which everything is read; a run in them would be read with the next run.
 READ_WHOLE = ("images", "valid_images")

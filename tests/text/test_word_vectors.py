@@ -1,0 +1,226 @@
+"""Word vectors from files: every format as gensim reads it, whatever is damaged refused by its row, little memory."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gensim.models import KeyedVectors
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.word_vectors import check_word_vectors, read_word_vectors
+
+WORDS = ["the", "cat", "größe", "a\u00a0b", "hund", "0.5"]
+DIM = 4
+VECTORS = np.random.default_rng(0).normal(size=(len(WORDS), DIM)).astype("float32")
+FORMATS = {
+    "word2vec": {},
+    "binary word2vec": {"binary": True},
+    "GloVe": {"write_header": False},
+}
+
+
+def written(path: Path, **options: bool) -> Path:
+    """A file of the vectors, which gensim writes."""
+    vectors = KeyedVectors(DIM)
+    vectors.add_vectors(WORDS, VECTORS)
+    vectors.save_word2vec_format(str(path), **options)
+    return path
+
+
+def binary(words: list[bytes], vectors: np.ndarray, end: bytes = b"") -> bytes:
+    """Binary word2vec, with something after each vector."""
+    rows = b"".join(word + b" " + row.tobytes() + end for word, row in zip(words, vectors, strict=True))
+    return b"%d %d\n" % vectors.shape + rows
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read_as_gensim_reads_it(tmp_path, name, suffix):
+    path = written(tmp_path / f"vectors{suffix}", **FORMATS[name])
+    found, vectors = read_word_vectors(path, DIM, {"größe", "the", "bird"})
+    is_binary, has_header = name == "binary word2vec", name != "GloVe"
+    expected = KeyedVectors.load_word2vec_format(str(path), binary=is_binary, no_header=not has_header)
+    assert found == ["the", "größe"] and vectors.dtype == "float32"
+    np.testing.assert_array_equal(vectors, [expected[word] for word in found])
+    layout = check_word_vectors(path, DIM)
+    assert layout == (DIM, len(WORDS) if has_header else None, is_binary)
+
+
+def test_binary_vectors_of_one_number_are_no_text(tmp_path):
+    (tmp_path / "vectors").write_bytes(binary([b"one", b"two"], np.array([[1.5], [-2]], "float32")))
+    assert read_word_vectors(tmp_path / "vectors", 1, {"two"})[1].tolist() == [[-2.0]]
+
+
+TEXTS = {
+    "spaces at the end of a line, as fastText's": b"2 2\nthe 1 2 \ncat 3 4 \n",
+    "line breaks of Windows": b"2 2\r\nthe 1 2\r\ncat 3 4\r\n",
+    "a byte order mark": b"\xef\xbb\xbf2 2\nthe 1 2\ncat 3 4\n",
+    "words with spaces, as some of GloVe's": b"the 1 2\nat name@domain.com 5 6\n. . . 7 8\ncat 3 4\n",
+    "a word twice: the first counts": b"the 1 2\ncat 3 4\ncat 5 6\n",
+    "no line break at the end": b"the 1 2\ncat 3 4",
+    "blank lines": b"the 1 2\n\ncat 3 4\n\n",
+    "a word that is not looked up and has no numbers": b"the 1 2\nzero x y\ncat 3 4\n",
+    "line breaks after binary vectors": binary([b"the", b"cat"], np.array([[1, 2], [3, 4]], "float32"), b"\n"),
+}
+
+
+@pytest.mark.parametrize("content", TEXTS.values(), ids=TEXTS.keys())
+def test_what_other_programs_write_is_read(tmp_path, content):
+    (tmp_path / "vectors").write_bytes(content)
+    found, vectors = read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
+    assert found == ["the", "cat"] and vectors.tolist() == [[1, 2], [3, 4]]
+
+
+def test_more_rows_than_are_read_at_once(tmp_path):
+    vectors = np.random.default_rng(1).normal(size=(900, 50)).astype("float32")
+    (tmp_path / "vectors").write_bytes(binary([b"w%d" % number for number in range(900)], vectors))
+    found, read = read_word_vectors(tmp_path / "vectors", 50, {"w0", "w333", "w899"})
+    assert found == ["w0", "w333", "w899"]
+    np.testing.assert_array_equal(read, vectors[[0, 333, 899]])
+
+
+def test_no_word_is_there(tmp_path):
+    found, vectors = read_word_vectors(written(tmp_path / "vectors"), DIM, {"bird"})
+    assert found == [] and vectors.shape == (0, DIM)
+
+
+CUT = binary([b"the", b"cat"], np.ones((2, 2), "float32"))
+REFUSED = {
+    "nothing": (b"", r"expected word vectors of word2vec or GloVe, .* its first line is ''"),
+    "prose": (b"Hello world\n", r"its first line is 'Hello world'"),
+    "a word alone": (b"Hello\n", r"its first line is 'Hello'"),
+    "a zip archive": (b"PK\x03\x04the 1 2\n", r"is a zip archive: unpack it"),
+    "gzip by another name": (gzip.compress(b"the 1 2\n"), r"let its name end in \.gz"),
+    "fastText's own format": (b"\xba\x16O/\x0c\0\0\0", r"give its \.vec file"),
+    "another size": (b"the 1 2 3\n", r"vectors of 3 numbers, and the model's --hidden-dim is 2: give --hidden-dim 3,"),
+    "a size of 0": (b"1 0\nthe\n", r"says 1 vectors of 0 numbers"),
+    "no vectors": (b"0 2\n", r"says 0 vectors of 2 numbers"),
+    "a huge count": (
+        b"1000000000000 2\nthe 1 2\n",
+        r"says 1,000,000,000,000 vectors of 2 numbers, which take at least 5,999,999,999,999 bytes; it has 24:",
+    ),
+    "a huge count, binary": (CUT.replace(b"2 2", b"9999 2", 1), r"which take at least 99,989 bytes"),
+    "fewer rows than it says": (b"3 2\nthe 1.25 2.25\ncat 3.25 4.25\n", r"says 3 vectors; it has 2: it is cut off"),
+    "more rows than it says": (b"1 2\nthe 1 2\ncat 3 4\n", r"says 1 vectors; it has more: correct the line"),
+    "a row too short": (b"the 1 2\ncat 3\n", r"vectors, line 2: expected a word and 2 numbers, .* 'cat 3'"),
+    "a row too long": (b"2 2\nthe 1 2\ncat 3 4 5\n", r"vectors, line 3: expected a word and 2 numbers"),
+    "tabs": (b"2 2\nthe\t1\t2\ncat\t3\t4\n", r"vectors, line 2: expected a word and 2 numbers, with spaces between"),
+    "other bytes than UTF-8": ("the 1 2\ngröße 1 2\n".encode("latin-1"), r"line 2: not UTF-8; convert the file"),
+    "no number": (b"the 1 2\ncat 3 four\n", r"vectors, line 2: expected 2 numbers; received '3 four'"),
+    "not a number": (b"the 1 2\ncat 3 nan\n", r"vectors, line 2: expected finite numbers; the vector of 'cat' has"),
+    "a number too large": (b"2 2\nthe 1e99 2\ncat 3 4\n", r"vectors, line 2: expected finite numbers"),
+    "an infinite number": (
+        binary([b"the", b"cat"], np.array([[1, 2], [3, np.inf]], "float32")), r"vectors, vector 2: expected finite",
+    ),
+    "a vector cut off": (CUT[:-3], r"vectors, vector 2: expected a word, a space and 2 numbers of 4 bytes: .* cut off"),
+    "a binary word without an end": (
+        CUT[:16].replace(b"2 2", b"9 2", 1) + b"\xff" * 3_000_000, r"vectors, vector 2: .* cut off or damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused(tmp_path, content, message):
+    (tmp_path / "vectors").write_bytes(content)
+    with pytest.raises(RequestError, match=message):
+        read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for name, message in (("missing", "no such file"), ("folder", "cannot read .*folder"), ("pipe", "is a pipe")):
+        if name == "folder":
+            (tmp_path / name).mkdir()
+        if name == "pipe":
+            os.mkfifo(tmp_path / name)
+        with pytest.raises(RequestError, match=message):
+            check_word_vectors(tmp_path / name, 2)
+    (tmp_path / "plain.gz").write_bytes(b"the 1 2\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(100).hex().encode())[:-20])
+    for name in ("plain.gz", "cut.gz"):
+        with pytest.raises(RequestError, match=rf"{name}: broken gzip"):
+            check_word_vectors(tmp_path / name, 2)
+
+
+def test_a_gz_may_say_more_than_its_bytes(tmp_path):
+    """How long it becomes is seen only as it is read."""
+    rows = b"".join(b"w%d 1 2\n" % number for number in range(5000))
+    for count in (5000, 5001):
+        (tmp_path / "vectors.gz").write_bytes(gzip.compress(b"%d 2\n" % count + rows))
+        assert (tmp_path / "vectors.gz").stat().st_size < 5000 * 6
+        if count == 5000:
+            assert read_word_vectors(tmp_path / "vectors.gz", 2, {"w4999"})[0] == ["w4999"]
+            continue
+        with pytest.raises(RequestError, match="says 5,001 vectors; it has 5,000"):
+            read_word_vectors(tmp_path / "vectors.gz", 2, {"w4999"})
+
+
+class Touch:
+    """Pickles as a call that makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_never_read(tmp_path, protocol):
+    content = pickle.dumps(Touch(tmp_path / "touched"), protocol)
+    for name, file in {"model": content, "model.gz": gzip.compress(content)}.items():
+        (tmp_path / name).write_bytes(file)
+        with pytest.raises(RequestError, match="a pickle, as gensim's" if protocol > 1 else "expected word vectors"):
+            read_word_vectors(tmp_path / name, DIM, WORDS)
+    assert not (tmp_path / "touched").exists()
+    pickle.loads(content)
+    assert (tmp_path / "touched").exists(), "the pickle would have made the file"
+
+
+def test_what_gensim_saves_is_a_pickle(tmp_path):
+    vectors = KeyedVectors(DIM)
+    vectors.add_vectors(WORDS, VECTORS)
+    vectors.save(str(tmp_path / "model"))
+    with pytest.raises(RequestError, match="pickles are never read: write it anew with `save_word2vec_format`"):
+        check_word_vectors(tmp_path / "model", DIM)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_bytes_are_refused_or_read(tmp_path, name):
+    whole, draw, num_refused = written(tmp_path / "vectors", **FORMATS[name]).read_bytes(), random.Random(0), 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        (tmp_path / "damaged").write_bytes(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])])
+        try:
+            found, vectors = read_word_vectors(tmp_path / "damaged", DIM, set(WORDS))
+            assert vectors.shape == (len(found), DIM) and np.isfinite(vectors).all()
+        except RequestError:
+            num_refused += 1
+    assert num_refused > 0
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    row = " ".join(["0.25"] * 100)
+    (tmp_path / "vectors").write_text("".join(f"w{number} {row}\n" for number in range(20_000)))
+    read_word_vectors(tmp_path / "vectors", 100, {"w1"})  # gensim is imported
+    tracemalloc.start()
+    found, _ = read_word_vectors(tmp_path / "vectors", 100, {"w1", "w19999"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == ["w1", "w19999"] and peak < 4_000_000 < 20_000 * 100 * 4
+
+
+def test_without_gensim_a_message_tells_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gensim", None)
+    with pytest.raises(RequestError, match="need the package gensim, which is not installed: pip install gensim"):
+        check_word_vectors(written(tmp_path / "vectors"), DIM)
