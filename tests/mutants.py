@@ -671,7 +671,6 @@ TEXT = [
         ('rest[:space].lstrip(b"\\n")', "rest[:space]"),
         ("if not is_finite:", "if False:"),
         ("except UnicodeDecodeError:", "except KeyError:"),
-        ("path.exists() and not (path.is_file() or path.is_dir())", "False"),
     ),
     *by(
         "decoding/test_neighbours.py",

@@ -32,6 +32,11 @@ def exporting() -> str:
     return told("export_and_serve")
 
 
+@pytest.fixture(scope="module")
+def comparing() -> str:
+    return told("word_vectors")
+
+
 def test_numbers_that_were_never_seen_are_translated(training):
     share, count = re.findall(r"([\d.]+)% of (\d+) [\w ,-]*exactly", training)[0]
     assert float(share) >= 95 and int(count) >= 500
@@ -77,3 +82,31 @@ def test_the_best_translation_stands_first(exporting):
     scores = [float(score) for score, _ in found]
     assert len(found) >= 4 and scores == sorted(scores, reverse=True)
     assert found[0][1] == "zweiundvierzig" and scores[0] > scores[1] + 1
+
+
+def test_word_vectors_are_near_what_they_should_be_near(comparing):
+    ways = r"counts \+ SVD|skip-gram|CBOW|GloVe"
+    neighbours = re.findall(rf"^    ({ways}) +([a-z, ]+)$", comparing, re.MULTILINE)
+    of_list, of_true = (neighbours[4 * place : 4 * place + 4] for place in (0, 5))
+    assert len(neighbours) == 24 and [name for name, _ in of_list] == ["counts + SVD", "skip-gram", "CBOW", "GloVe"]
+    assert all("tuple" in found for _, found in of_list) and all(found.startswith("false,") for _, found in of_true)
+
+
+def test_gloves_neighbours_agree_least_and_counts_with_skip_gram_most(comparing):
+    rows = re.findall(r"^(\S[\w +-]{12})((?: +\d+\.\d){4})$", comparing, re.MULTILINE)
+    shared = [[float(number) for number in numbers.split()] for _, numbers in rows]
+    assert [row[place] for place, row in enumerate(shared)] == [10.0] * 4
+    others = {(one, other): shared[one][other] for one in range(4) for other in range(one)}
+    assert max(others, key=others.__getitem__) == (1, 0)
+    assert max(number for pair, number in others.items() if 3 in pair) < min(
+        number for pair, number in others.items() if 3 not in pair
+    )
+
+
+def test_a_classifier_begins_better_with_skip_grams_vectors(comparing):
+    found = re.findall(r"^(random|skip-gram|GloVe) +([\d.% ]+) mean ([\d.]+) %$", comparing, re.MULTILINE)
+    draws = {name: [float(share) for share in shares.split("%")[:-1]] for name, shares, _ in found}
+    means = {name: float(mean) for name, _, mean in found}
+    assert all(more > less for more, less in zip(draws["skip-gram"], draws["random"], strict=True))
+    assert (round(means["skip-gram"]), round(means["random"]), round(means["GloVe"])) == (53, 42, 44)
+    assert sum(more < less for more, less in zip(draws["GloVe"], draws["random"], strict=True)) == 1

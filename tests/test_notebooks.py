@@ -15,8 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 300_000
 # What makes a notebook quick to run: a cell after the one that is tagged "parameters", as papermill puts it.
-SHORTER = {"train_with_model_fit": "EPOCHS, PAIRS = 1, 2_000", "export_and_serve": "STEPS = 2"}
-LEFT = {"train_with_model_fit": ["number-words"], "export_and_serve": []}
+SHORTER = {
+    "train_with_model_fit": "EPOCHS, PAIRS = 1, 2_000",
+    "export_and_serve": "STEPS = 2",
+    "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
+}
+LEFT = {"train_with_model_fit": ["number-words"], "export_and_serve": [], "word_vectors": []}
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
