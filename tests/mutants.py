@@ -663,10 +663,10 @@ TEXT = [
         ("4 if layout.is_binary else 2", "2"),
         ('or path.suffix == ".gz"', ""),
         ("if divided is not None and _are_numbers(", "if divided is not None and (lambda _: True)("),
-        ("if count > (layout.count or count):", "if False:"),
-        ("if count < (layout.count or count):", "if False:"),
+        ("if count > (layout.num_vectors or count):", "if False:"),
+        ("if count < (layout.num_vectors or count):", "if False:"),
         ("if not line.strip():", "if False:"),
-        ("1 if layout.count is None else 2", "1"),
+        ("1 if layout.num_vectors is None else 2", "1"),
         ("or _are_numbers([word.rpartition", "or None and _are_numbers([word.rpartition"),
         ('rest[:space].lstrip(b"\\n")', "rest[:space]"),
         ("if not is_finite:", "if False:"),
@@ -698,8 +698,12 @@ TEXT = [
     *by(
         "training/test_word_vectors.py",
         PACKAGE,
-        ('re.fullmatch(f"{SPACE}[^{SPACE}]+", piece)', "len(piece) > 1"),
         ("return self.source_embedding", "return self.target_embedding"),
+    ),
+    *by(
+        "text/test_tokenizer.py::test_words_are_pieces_that_begin_with_a_space",
+        f"{PACKAGE}/text/tokenizer.py",
+        ('re.fullmatch(f"{SPACE}[^{SPACE}]+", piece)', "len(piece) > 1"),
     ),
 ]
 

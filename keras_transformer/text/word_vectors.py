@@ -35,12 +35,12 @@ class Layout(NamedTuple):
 
     Args:
         dim: D, the numbers of a vector.
-        count: the number of vectors if the first line tells it, as word2vec's does; None for GloVe's.
+        num_vectors: if the first line tells it, as word2vec's does; None for GloVe's.
         is_binary: whether numbers are float32, little endian; else they are text.
     """
 
     dim: int
-    count: int | None
+    num_vectors: int | None
     is_binary: bool
 
 
@@ -177,21 +177,24 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
 
 def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
     """The rows, which are as many as the first line says."""
-    if layout.count is not None:
+    if layout.num_vectors is not None:
         file.readline(MAX_ROW_BYTES)
     count = 0
     for count, row in enumerate((_binary_rows if layout.is_binary else _text_rows)(file, layout, path), start=1):
-        if count > (layout.count or count):
-            raise RequestError(f"{path}: its first line says {layout.count:,} vectors; it has more: correct the line")
+        if count > (layout.num_vectors or count):
+            raise RequestError(
+                f"{path}: its first line says {layout.num_vectors:,} vectors; it has more: correct the line"
+            )
         yield row
-    if count < (layout.count or count):
+    if count < (layout.num_vectors or count):
         raise RequestError(
-            f"{path}: its first line says {layout.count:,} vectors; it has {count:,}: it is cut off; copy it again"
+            f"{path}: its first line says {layout.num_vectors:,} vectors; it has {count:,}: it is cut off; copy it "
+            "again"
         )
 
 
 def _text_rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:
-    for number in itertools.count(1 if layout.count is None else 2):
+    for number in itertools.count(1 if layout.num_vectors is None else 2):
         line = file.readline(MAX_ROW_BYTES)
         if not line:
             return

@@ -77,7 +77,7 @@ def _begin(run: Run, model: Any) -> None:
         has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
         inherit(model, load_model(settings.init_from), has_same_labels)
     if settings.word_vectors and run.vocabulary is not None:
-        start_from_word_vectors(model.input_embedding, run.vocabulary, settings.word_vectors)
+        start_from_word_vectors(model, run.vocabulary, settings.word_vectors)
 
 
 def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> None:

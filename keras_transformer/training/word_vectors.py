@@ -12,19 +12,22 @@ from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 
 if TYPE_CHECKING:
-    from keras_transformer.layers.embedding import TokenEmbedding
+    from keras_transformer.models.token_model import TokenModel
+    from keras_transformer.models.transformer import Transformer
 
 
-def start_from_word_vectors(embedding: TokenEmbedding, tokenizer: Tokenizer, path: str | os.PathLike[str]) -> None:
+def start_from_word_vectors(
+    model: TokenModel | Transformer, tokenizer: Tokenizer, path: str | os.PathLike[str]
+) -> None:
     """Gives the rows of pieces that are whole words the vectors of these words; other rows keep their random start.
 
-    One factor scales all vectors, so that their root mean square is that of the random start, D^−0.5: the embedding
-    multiplies its rows by √D, and a tied output takes their inner products for logits. Directions, and lengths in
-    proportion to each other, are the file's.
+    The rows are those of what the model takes: of a translator the source's. One factor scales all vectors, so that
+    their root mean square is that of the random start, D^−0.5: the embedding multiplies its rows by √D, and a tied
+    output takes their inner products for logits. Directions, and lengths in proportion to each other, are the file's.
 
     Args:
-        embedding: built; a tied output shares its matrix.
-        tokenizer: its vocabulary.
+        model: its embedding has D numbers for each piece; a tied output shares the matrix.
+        tokenizer: the embedding's vocabulary.
         path: a file of vectors with D numbers, see `read_word_vectors`.
 
     Raises:
@@ -32,6 +35,7 @@ def start_from_word_vectors(embedding: TokenEmbedding, tokenizer: Tokenizer, pat
     """
     from keras import ops
 
+    embedding = model.input_embedding
     ids, size = tokenizer.words(), tokenizer.vocabulary_size
     found, vectors = read_word_vectors(path, embedding.hidden_dim, ids)
     root_mean_square = np.sqrt(np.mean(np.square(vectors, dtype="float64"))) if found else 0.0

@@ -78,6 +78,14 @@ def test_pieces_spell_the_line(tokenizer) -> None:
     assert "".join(tokenizer.pieces(ids)) == "▁bada▁gögo"
 
 
+def test_words_are_pieces_that_begin_with_a_space(tokenizer) -> None:
+    words, pieces = tokenizer.words(), tokenizer.pieces(range(tokenizer.vocabulary_size))
+    assert {f"▁{word}": id for word, id in words.items()} == {
+        piece: id for id, piece in enumerate(pieces) if piece[0] == "▁" and piece != "▁"
+    }
+    assert 0 < len(words) < len(pieces) - 5, "some pieces are parts of words"
+
+
 def test_the_surfaces_of_pieces_join_to_the_decoded_text(tokenizer, lines) -> None:
     surfaces = tokenizer.surfaces()
     assert len(surfaces) == tokenizer.vocabulary_size
