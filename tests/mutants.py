@@ -684,7 +684,7 @@ TEXT = [
         ('if config["kind"] not in KINDS:', "if False:"),
     ),
     *by(
-        "training/test_word_vectors.py",
+        "training/test_start_from_word_vectors.py",
         f"{PACKAGE}/training",
         ("vectors * (embedding.hidden_dim**-0.5 / root_mean_square)", "vectors"),
         ("if not root_mean_square:", "if False:"),
@@ -696,7 +696,7 @@ TEXT = [
         ("if settings.word_vectors and settings.init_from:", "if False:"),
     ),
     *by(
-        "training/test_word_vectors.py",
+        "training/test_start_from_word_vectors.py",
         PACKAGE,
         ("return self.source_embedding", "return self.target_embedding"),
     ),

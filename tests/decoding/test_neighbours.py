@@ -13,7 +13,8 @@ from keras_transformer import load_piece_vectors
 from keras_transformer.__main__ import main as command
 from keras_transformer.decoding.neighbours import PieceVectors
 from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import read_config, write_run
+from keras_transformer.run_folder import read_config
+from keras_transformer.written_runs import write_translator
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -72,7 +73,7 @@ def test_of_two_vocabularies_the_source(tmp_path, tokenizer, other_tokenizer):
 
     sizes = (tokenizer.vocabulary_size, other_tokenizer.vocabulary_size)
     model = Transformer(sizes[1], 1, 2, 8, 16, source_vocabulary_size=sizes[0])
-    write_run(tmp_path / "run", model, (tokenizer, other_tokenizer))
+    write_translator(tmp_path / "run", model, (tokenizer, other_tokenizer))
     vectors = load_piece_vectors(tmp_path / "run")
     np.testing.assert_array_equal(vectors.vectors, np.asarray(model.source_embedding.embeddings))
     assert vectors.tokenizer.model == tokenizer.model != other_tokenizer.model

@@ -263,7 +263,7 @@ ELSEWHERE = {
     "log": "training/test_next_item.py::test_a_run_learns_more_than_the_last_item_tells",
     "valid_text": "training/test_language_modelling.py::test_own_validation_text",
     "init_from": "training/test_flags.py::test_fine_tuning_begins_with_the_weights_of_that_run",
-    "word_vectors": "training/test_word_vectors.py::"
+    "word_vectors": "training/test_start_from_word_vectors.py::"
     "test_pieces_that_are_words_begin_with_the_vectors_and_others_as_without",
     "dataset": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
     "images": "training/test_image_classification.py::test_a_run_learns_and_says_how_well",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import train
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training import devices, run
+from tests.interrupted import interrupt
 from tests.tiny_corpus import WORDS as TEXT_WORDS
 from tests.tiny_corpus import write_corpus
 from tests.training.test_family_runs import same_arrays
@@ -140,17 +140,10 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
     assert read_config(folder / "whole")["settings"]["word_vectors"] == "vectors"
 
 
-def killed_before_its_first_checkpoint(whole: Path, early: Path) -> None:
-    """Makes a folder as a run's is before its first checkpoint."""
-    shutil.copytree(whole, early, ignore=shutil.ignore_patterns("*.npz", "model.keras"))
-    config = json.loads((early / "config.json").read_text())
-    del config["weights"]
-    (early / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize("name", ["whole", "tuned"])
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_as_a_new_one(folder, begin, name):
-    killed_before_its_first_checkpoint(folder / name, folder / "begun-early")
+    interrupt(str(folder / name), str(folder / "begun-early"), 0)
+    shutil.rmtree(folder / "begun-early" / "checkpoints")
     _, resumed = begin("--resume --out begun-early --steps 4")
     _, new = begin(f"{CLASSIFIER} {'--word-vectors vectors' if name == 'whole' else '--init-from whole'}")
     for mine, other in zip(resumed.trainable_variables, new.trainable_variables, strict=True):
