@@ -377,7 +377,7 @@ MODELS = [
     *by(
         "models/test_encoder.py",
         f"{PACKAGE}/models/encoder.py",
-        ("self.head(states[:, 0])", "self.head(states[:, 1])"),
+        ("else states[:, 0]", "else states[:, 1]"),
         ('"float32") * weights, axis=1)', '"float32"), axis=1)'),
         ('num_labels * (config["hidden_dim"] + 1)', 'num_labels * config["hidden_dim"]'),
     ),
@@ -1352,7 +1352,7 @@ IMAGES = [
     *by(
         "models/test_image_classifier.py",
         f"{PACKAGE}/slots.py",
-        ("if size % patch_size == 0:", "if True:"),
+        ("if size % patch_size:", "if False:"),
         ('if model["image_size"] > MAX_ATTENTIVE_SIZE:', "if False:"),
         ('if "image_size" in model:  # only a decoder scales keys', "if False:"),
     ),
