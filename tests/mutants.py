@@ -680,7 +680,7 @@ TEXT = [
         ("vectors / np.where(lengths > 0, lengths, 1)", "vectors"),
         ("np.argsort(-cosines", "np.argsort(cosines"),
         ("(SPACE + word, word)", "(word, SPACE + word)"),
-        ("model.input_embedding", "model.output_embedding"),
+        ("model.input_embedding()", "model.output_embedding"),
         ('if config["kind"] not in KINDS:', "if False:"),
     ),
     *by(

@@ -92,4 +92,4 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
         )
     model = load_model(folder)
     tokenizer, _ = read_tokenizers(folder, config.get("source_vocabulary_size"), config["vocabulary_size"])
-    return PieceVectors(ops.convert_to_numpy(model.input_embedding.embeddings), tokenizer)
+    return PieceVectors(ops.convert_to_numpy(model.input_embedding().embeddings), tokenizer)

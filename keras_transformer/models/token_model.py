@@ -36,9 +36,9 @@ class TokenModel(StackModel):
         for name in ("vocabulary_size", "context_length", "num_control_ids"):
             setattr(self, name, self._config[name])
 
-    @property
     def input_embedding(self) -> TokenEmbedding:
         """The embedding of what the model takes."""
+        # No property: Keras saves what properties give under their names, and files would have other names.
         return self.embedding
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:

@@ -146,9 +146,9 @@ class Transformer(FamilyModel):
         self.decoder_stack.build(states, states)
         self.built = True
 
-    @property
     def input_embedding(self) -> TokenEmbedding:
         """The embedding of what the encoder takes."""
+        # No property: Keras saves what properties give under their names, and files would have other names.
         return self.source_embedding
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:

@@ -51,9 +51,9 @@ def check_types(stored: dict[str, Any]) -> None:
             continue
         value, options = stored[setting.name], setting.metadata["options"]
         kind = bool if "action" in options else options.get("type", str)
-        of_kind = type(value) in ((int, float) if kind is float else (kind,)) and value in options.get(
-            "choices", [value]
-        )
+        kinds = (kind,) if kind in (bool, int, str) else (int, float)
+        values = value if isinstance(value, list) and not isinstance(kind, type) else [value]  # a number, or several
+        of_kind = all(type(one) in kinds for one in values) and value in options.get("choices", [value])
         may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
         if not of_kind and not (value is None and may_be_none):
             raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")

@@ -35,7 +35,7 @@ def start_from_word_vectors(
     """
     from keras import ops
 
-    embedding = model.input_embedding
+    embedding = model.input_embedding()
     ids, size = tokenizer.words(), tokenizer.vocabulary_size
     found, vectors = read_word_vectors(path, embedding.hidden_dim, ids)
     root_mean_square = np.sqrt(np.mean(np.square(vectors, dtype="float64"))) if found else 0.0

@@ -88,7 +88,7 @@ def rows_of(embedding: Any) -> np.ndarray:
 def test_pieces_that_are_words_begin_with_the_vectors_and_others_as_without(begin, flags, capfd):
     _, plain = begin(flags)
     made, model = begin(f"{flags} --word-vectors vectors")
-    rows, expected = rows_of(model.input_embedding), rows_of(plain.input_embedding).copy()
+    rows, expected = rows_of(model.input_embedding()), rows_of(plain.input_embedding()).copy()
     ids = made.vocabulary.words()
     found = [word for word in WORDS if word in ids]
     vectors = vectors_of([*WORDS, "bird"])[[WORDS.index(word) for word in found]]
@@ -102,7 +102,7 @@ def test_pieces_that_are_words_begin_with_the_vectors_and_others_as_without(begi
     told = f"{len(found)} of {size} pieces begin with vectors of vectors; of the others, which begin at random, "
     assert told + f"{len(ids) - len(found)} are words" in capfd.readouterr().err
     for mine, other in zip(model.trainable_variables, plain.trainable_variables, strict=True):
-        if mine is not model.input_embedding.embeddings:
+        if mine is not model.input_embedding().embeddings:
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
 
 
