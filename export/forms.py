@@ -14,10 +14,10 @@ from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.encoder import mean_state
 from keras_transformer.tensor import Tensor
-from keras_transformer.text.tokenizer import PAD
+from keras_transformer.text.tokenizer import PAD, SEPARATOR
 
 from .signatures import Decoding, TrainedRun
-from .traced import between_ends, continue_ids, encoded, known, moved, translate_ids, with_end
+from .traced import between_ends, continue_ids, encoded, known, moved, permitted, translate_ids, with_end
 
 # The text that SavedModel and ONNX clean, as regular expressions (RE2). LiteRT has no operator for them.
 LINE_BREAKS = r"[\x00\n\r]"
@@ -136,8 +136,9 @@ class Continuation(Searching):
 
     kind, ids_stem, text_stem = "language-model", "generate", "generate_text"
     takes = "prompt_ids"
-    cleaning = ((r"\x00", " "),)
+    cleaning: ClassVar[tuple[tuple[str, str], ...]] = ((r"\x00", " "),)
     is_one_line = False
+    closing = PAD  # the id behind the pieces of a prompt
     ids_outputs, text_outputs = ("added_ids", "score"), ("continuation", "score")
 
     def ids_of(self, pieces: Any) -> Tensor:
@@ -145,6 +146,28 @@ class Continuation(Searching):
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         return continue_ids(self.model, ids, decoding, self.index_dtype)
+
+
+class Answering(Continuation):
+    """A language model of pairs: prompt ids, pieces and the separator (the end id) → the ids of the answer, the score.
+
+    Of a prompt that leaves no room for the longest answer the beginning counts.
+    """
+
+    cleaning = (ONE_LINE,)
+    is_one_line = True
+    closing = SEPARATOR
+
+    def ids_of(self, pieces: Any) -> Tensor:
+        return with_end(pieces)
+
+    def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        return super().search(permitted(ids, self.model.vocabulary_size, longest_prompt(self.run)), decoding)
+
+
+def longest_prompt(run: TrainedRun) -> int:
+    """The most pieces of a prompt that a model answers."""
+    return run.model.context_length - run.answer_length - 1
 
 
 class Labelling(Form):
@@ -247,6 +270,8 @@ def form_of(run: TrainedRun) -> type[Form]:
     """The form of a run's model."""
     if run.model.kind == "encoder":
         return Labelling if run.model.num_labels else Filling
+    if run.answer_length:
+        return Answering
     return {form.kind: form for form in (Translation, Continuation, Recognition, Recommending)}[run.model.kind]
 
 

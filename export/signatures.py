@@ -50,8 +50,8 @@ class Decoding:
     Args:
         num_beams: K; 1 is greedy search.
         length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
-        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50, or what
-            the context of a language model holds.
+        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50, what the
+            context of a language model holds, or its longest answer.
         n_best: how many hypotheses of each sentence a list holds; all K by default.
 
     Raises:
@@ -107,6 +107,11 @@ class TrainedRun:
         return self.pipeline.items.names if isinstance(self.pipeline, Recommender) else []
 
     @property
+    def answer_length(self) -> int:
+        """The most tokens of an answer of a language model of pairs; 0 of all others."""
+        return (self.pipeline.answer_length or 0) if isinstance(self.pipeline, Generator) else 0
+
+    @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
         """The vocabularies of what is read and of what is written; models of images and of histories have none."""
         if isinstance(self.pipeline, Recognizer | Recommender):
@@ -127,7 +132,10 @@ class TrainedRun:
                 f"this model does not search; received {', '.join([*given, *['n_best'] * bool(n_best)])}"
             )
         own = self.pipeline.search if isinstance(self.pipeline, Translator) else GREEDY
-        return Decoding(**{**own, **given}, n_best=n_best)
+        decoding = Decoding(**{**own, **given}, n_best=n_best)
+        if not self.answer_length:
+            return decoding
+        return replace(decoding, max_length=min(decoding.max_length or self.answer_length, self.answer_length))
 
     def save_tokenizers(self, folder: str | os.PathLike[str]) -> None:
         """Writes the vocabularies into a folder, under the file names of a run folder."""
@@ -147,6 +155,7 @@ class TrainedRun:
             "languages": self.languages,
             "precision": precision,
             **({} if isinstance(self.pipeline, OF_ONE_PASS) else {"decoding": json.dumps(asdict(decoding))}),
+            **({"answer_length": str(self.answer_length)} if self.answer_length else {}),
             **({"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
         }

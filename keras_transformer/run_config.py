@@ -14,7 +14,9 @@ from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
 from keras_transformer.version import __version__
 
-CONFIG_KEYS = {"format", "model", "labels", "search", "settings", "corpus", "versions", "weights", "parameters"}
+CONFIG_KEYS = {
+    "format", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights", "parameters",
+}  # fmt: skip
 FORMAT = 2  # version 0.1 wrote format 1, which is read too
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -49,10 +51,13 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
         config = json.loads(path.read_bytes().decode("utf-8"))
         _check(config)
+        model = _complete(config["model"], config)
+        if "answer_length" in config:
+            _check_answer_length(config["answer_length"], model)
         return {
             **config,
             "format": FORMAT,
-            "model": _complete(config["model"], config),
+            "model": model,
             "settings": family.modern(config["settings"]),
             **({"search": own_search(config["search"])} if "search" in config else {}),
         }
@@ -104,6 +109,15 @@ def _check_labels(labels: Any) -> None:
         raise ValueError("expected a list of texts under 'labels'")
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
+
+
+def _check_answer_length(length: Any, model: dict[str, Any]) -> None:
+    """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
+    if model["kind"] != "language-model":
+        raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")
+    most = model["context_length"] - 2
+    if type(length) is not int or not 1 <= length <= most:
+        raise ValueError(f"expected an integer from 1 to {most} under 'answer_length'; received {length!r:.40}")
 
 
 def _newer_version_message(config: dict[str, Any], unknown: str) -> str:

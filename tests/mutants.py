@@ -558,7 +558,17 @@ DECODING = [
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, number])"),
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, copy])"),
         ("if len(ids) + max_tokens > self.model.context_length:", "if False:"),
-        ("ids[-self._kept :] if len(ids)", "ids[: self._kept] if len(ids)"),
+        ("else ids[-self._kept :]", "else ids[: self._kept]"),
+    ),
+    *by(
+        "decoding/test_generator.py",
+        f"{PACKAGE}/decoding/generator.py",
+        ("[*ids[: most - 1], SEPARATOR]", "ids[:most]"),
+        ("[*self.ids_of(prompt), SEPARATOR]", "self.ids_of(prompt)"),
+        ("most = context - self.answer_length", "most = context - 1"),
+        ("else min(max_tokens, self.answer_length)", "else max_tokens"),
+        ("[*[PAD] * len(prompt), *ids]", "[*prompt, *ids]"),
+        ("if long := sum(length > self.model.context_length", "if long := sum(length > 10**9"),
     ),
     *by(
         "test_bleu.py",
@@ -592,6 +602,17 @@ TEXT = [
         ("return Place(place.epoch + 1, 0)", "return Place(place.epoch, 0)"),
         ("(weights > 0).astype(np.float32)", "weights"),
         ("ids[index::count] for name", "ids[0::count] for name"),
+    ),
+    *by(
+        "text/test_pair_batches.py",
+        f"{PACKAGE}/text",
+        ("np.minimum(corpus.source_lengths, max_source_length) - 1", "corpus.source_lengths - 1"),
+        ("text[separator] = SEPARATOR", "text[separator] = source[separator - 1]"),
+        ("corpus.target_lengths if targets_alone else self.source_lengths", "self.source_lengths"),
+        ("corpus.source_lengths[rows] - corpus.target_lengths[rows]", "0"),
+        ("np.where(texts == PAD, PAD, np.roll(texts, 1, axis=1))", "np.roll(texts, 1, axis=1)"),
+        ("(corpus.source_lengths > max_source_length).sum()", "(corpus.source_lengths >= max_source_length).sum()"),
+        ("(lengths > np.array(max_lengths)[:, None]).any(axis=0)", "(lengths > max_lengths[1]).any(axis=0)"),
     ),
     *by(
         "text/test_prose.py",
@@ -839,6 +860,24 @@ TRAINING = [
         ('TASKS[task].kind != parent["model"]["kind"]', "False"),
     ),
     *by(
+        "training/test_pairs.py",
+        f"{PACKAGE}/training",
+        ("PairRows(valid, most, targets_alone=True)", "PairRows(valid, most)"),
+        ("most = settings.context_length - answer_length", "most = settings.context_length - 2"),
+        ("settings.context_length // 2 - 1)", "settings.context_length)"),
+        ('Generator(twin, data.tokenizer, run.config.get("answer_length"))', "Generator(twin, data.tokenizer)"),
+        ("if rows.num_cut:", "if False:"),
+        ("if settings.source and settings.text:", "if False:"),
+    ),
+    *by(
+        "training/test_pairs.py",
+        f"{PACKAGE}/commands",
+        ("if arguments.beams is None and (given or not answers):", "if arguments.beams is None:"),
+        ('sys.stdout.write("" if answers else prompts[0])', "sys.stdout.write(prompts[0])"),
+        ("if generator.answer_length is not None:", "if False:"),
+        ("if answers and arguments.prompts is None and arguments.prompt is None:", "if False:"),
+    ),
+    *by(
         "training/test_callbacks.py\ntraining/test_rounds.py",
         f"{PACKAGE}/training",
         ("if not all(math.isfinite(loss) for loss in losses):", "if False:"),
@@ -884,6 +923,13 @@ TRAINING = [
 ]
 
 FILES = [
+    *by(
+        "test_run_folder.py::test_the_length_of_answers_is_one_that_the_context_holds\ntest_run_folder.py::"
+        "test_a_damaged_config_is_refused",
+        f"{PACKAGE}/run_config.py",
+        ("if type(length) is not int or not 1 <= length <= most:", "if not isinstance(length, int):"),
+        ('if model["kind"] != "language-model":', "if False:"),
+    ),
     *by(
         "test_run_folder.py",
         PACKAGE,
@@ -958,6 +1004,15 @@ FILES = [
 ]
 
 EXPORT = [
+    *by(
+        "export/test_forms.py",
+        "export",
+        ("prompt_ids = permitted(g, prompt_ids, model.vocabulary_size, longest_prompt(run))", "pass"),
+        ("run.model.context_length - run.answer_length - 1", "run.model.context_length - 1"),
+        ("    closing = SEPARATOR", "    closing = PAD"),
+        ("min(decoding.max_length or self.answer_length, self.answer_length)", "decoding.max_length"),
+        ('folder.valid_source if "answer_length" in config else folder.valid_text', "folder.valid_text"),
+    ),
     *by(
         "export/test_judgement.py\nexport/test_certificate_files.py",
         "export",

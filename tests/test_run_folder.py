@@ -116,6 +116,7 @@ CONFIGS = {
     "a list for a section": (lambda config: {**config, "settings": []}, "expected an object under 'settings'"),
     "a text for the versions": (lambda config: {**config, "versions": "9"}, "expected an object under 'versions'"),
     "no count of parameters": (lambda c: {**c, "parameters": "many"}, "expected a positive integer under 'parameters'"),
+    "answers of a translator": (lambda c: {**c, "answer_length": 9}, "expected 'answer_length' of a language model"),
     "another kind": (
         lambda c: changed(c, "kind", "painter"),
         "expected a model of the kinds translator, .*; received",
@@ -784,3 +785,15 @@ def test_a_configuration_says_which_version_wrote_it_last(run_folder):
     folder, config = runs.RunFolder(run_folder), runs.read_config(run_folder)
     runs.write_config(folder, {**config, "versions": {"keras": "3", "keras-transformer": "0.1.0"}})
     assert runs.read_config(folder)["versions"] == {"keras": "3", "keras-transformer": keras_transformer.__version__}
+
+
+@pytest.mark.parametrize(("length", "holds"), [(1, True), (6, True), (7, False), (0, False), (True, False), ("5", False)])
+def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, holds):
+    model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
+    run = runs.RunFolder(tmp_path)
+    runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
+    if holds:
+        assert runs.read_config(run)["answer_length"] == length
+    else:
+        with pytest.raises(RequestError, match="expected an integer from 1 to 6 under 'answer_length'; received"):
+            runs.read_config(run)

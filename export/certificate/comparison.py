@@ -95,7 +95,8 @@ def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] |
     if config["model"]["kind"] == Recommending.kind:
         return histories_of(folder, config["model"]["context_length"]), None
     if config["model"]["kind"] != Translation.kind:
-        return prompts_of(folder, has_labels=bool(config.get("labels"))), None
+        path = folder.valid_source if "answer_length" in config else folder.valid_text
+        return prompts_of(path, has_labels=bool(config.get("labels"))), None
     if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
         raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
     return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
@@ -130,11 +131,11 @@ def images_of(folder: RunFolder) -> list[Any]:
     return list(images[: max(1, min(QUICK_SENTENCES, MAX_NUMBERS // images[0].size))])
 
 
-def prompts_of(folder: RunFolder, has_labels: bool) -> list[str]:
+def prompts_of(path: Path, has_labels: bool) -> list[str]:
     """The first lines of a run's validation text that are not blank, without their labels."""
-    if not folder.valid_text.is_file():
-        raise RequestError(f"{folder.path} has no validation text: give some lines by --sentences")
-    lines = (line.partition("\t")[2] if has_labels else line for line in read_lines(folder.valid_text))
+    if not path.is_file():
+        raise RequestError(f"{path.parent} has no validation text: give some lines by --sentences")
+    lines = (line.partition("\t")[2] if has_labels else line for line in read_lines(path))
     return list(islice((line for line in lines if line.strip()), QUICK_SENTENCES))
 
 

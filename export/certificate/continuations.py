@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_transformer.decoding.compiling import CompiledComputations
-from keras_transformer.decoding.computations import TextLogProbs
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.prompts import prompted
-from keras_transformer.decoding.sentences import padded
-from keras_transformer.text.tokenizer import END, PAD, START
+from keras_transformer.text.tokenizer import END
 
 from ..signatures import Decoding
 from .judgement import SCORED_AT_ONCE, Judge
@@ -42,8 +39,7 @@ class ContinuationJudge(Judge):
         options = SearchOptions(beams, decoding.length_penalty, n_best=beams, batch_size=SCORED_AT_ONCE)
         self.hypotheses = generator.search(self.sentences, options, decoding.max_length)  # type: ignore[assignment]
         self.best = [some[0] for some in self.hypotheses]
-        self.source_ids = [tuple(self.tokenizer.encode_text(prompt)) for prompt in self.sentences]
-        self._computations = CompiledComputations(self.model)
+        self.source_ids = [tuple(generator.ids_of_prompt(prompt)) for prompt in self.sentences]
 
     def narrowest_choice(self, place: int) -> Choice:
         prompt, model, limit = self._source(place), self.model, self._limit(place)
@@ -54,10 +50,10 @@ class ContinuationJudge(Judge):
         return narrowest_choice(step, cache, limit, ids, self.decoding, model.num_control_ids)
 
     def _texts(self, rows: Sequence[Ids]) -> list[str]:
-        return [self.tokenizer.decode_text(row) for row in rows]
+        return [self.generator.text_of(row) for row in rows]
 
     def _ids_of_text(self, place: int, text: str) -> Ids:
-        ids = tuple(self.tokenizer.encode_text(text))
+        ids = tuple(self.generator.ids_of(text))
         return ids if len(ids) >= self._limit(place) - self._num_read(place) else (*ids, END)
 
     def _log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
@@ -65,10 +61,7 @@ class ContinuationJudge(Judge):
         for first in range(0, len(rows), SCORED_AT_ONCE):
             some = rows[first : first + SCORED_AT_ONCE]
             prompts = [self._source(place) for place in places[first : first + SCORED_AT_ONCE]]
-            texts = [[START, *prompt, *ids][:-1] for prompt, ids in zip(prompts, some, strict=True)]
-            labels = [[*[PAD] * len(prompt), *ids] for prompt, ids in zip(prompts, some, strict=True)]
-            (found,) = self._computations.run(TextLogProbs(), padded(texts), padded(labels))
-            log_probs += found.tolist()
+            log_probs += self.generator.log_probs(prompts, some)
         return log_probs
 
     def _low_precision_fault(self, measured: Measured, trials: Trials) -> str:
@@ -84,8 +77,7 @@ class ContinuationJudge(Judge):
         return len(self._source(place))
 
     def _source(self, place: int) -> list[int]:
-        ids, context = list(self.source_ids[place]), self.model.context_length
-        return ids if len(ids) < context else ids[-(context // 2) :]
+        return self.generator.fitting(list(self.source_ids[place]))
 
     def _limit(self, place: int) -> int:
         added = self.decoding.max_length or self.model.context_length

@@ -9,13 +9,13 @@ import numpy as np
 
 from keras_transformer.text.tokenizer import PAD, UNKNOWN
 
-from ..forms import form_of
+from ..forms import form_of, longest_prompt
 from ..signatures import Decoding, TrainedRun
 from .graph import SCORE, TEXT, Graph, Model, Value, ValueInfo, name_outputs
 from .model import OnnxLanguageModel
 from .stacks import flat_past, past_from_flat
 from .text import detokenized, tokenized
-from .translation import Translations, found
+from .translation import Translations, found, permitted
 
 PROMPT = ValueInfo("prompt_ids", np.int32, ["batch", "prompt"])
 ADDED = [ValueInfo("added_ids", np.int32, ["batch", "added"]), SCORE]
@@ -24,7 +24,8 @@ CONTINUATION = [ValueInfo("continuation", object, ["batch"]), SCORE]
 
 def generate_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     """`prompt_ids` (batch, prompt) int32, pieces, then pad → `added_ids` (batch, added) int32, what continues each
-    prompt in one context, with its end id unless it was cut, then pad; and `score` (batch,) float32.
+    prompt in one context, with its end id unless it was cut, then pad; and `score` (batch,) float32. Prompts to answer
+    end with the separator, the end id.
     """
     g = Graph()
     return Model(g, [PROMPT], name_outputs(g, continuation(g, run, PROMPT.name, decoding, precision), ADDED))
@@ -34,7 +35,8 @@ def generate_text_model(run: TrainedRun, decoding: Decoding, precision: str) -> 
     """`text` (batch,) → `continuation` (batch,), with its spaces and line breaks, and `score` (batch,)."""
     g, (tokenizer, _) = Graph(), run.tokenizers
     form = form_of(run)
-    prompt_ids = tokenized(g, TEXT.name, tokenizer, form.cleaning, np.iinfo("int32").max, closing=PAD)
+    most = np.iinfo("int32").max
+    prompt_ids = tokenized(g, TEXT.name, tokenizer, form.cleaning, most, closing=form.closing)
     ids, scores = continuation(g, run, prompt_ids, decoding, precision)
     texts = detokenized(g, ids, tokenizer, form.is_one_line)
     return Model(g, [TEXT], name_outputs(g, (texts, scores), CONTINUATION))
@@ -66,9 +68,11 @@ def step_model(run: TrainedRun, precision: str) -> Model:
 def continuation(
     g: Graph, run: TrainedRun, prompt_ids: Value, decoding: Decoding, precision: str
 ) -> tuple[Value, Value]:
-    """Prompts (B, P) int32 → added ids (B, T) and scores (B,), as `traced.continue_ids` computes them."""
+    """Prompts (B, P) int32 → added ids (B, T) and scores (B,), as the run's form computes them."""
     model, decoding = run.model, decoding.one_best()
     context, size = model.context_length, np.int32(model.vocabulary_size)
+    if run.answer_length:
+        prompt_ids = permitted(g, prompt_ids, model.vocabulary_size, longest_prompt(run))
     is_known = g("And", g("GreaterOrEqual", prompt_ids, np.int32(0)), g("Less", prompt_ids, size))
     prompt_ids = padded(g, g("Where", is_known, prompt_ids, np.int32(UNKNOWN)))
     is_piece = g.cast(g("Not", g("Equal", prompt_ids, np.int32(PAD))), np.int64)

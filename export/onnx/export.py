@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..forms import Continuation, Filling, Form, Labelling, Recognition, Recommending, Translation, form_of
+from ..forms import Answering, Continuation, Filling, Form, Labelling, Recognition, Recommending, Translation, form_of
 from ..signatures import Decoding, TrainedRun, require_precision, stem
 from . import continuation, encoding, recognition, recommending
 from .graph import SCORE, TEXT, Graph, Model, ValueInfo, name_outputs, write_model
@@ -149,6 +149,11 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     return Model(g, [*inputs, *pasts, *memories], name_outputs(g, [logits, *flat_past(present)], outputs))
 
 
+OF_LANGUAGE_MODELS: dict[str, Callable[[TrainedRun, Decoding, str], Model]] = {
+    "generate": continuation.generate_model,
+    "generate_text": continuation.generate_text_model,
+    "step": lambda run, decoding, precision: continuation.step_model(run, precision),
+}
 # The graphs of an export, by the stems of their files.
 MODELS: dict[type[Form], dict[str, Callable[[TrainedRun, Decoding, str], Model]]] = {
     Translation: {
@@ -157,11 +162,8 @@ MODELS: dict[type[Form], dict[str, Callable[[TrainedRun, Decoding, str], Model]]
         "encoder": lambda run, decoding, precision: encoder_model(run, precision),
         "step": lambda run, decoding, precision: step_model(run, precision),
     },
-    Continuation: {
-        "generate": continuation.generate_model,
-        "generate_text": continuation.generate_text_model,
-        "step": lambda run, decoding, precision: continuation.step_model(run, precision),
-    },
+    Continuation: OF_LANGUAGE_MODELS,
+    Answering: OF_LANGUAGE_MODELS,
     Labelling: {
         "classify": lambda run, decoding, precision: encoding.classify_model(run, precision),
         "classify_text": lambda run, decoding, precision: encoding.classify_text_model(run, precision),

@@ -11,6 +11,7 @@ from keras_transformer.commands.engines import add_engine_options, open_translat
 from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, load_tensorflow, say
+from keras_transformer.run_folder import RunFolder, read_config
 
 
 class ParallelLines(NamedTuple):
@@ -45,9 +46,12 @@ def score(arguments: argparse.Namespace) -> None:
     if (arguments.text is None) == (arguments.source is None) or (arguments.source is None) != (
         arguments.target is None
     ):
-        raise RequestError("expected --source and --target for a translator, or --text for a language model")
+        raise RequestError(
+            "expected --source and --target for a translator or a language model of pairs, or --text for a language "
+            "model of text"
+        )
     if arguments.text is None:
-        score_translations(arguments)
+        score_pairs(arguments)
     else:
         score_text(arguments)
 
@@ -59,6 +63,8 @@ def score_text(arguments: argparse.Namespace) -> None:
     from keras_transformer.text.lines import read_lines
 
     generator = load_generator(arguments.run)
+    if generator.answer_length is not None:
+        raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")
     text = "".join(f"{line}\n" for line in read_lines(arguments.text))
     score = generator.score(text)
     loss = -score.log_prob / score.num_tokens
@@ -73,12 +79,17 @@ def score_text(arguments: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
-def score_translations(arguments: argparse.Namespace) -> None:
+def score_pairs(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
-    from keras_transformer.decoding.translator import Score, load
+    from keras_transformer.decoding.generator import load_generator
+    from keras_transformer.decoding.results import Score
+    from keras_transformer.decoding.translator import load
 
     lines = read_both(arguments.source, arguments.target)
-    scores = load(arguments.run).score(lines.sources, lines.targets, arguments.batch_size)
+    run = RunFolder(arguments.run)
+    answers = run.is_run() and read_config(run)["model"]["kind"] == "language-model"
+    score = load_generator(run.path).score_answers if answers else load(run.path).score
+    scores = score(lines.sources, lines.targets, arguments.batch_size)
     for one in scores:
         print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
     total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
@@ -115,7 +126,7 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `score`."""
     add = parser.add_argument
-    add("--source", metavar="FILE", help="for a translator: text, plain or .gz")
-    add("--target", metavar="FILE", help="its translation, line by line, plain or .gz")
-    add("--text", metavar="FILE", help="for a language model: text, plain or .gz, scored in windows of the context")
+    add("--source", metavar="FILE", help="for a translator or a model of pairs: text, plain or .gz")
+    add("--target", metavar="FILE", help="its translation or answer, line by line, plain or .gz")
+    add("--text", metavar="FILE", help="for another language model: text, plain or .gz, scored in windows of the context")
     add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")

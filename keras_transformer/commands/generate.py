@@ -1,4 +1,4 @@
-"""`generate`: a language model continues prompts."""
+"""`generate`: a language model continues prompts, or answers them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.run_folder import RunFolder, config_of_kind
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.options import SearchOptions
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    """Prints the prompt and its continuation as it grows; for a file of prompts a JSON object for each."""
-    options = options_of(arguments)
-    prompts = prompts_of(arguments)
+    """Prints the prompt and its continuation as it grows, or the answer; for a file of prompts a JSON object for each."""
+    answers = "answer_length" in config_of_kind(RunFolder(arguments.run), "language-model")
+    options = options_of(arguments, answers)
+    prompts = prompts_of(arguments, answers)
     load_tensorflow()
     from keras_transformer.decoding.generator import load_generator
 
     generator = load_generator(arguments.run)
     if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
-        sys.stdout.write(prompts[0])
+        sys.stdout.write("" if answers else prompts[0])
         for text in generator.stream(prompts[0], arguments.tokens, options):
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -31,17 +33,20 @@ def generate(arguments: argparse.Namespace) -> None:
     for prompt, found in zip(prompts, generator.generate(prompts, arguments.tokens, options), strict=True):
         for continuation in found:
             if arguments.prompts is None:
-                print(f"{prompt}{continuation.text}")
+                print(continuation.text if answers else f"{prompt}{continuation.text}")
             else:
                 print(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
 
 
-def prompts_of(arguments: argparse.Namespace) -> list[str]:
+def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
     """The prompts that are asked for.
 
     Raises:
-        RequestError: a prompt and a file were given, or the file cannot be read or is empty.
+        RequestError: a prompt and a file were given, or none for a model that answers; or the file cannot be read or
+            is empty.
     """
+    if answers and arguments.prompts is None and arguments.prompt is None:
+        raise RequestError(f"{arguments.run} answers prompts; received none: give --prompt or --prompts")
     if arguments.prompts is None:
         return [arguments.prompt or ""]
     if arguments.prompt is not None:
@@ -54,8 +59,9 @@ def prompts_of(arguments: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def options_of(arguments: argparse.Namespace) -> SearchOptions:
-    """The options of sampling, or of a search with `--beams`.
+def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
+    """The options of sampling, or of a search with `--beams`; answers are searched for unless an option of drawing is
+    given.
 
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
@@ -65,22 +71,22 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
     drawing = {"temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": arguments.top_p,
                "seed": arguments.seed}  # fmt: skip
     given = {name: value for name, value in drawing.items() if value is not None}
-    if arguments.beams is None:
+    if arguments.beams is None and (given or not answers):
         return SearchOptions(sampling=True, n_best=arguments.n_best, **given)
     if given:
         flag = "--" + next(iter(given)).replace("_", "-")
         raise RequestError(f"{flag} is for drawing, and --beams searches; received both: give one")
-    return SearchOptions(num_beams=arguments.beams, n_best=arguments.n_best)
+    return SearchOptions(num_beams=1 if arguments.beams is None else arguments.beams, n_best=arguments.n_best)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `generate`."""
     add = parser.add_argument
-    add("--prompt", metavar="TEXT", help="the text to continue (default: the model begins)")
-    add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each continuation")
+    add("--prompt", metavar="TEXT", help="the text to continue or to answer (default: the model begins)")
+    add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each text")
     add("--tokens", type=int, default=200, metavar="N", help="the most tokens to add (default: 200)")
     add("--n-best", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
-    add("--beams", type=int, metavar="K", help="search with this many beams in place of drawing; 1: greedy")
+    add("--beams", type=int, metavar="K", help="search with this many beams in place of drawing; 1: greedy, as for answers")
     add("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
     add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens alone (default: 0, all)")
     add("--top-p", type=float, metavar="P", help="draw among the likeliest that together reach P (default: 1)")

@@ -34,6 +34,8 @@ def info(arguments: argparse.Namespace) -> None:
     print(f"run: {run.path}")
     # Runs of version 0.1 do not tell the number of parameters; counting them imports Keras, which takes seconds.
     print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    if "answer_length" in config:
+        print(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):

@@ -1,4 +1,8 @@
-"""From a prompt to a text: a language model, its vocabulary, search and sampling; and the probability of a text."""
+"""From a prompt to a text: a language model, its vocabulary, search and sampling; and the probability of a text.
+
+A model that was trained on a text continues prompts. One that was trained on pairs answers them: it reads a prompt and
+the separator, and writes one line.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
 from keras_transformer.decoding.options import SearchOptions, require_whole
 from keras_transformer.decoding.results import Score
-from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.decoding.sentences import Ids, batches_by_length, is_blank, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.models.language_model import LanguageModel
-from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
 from keras_transformer.text.windows import WindowPlan
 
 STREAMED_TOKENS = 32  # between two pieces of a stream
@@ -51,7 +55,7 @@ class _Row:
 
 
 class Generator:
-    """Continues and scores text with one language model:
+    """Continues prompts, or answers them, and scores text with one language model:
 
         generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
         [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
@@ -59,11 +63,14 @@ class Generator:
     Args:
         model: the model.
         tokenizer: its vocabulary.
+        answer_length: of a model that answers, the most tokens of an answer, the end included; None for a model that
+            continues.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer):
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, answer_length: int | None = None):
         self.model = model
         self.tokenizer = tokenizer
+        self.answer_length = answer_length
         self._computations = CompiledComputations(model)
         # Where the context is full, the text goes on from its last half.
         self._kept = model.context_length // 2
@@ -78,14 +85,15 @@ class Generator:
     def generate(
         self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None
     ) -> list[list[Continuation]]:
-        """Continues each prompt.
+        """Continues or answers each prompt.
 
         Where the context is full, the text goes on from the last half of the context. Of a prompt that does not fit in
-        the context, only as much counts; a warning counts such prompts.
+        the context, only as much counts. Of a prompt to answer the beginning counts that leaves room for the longest
+        answer. A warning counts the prompts that are cut.
 
         Args:
             prompts: texts; an empty one lets the model begin.
-            max_tokens: the most tokens to add.
+            max_tokens: the most tokens to add; of an answer at most `answer_length`.
             options: by default sampling. A search with several beams takes place in one context.
 
         Returns:
@@ -96,6 +104,7 @@ class Generator:
         """
         options = options or SearchOptions(sampling=True)
         begun = self._begun(prompts, max_tokens, options)
+        max_tokens = self._most(max_tokens)
         if options.num_beams > 1 and not options.sampling:
             self._require_room(begun, max_tokens)
             return [found for ids in begun for found in self._in_context([ids], max_tokens, options)]
@@ -113,24 +122,26 @@ class Generator:
     def search(
         self, prompts: Sequence[str], options: SearchOptions, max_tokens: int | None = None
     ) -> list[list[Continuation]]:
-        """Continues each prompt by a search in one context, to its end unless `max_tokens` are fewer.
+        """Continues or answers each prompt by a search in one context, to its end unless `max_tokens` are fewer.
 
         Prompts are cut as in `generate`.
         """
         max_tokens = self.model.context_length if max_tokens is None else max_tokens
         begun, found = self._begun(prompts, max_tokens, options), []
+        max_tokens = self._most(max_tokens)
         for first in range(0, len(begun), options.batch_size):
             found += self._in_context(begun[first : first + options.batch_size], max_tokens, options)
         return found
 
     def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
-        """Continues one prompt, and yields the text piece by piece while it grows; see `generate`."""
+        """Continues or answers one prompt, and yields the text piece by piece while it grows; see `generate`."""
         options = options or SearchOptions(sampling=True)
         (ids,) = self._begun([prompt], max_tokens, options)
+        max_tokens = self._most(max_tokens)
         row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
         while not row.is_done(max_tokens):
             self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
-            text = self.tokenizer.decode_text(row.added)
+            text = self.text_of(row.added)
             yield text[len(told) :]
             told = text
 
@@ -152,20 +163,91 @@ class Generator:
             log_prob += float(log_probs.astype("float64").sum())
         return Score(log_prob, len(ids))
 
+    def score_answers(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 16) -> list[Score]:
+        """log P of an answer to each prompt, with its end.
+
+        Raises:
+            RequestError: the model continues texts, there are not as many answers as prompts, or answers do not fit in
+                the context beside their prompts.
+        """
+        require_whole("batch_size", batch_size, 1)
+        if self.answer_length is None:
+            raise RequestError("expected a model of pairs; this one continues a text: score a text, without sources")
+        if len(prompts) != len(answers):
+            raise RequestError(
+                f"expected an answer to each prompt; received {len(prompts)} prompts, {len(answers)} answers"
+            )
+        read = self._fitting([self.ids_of_prompt(prompt) for prompt in prompts])
+        added = [[*self.ids_of(answer), END] for answer in answers]
+        lengths = [len(one) + len(other) for one, other in zip(read, added, strict=True)]
+        if long := sum(length > self.model.context_length for length in lengths):
+            raise RequestError(
+                f"{long} target(s) do not fit in the context, {self.model.context_length} tokens, beside their sources: "
+                "leave them out"
+            )
+        scores = [Score(0.0, 1)] * len(lengths)
+        for places in batches_by_length(lengths, batch_size):
+            log_probs = self.log_probs([read[place] for place in places], [added[place] for place in places])
+            for place, log_prob in zip(places, log_probs, strict=True):
+                scores[place] = Score(log_prob, len(added[place]))
+        return scores
+
+    def log_probs(self, read: Sequence[Sequence[int]], added: Sequence[Sequence[int]]) -> list[float]:
+        """log P of the ids that are added to each prompt, in ids."""
+        texts = [[START, *prompt, *ids][:-1] for prompt, ids in zip(read, added, strict=True)]
+        labels = [[*[PAD] * len(prompt), *ids] for prompt, ids in zip(read, added, strict=True)]
+        (found,) = self._computations.run(TextLogProbs(), padded(texts), padded(labels))
+        return found.tolist()
+
+    def ids_of(self, text: str) -> Ids:
+        """The ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
+        if self.answer_length is None:
+            return self.tokenizer.encode_text(text)
+        return self.tokenizer.encode([text])[0]
+
+    def ids_of_prompt(self, prompt: str) -> Ids:
+        """The ids of a prompt, of any length; behind one to answer stands the separator."""
+        return self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
+
+    def fitting(self, ids: Ids) -> Ids:
+        """What the model reads of the ids of a prompt."""
+        context = self.model.context_length
+        if self.answer_length is None:
+            return ids if len(ids) < context else ids[-self._kept :]
+        most = context - self.answer_length
+        return ids if len(ids) <= most else [*ids[: most - 1], SEPARATOR]
+
+    def text_of(self, added: Sequence[int]) -> str:
+        """The text of ids that were added."""
+        if self.answer_length is None:
+            return self.tokenizer.decode_text(added)
+        return self.tokenizer.decode([added])[0]
+
+    def _most(self, max_tokens: int) -> int:
+        return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)
+
     def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
         """The ids of the prompts, cut where they are too long."""
         require_whole("max_tokens", max_tokens, 1)
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
-        begun = [self.tokenizer.encode_text(prompt) for prompt in prompts]
-        if cut := sum(len(ids) >= self.model.context_length for ids in begun):
-            warn(
-                f"{cut} prompt(s) longer than the context, {self.model.context_length} tokens: only the last "
-                f"{self._kept} count"
-            )
+        begun = [self.ids_of_prompt(prompt) for prompt in prompts]
         if unknown := sum(ids.count(UNKNOWN) for ids in begun):
             warn(f"{unknown} piece(s) of the prompts are not in the vocabulary")
-        return [ids[-self._kept :] if len(ids) >= self.model.context_length else ids for ids in begun]
+        if self.answer_length is not None and (blank := sum(map(is_blank, prompts))):
+            warn(f"{blank} prompt(s) are blank: their answers mean nothing")
+        return self._fitting(begun)
+
+    def _fitting(self, begun: Sequence[Ids]) -> list[Ids]:
+        """What the model reads of prompts; a warning counts those that are cut."""
+        fitting = [self.fitting(ids) for ids in begun]
+        if cut := sum(map(list.__ne__, begun, fitting)):
+            context, answer = self.model.context_length, self.answer_length
+            counts = f": only the last {self._kept} count"
+            if answer is not None:
+                counts = f", beside an answer of {answer}: only the first {context - answer - 1} count"
+            warn(f"{cut} prompt(s) longer than the context, {context} tokens{counts}")
+        return fitting
 
     def _context(self, ids: Ids) -> Ids:
         """What the model sees of a text that goes on. It depends on the text's length alone."""
@@ -219,7 +301,7 @@ class Generator:
         return self._computations.run(search, prefix_ids, limits, prefix_ids)
 
     def _continuation(self, added: Ids, score: float) -> Continuation:
-        return Continuation(self.tokenizer.decode_text(added), tuple(added), score)
+        return Continuation(self.text_of(added), tuple(added), score)
 
 
 def load_generator(run: str | os.PathLike[str]) -> Generator:
@@ -230,4 +312,5 @@ def load_generator(run: str | os.PathLike[str]) -> Generator:
     """
     folder = RunFolder(run)
     model = load_model(folder, "language-model")
-    return Generator(model, read_tokenizers(folder, None, model.vocabulary_size)[1])
+    tokenizer = read_tokenizers(folder, None, model.vocabulary_size)[1]
+    return Generator(model, tokenizer, config_of_kind(folder, "language-model").get("answer_length"))

@@ -84,17 +84,19 @@ class TokenizedCorpus:
         max_ratio: float = MAX_RATIO,
         keep_text: bool = False,
         num_threads: int = 1,
+        max_source_length: float | None = None,
     ) -> TokenizedCorpus:
         """Encodes a stream of pairs into `folder`. The folder appears only when it is whole, and replaces an older one.
 
         Pairs are left out, and counted in `report`, if a side is empty or has over `max_length` pieces, or if one side
-        is more than `max_ratio` times as long as the other. With `keep_text` the folder also keeps the lines and the
-        tokenizers, which subword sampling needs.
+        is more than `max_ratio` times as long as the other. `max_source_length` is another most for the source. With
+        `keep_text` the folder also keeps the lines and the tokenizers, which subword sampling needs.
 
         Raises:
             RequestError: no pair is left.
         """
         report = CleaningReport()
+        most = max_length if max_source_length is None else max_source_length, max_length
         with _whole_folder(Path(folder)) as partial:
             with (
                 SideWriter(partial, "source", source_tokenizer, keep_text) as source,
@@ -104,7 +106,7 @@ class TokenizedCorpus:
                     source_lines, target_lines = zip(*chunk, strict=True)
                     source_rows = source_tokenizer.encode(source_lines, num_threads)
                     target_rows = target_tokenizer.encode(target_lines, num_threads)
-                    keep = _keep(source_rows, target_rows, max_length, max_ratio, report)
+                    keep = _keep(source_rows, target_rows, most, max_ratio, report)
                     source.write(compress(source_rows, keep), compress(source_lines, keep))
                     target.write(compress(target_rows, keep), compress(target_lines, keep))
             if not report.kept:
@@ -213,7 +215,7 @@ def write_meta(folder: Path, report: CleaningReport, max_length: int, dtypes: Se
 def _keep(
     source_rows: list[list[int]],
     target_rows: list[list[int]],
-    max_length: int,
+    max_lengths: tuple[float, float],
     max_ratio: float,
     report: CleaningReport,
 ) -> list[bool]:
@@ -221,7 +223,7 @@ def _keep(
     lengths = np.array([list(map(len, source_rows)), list(map(len, target_rows))])  # (2, pairs)
     shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
     empty = shorter == 0
-    too_long = ~empty & (longer > max_length)
+    too_long = ~empty & (lengths > np.array(max_lengths)[:, None]).any(axis=0)
     bad_ratio = ~empty & ~too_long & (longer > max_ratio * np.maximum(shorter, MIN_RATIO_LENGTH))
     keep = ~(empty | too_long | bad_ratio)
     report.kept += int(keep.sum())

@@ -18,6 +18,7 @@ from keras_transformer.files import write_whole
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 MASK, MASK_PIECE = 4, "<mask>"  # in vocabularies that are trained with a mask
+SEPARATOR = END  # between a source and its target in one row: every vocabulary has this id, and no text gives it
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 

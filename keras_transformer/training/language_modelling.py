@@ -1,22 +1,23 @@
-"""The task of training a language model: text, windows of it, cross entropy, the loss of the validation text."""
+"""The task of training a language model: windows of a text or pairs of texts, cross entropy, the validation loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.models import make_model
-from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.corpora import Corpus, corpus_from_files
+from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.prose import named_text, text_from_file
-from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
+from keras_transformer.training.pairs import Pairs, prepare_pairs
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
@@ -28,6 +29,7 @@ from keras_transformer.training.translation import metrics as metrics
 if TYPE_CHECKING:
     import keras
 
+    from keras_transformer.decoding.generator import Generator
     from keras_transformer.models.language_model import LanguageModel
     from keras_transformer.training.callbacks import Progress
 
@@ -46,24 +48,41 @@ class Prose:
     plan: WindowPlan
     valid_plan: WindowPlan
 
+    def sample(self, generator: Generator, seed: int) -> str:
+        """A text that the model draws."""
+        from keras_transformer.decoding.options import SearchOptions
 
-def corpus(settings: Settings) -> Corpus[str]:
-    """The user's own text, or a named one.
+        options = SearchOptions(sampling=True, seed=seed)
+        ((drawn,),) = generator.generate([""], SAMPLE_TOKENS, options)
+        return f"{drawn.text}\n"
+
+
+def corpus(settings: Settings) -> Corpus[Any]:
+    """The user's own text or pairs of texts, or a named text.
 
     Raises:
-        RequestError: see `text_from_file` and `named_text`.
+        RequestError: see `corpus_from_files`, `text_from_file` and `named_text`.
     """
+    if settings.source is not None and settings.target is not None:
+        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
     if settings.text is not None:
         return text_from_file(settings.text, settings.valid_text)
     return named_text(settings.name)
 
 
-def prepare(run: Run, cache: Path, num_replicas: int) -> Prose:
-    """Learns the vocabulary, tokenises the text once, and plans windows of it.
+def prepare(run: Run, cache: Path, num_replicas: int) -> Prose | Pairs:
+    """Learns the vocabulary, tokenises the text once, and plans batches: windows of a text, or pairs.
 
     Raises:
-        RequestError: the text does not support the vocabulary, or is too short.
+        RequestError: the text does not support the vocabulary, or is too short; or see `prepare_pairs`.
     """
+    if run.settings.source is not None:
+        return prepare_pairs(run, cache, num_replicas)
+    return prepare_prose(run, cache, num_replicas)
+
+
+def prepare_prose(run: Run, cache: Path, num_replicas: int) -> Prose:
+    """See `prepare`."""
     settings = run.settings
     tokenizer = one_tokenizer(run, run.corpus.train, keeps_text=True)
     record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
@@ -79,36 +98,48 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Prose:
 
 
 def validation(
-    run: Run, data: Prose, model: LanguageModel, progress: Progress, show: Callable[[int, str], None] | None
+    run: Run, data: Prose | Pairs, model: LanguageModel, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
-    """A text that the model draws, and early stopping by the validation loss."""
+    """A text that the model draws or answers, and early stopping by the validation loss."""
     from keras_transformer.training.callbacks import Loss
 
-    draw = _drawing(run, data, model)
-    return [Loss(progress, run.settings.patience, (lambda step: show(step, draw())) if show else lambda step: None)]
+    sample = _sampling(run, data, model)
+    return [Loss(progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None)]
 
 
-def measured(run: Run, data: Prose, model: LanguageModel) -> dict[str, float]:
+def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a token."""
+    return {"val_loss": mean_loss(model, data.valid_plan)}
+
+
+def mean_loss(model: Any, plan: Plan) -> float:
+    """The mean cross entropy of a plan's first epoch by a model of tokens, in nats a label."""
+    from keras_transformer.decoding.compiling import CompiledComputations
+    from keras_transformer.decoding.computations import TextLogProbs
+    from keras_transformer.decoding.generator import SCORED_TOKENS
+
+    computations, log_prob, count = CompiledComputations(model), 0.0, 0
+    for _, batch in islice(plan.iterate(), plan.num_batches(0)):
+        ids, labels = batch.inputs["ids"], batch.labels
+        num_rows = max(1, SCORED_TOKENS // ids.shape[1])
+        for first in range(0, len(ids), num_rows):
+            some = slice(first, first + num_rows)
+            (log_probs,) = computations.run(TextLogProbs(), ids[some], labels[some])
+            log_prob += float(log_probs.astype("float64").sum())
+        count += int((labels != PAD).sum())
+    return -log_prob / count
+
+
+def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
+    """A function that gives samples of the model's present weights (their moving average, with --ema), in float32."""
     from keras_transformer.decoding.generator import Generator
-
-    score = Generator(model, data.tokenizer).score_ids(np.asarray(data.valid_plan.ids))
-    return {"val_loss": -score.log_prob / score.num_tokens}
-
-
-def _drawing(run: Run, data: Prose, model: LanguageModel) -> Callable[[], str]:
-    """A function that draws a text by the model's present weights (their moving average, with --ema), in float32."""
-    from keras_transformer.decoding.generator import Generator
-    from keras_transformer.decoding.options import SearchOptions
     from keras_transformer.training.checkpoints import present_weights, set_weights
 
     twin = make_model(run.config["model"])
-    generator = Generator(twin, data.tokenizer)
-    options = SearchOptions(sampling=True, seed=run.settings.seed)
+    generator = Generator(twin, data.tokenizer, run.config.get("answer_length"))
 
-    def draw() -> str:
+    def sample() -> str:
         set_weights(twin, present_weights(model))
-        ((drawn,),) = generator.generate([""], SAMPLE_TOKENS, options)
-        return f"{drawn.text}\n"
+        return data.sample(generator, run.settings.seed)
 
-    return draw
+    return sample

@@ -13,7 +13,7 @@ from keras_transformer.files import write_text
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.masked_batches import MaskedPlan, MaskedRows
 from keras_transformer.text.tokenizer import MASK, Tokenizer
-from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS
+from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS, mean_loss
 from keras_transformer.training.language_modelling import corpus as corpus
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
@@ -84,12 +84,4 @@ def validation(
 
 def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
     """The validation loss of the model that the run ends with, in nats a masked piece."""
-    from keras_transformer.decoding.compiling import CompiledComputations
-    from keras_transformer.decoding.computations import TextLogProbs
-
-    computations, log_prob, count = CompiledComputations(model), 0.0, 0
-    for _, batch in islice(data.valid_plan.iterate(), data.valid_plan.num_batches(0)):
-        (log_probs,) = computations.run(TextLogProbs(), batch.inputs["ids"], batch.labels)
-        log_prob += float(log_probs.astype("float64").sum())
-        count += int((batch.labels != 0).sum())
-    return {"val_loss": -log_prob / count}
+    return {"val_loss": mean_loss(model, data.valid_plan)}

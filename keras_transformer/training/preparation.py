@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError, say
 from keras_transformer.files import write_text
@@ -57,36 +57,64 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     settings = run.settings
     tokenizers = _tokenizers(run)
     record_vocabularies(run, tokenizers)
-    valid_pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
-    sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
-    if run.is_chief:
-        write_text(run.folder.valid_source, "".join(f"{line}\n" for line in sources))
-        write_text(run.folder.valid_target, "".join(f"{line}\n" for line in targets))
-    with _naming_files(_validation_files(settings)):
-        valid = _tokenized(cache / "validation", valid_pairs, tokenizers, settings)
-    with _naming_files(_training_files(settings)):
-        train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=settings.sampling > 0)
+    valid_pairs = validation_pairs(run)
+    train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)
     say(f"{run.corpus.name}: {train.report}")
     plan = BatchPlan(
         train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
         sampling=settings.sampling,
     )  # fmt: skip
     valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
+    sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
     return Text(tokenizers, plan, valid_plan, sources, targets)
 
 
-def _training_files(settings: Settings) -> str:
+def validation_pairs(run: Run) -> list[Pair]:
+    """The pairs that a run validates on. The chief writes them into the run folder."""
+    pairs = list(islice(run.corpus.valid(), MAX_VALIDATION_PAIRS))
+    if run.is_chief:
+        write_text(run.folder.valid_source, "".join(f"{source}\n" for source, _ in pairs))
+        write_text(run.folder.valid_target, "".join(f"{target}\n" for _, target in pairs))
+    return pairs
+
+
+def tokenized(
+    run: Run, cache: Path, valid_pairs: list[Pair], tokenizers: Tokenizers, keep_text: bool = False, **options: Any
+) -> tuple[TokenizedCorpus, TokenizedCorpus]:
+    """The pairs of training and of validation as ids, each tokenised once.
+
+    Args:
+        run: with the corpus.
+        cache: where the ids go.
+        valid_pairs: of validation.
+        tokenizers: of source and target.
+        keep_text: of training; see `TokenizedCorpus.build`.
+        options: see `TokenizedCorpus.build`.
+
+    Raises:
+        RequestError: cleaning leaves nothing of one of them; the message names the files.
+    """
+    settings = run.settings
+    with naming_files(_validation_files(settings)):
+        valid = _tokenized(cache / "validation", valid_pairs, tokenizers, settings, **options)
+    with naming_files(training_files(settings)):
+        train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=keep_text, **options)
+    return train, valid
+
+
+def training_files(settings: Settings) -> str:
+    """The names of the files to train on, or of the corpus."""
     return f"{settings.source}, {settings.target}" if settings.source else f"{settings.dataset}"
 
 
 def _validation_files(settings: Settings) -> str:
     if settings.valid_source:
         return f"{settings.valid_source}, {settings.valid_target}"
-    return f"{_training_files(settings)}, the lines held out for validation"
+    return f"{training_files(settings)}, the lines held out for validation"
 
 
 @contextmanager
-def _naming_files(files: str) -> Iterator[None]:
+def naming_files(files: str) -> Iterator[None]:
     """Puts the names of the files before the message of a RequestError."""
     try:
         yield
@@ -132,7 +160,7 @@ def _tokenizers(run: Run) -> Tokenizers:
         joint = Tokenizer.load(settings.tokenizer)
         tokenizers = Tokenizers(joint, joint)
     else:
-        with _naming_files(_training_files(settings)):
+        with naming_files(training_files(settings)):
             tokenizers = _learned_tokenizers(run)
     if run.is_chief:
         tokenizers.source.save(source_path)
@@ -183,7 +211,7 @@ def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
 
 
 def _tokenized(
-    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: Settings, keep_text: bool = False
+    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: Settings, **options: Any
 ) -> TokenizedCorpus:
     try:
         return TokenizedCorpus.open(folder)
@@ -192,7 +220,5 @@ def _tokenized(
             folder,
             pairs,
             *tokenizers,
-            max_length=settings.max_length,
-            keep_text=keep_text,
-            num_threads=settings.threads or 1,
+            **{"max_length": settings.max_length, "num_threads": settings.threads or 1, **options},
         )

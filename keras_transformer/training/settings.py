@@ -85,7 +85,9 @@ class Settings:
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")
-    target: str | None = _flag(None, "the translation of --source, line by line")
+    target: str | None = _flag(
+        None, "the translation of --source, line by line; for a language model its answer, such as a summary"
+    )
     valid_source: str | None = _flag(None, "validation text (default: the last lines of --source, held out)")
     valid_target: str | None = _flag(None, "the translation of --valid-source, line by line")
     text: str | None = _flag(None, "your own text for tasks of one language: UTF-8, plain or .gz")
@@ -101,7 +103,7 @@ class Settings:
     separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
     tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
     sampling: float = _rate(0.0, "subword sampling: alpha for unigram, dropout for BPE; 0 for none")
-    max_length: int = _count(250, "leave out pairs with more pieces than this on a side")
+    max_length: int = _count(250, "leave out pairs with more pieces than this on a side; for a language model in --target")
     # Model
     preset: str = _flag(
         DEFAULT_PRESET,
@@ -258,6 +260,8 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--source and --target go together; received only one of them")
     if settings.source is None and (settings.valid_source or settings.valid_target):
         raise RequestError("--valid-source and --valid-target need --source and --target; received none")
+    if settings.source and settings.text:
+        raise RequestError("--text is one text, and --source and --target are pairs of texts; received both: give one")
     if settings.valid_text and settings.text is None:
         raise RequestError("--valid-text needs --text; received none")
     if settings.valid_images and settings.images is None:

@@ -95,11 +95,11 @@ _OF_IDS = frozenset({"vocabulary_size", "output_bias", "tied_output", "embedding
 _OF_TEXT = frozenset({"vocabulary_type", "tokenizer", "word_vectors"}) | _OF_IDS
 _OF_TRANSLATION = frozenset(
     {
-        "data_dir", "source", "target", "valid_source", "valid_target", "separate_vocabularies", "sampling",
-        "max_length", "static_shapes", "bleu_sentences", "encoder_layers", "decoder_layers", "decoder_attention",
-        "max_source_length",
+        "data_dir", "separate_vocabularies", "sampling", "static_shapes", "bleu_sentences", "encoder_layers",
+        "decoder_layers", "decoder_attention", "max_source_length",
     }
 )  # fmt: skip
+_OF_PAIRS = frozenset({"source", "target", "valid_source", "valid_target", "max_length"})
 _OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"}) | _OF_TEXT
 _OF_IMAGES = frozenset(
     {
@@ -109,13 +109,14 @@ _OF_IMAGES = frozenset(
 )  # fmt: skip
 TASKS = {
     "translation": Task(
-        "keras_transformer.training.translation", "translator", "from parallel text", _OF_TRANSLATION | _OF_TEXT, {}
-    ),
+        "keras_transformer.training.translation", "translator", "from parallel text",
+        _OF_TRANSLATION | _OF_PAIRS | _OF_TEXT, {},
+    ),  # fmt: skip
     "language-model": Task(
         "keras_transformer.training.language_modelling",
         "language-model",
-        "from text of one language",
-        _OF_ONE_LANGUAGE,
+        "from text of one language, or from pairs of a text and its answer",
+        _OF_ONE_LANGUAGE | _OF_PAIRS,
         {"dataset": "pydoc-topics", "label_smoothing": 0.0},
     ),
     "masked-tokens": Task(

@@ -329,3 +329,27 @@ def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
     names, rights = zip(*(row[:2] for row in rows_of("digits", "--steps", "2", "--variants", "recipe")), strict=True)
     assert names[0] == "SVC(gamma=0.001)" and names[3] == "ours, recipe" and len(names) == 4
     assert all(int(right) > 870 for right in rights[:3]) and 0 < int(rights[3]) < 898
+
+
+def test_documentation_is_summed_up_by_both_kinds_of_attention(tmp_path):
+    rest = "It has many words that say nothing and follow one after the other until there are twenty of them."
+    for module in range(12):
+        functions = [
+            f'def name{number}(one, two):\n    """Return number {number} of {module}. {rest}"""\n' for number in range(5)
+        ]
+        (tmp_path / f"module{module}.py").write_text("".join(functions))
+    (tmp_path / "broken.py").write_text("def (")
+    small = "--num-layers 1 --num-heads 1 --hidden-dim 8 --intermediate-dim 8 --context-length 128 --token-budget 256"
+    flags = [*small.split(), "--vocabulary-size", "60", "--steps", "1", "--devices", "cpu", "--average-last", "1"]
+    rows = rows_of("summaries", "--library", str(tmp_path), "--out", str(tmp_path / "out"), "--", *flags)
+    assert [row[0] for row in rows] == ["full", "compressed"]
+    assert all(float(number) > 1 for row in rows for number in row[3:])
+    sources, targets = ((tmp_path / "out" / f"train.{side}").read_text().splitlines() for side in ("source", "target"))
+    assert f"module0.name1(one, two): {rest}" in sources and targets[sources.index(sources[1])].startswith("Return number")
+    held_out = (tmp_path / "out" / "valid.target").read_text().splitlines()
+    assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
+
+
+def test_memory_is_measured_by_the_length():
+    rows = rows_of("summaries", "--memory", "--lengths", "128", "--attentions", "compressed:width=16")
+    assert [row[:2] for row in rows] == [["compressed:width=16", "128"]]

@@ -11,7 +11,7 @@ from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.models import LanguageModel
-from keras_transformer.text.tokenizer import END, START, Tokenizer
+from keras_transformer.text.tokenizer import END, SEPARATOR, START, Tokenizer
 from tests.layer_check import randomize
 
 TEXT = "the cat sat on the mat\n\n  a dog ran along the long beach\n" * 4
@@ -142,3 +142,63 @@ def test_wrong_requests_are_refused(generator):
             generator.generate(["the"], max_tokens, options)
     with pytest.raises(RequestError, match="a text of at least 1 tokens"):
         generator.score("")
+
+
+ANSWER = 6  # of the context's 16 tokens
+
+
+@pytest.fixture(scope="module")
+def answering(generator):
+    return Generator(generator.model, generator.tokenizer, ANSWER)
+
+
+def test_an_answer_follows_the_prompt_and_the_separator(answering):
+    ((answer,),) = answering.generate(["the"], 40, GREEDY)
+    ids = [*answering.tokenizer.encode(["the"])[0], SEPARATOR]
+    for added in answer.ids:
+        following = log_probs(answering, ids)
+        assert following[added] == max(following[id] for id in (END, *range(4, len(following))))
+        ids = [*ids, added]
+    assert answer.ids[-1] == END or len(answer.ids) == ANSWER
+    assert answer.text == answer.text.strip() and "\n" not in answer.text
+    assert "".join(answering.stream("the", 40, GREEDY)) == answer.text
+    assert len(answering.generate(["the"], 2, GREEDY)[0][0].ids) <= 2
+
+
+@pytest.mark.parametrize("options", [GREEDY, DRAW, SearchOptions(num_beams=3, n_best=2)])
+def test_of_a_long_prompt_the_beginning_is_answered(answering, options, capsys):
+    first = CONTEXT - ANSWER - 1
+    long = "the cat sat on the mat"
+    assert answering.generate([long], 40, options) == answering.generate([long[:first]], 40, options)
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1, "the beginning alone fits"
+    assert f"1 prompt(s) longer than the context, 16 tokens, beside an answer of 6: only the first {first} count" in said
+
+
+def test_a_prompt_of_lines_is_answered_as_one_line_and_a_blank_one_is_counted(answering, capsys):
+    one, other = answering.generate(["the\ncat", "the cat"], options=GREEDY)
+    assert one == other and capsys.readouterr().err == ""
+    answering.search(["", " ", "a"], GREEDY)
+    assert "2 prompt(s) are blank: their answers mean nothing" in capsys.readouterr().err
+
+
+def test_the_score_of_an_answer_is_its_probability_after_the_prompt(answering, generator):
+    prompts, answers = ["the", "a dog ran along the", "on"], ["cat", "a", ""]
+    scores = answering.score_answers(prompts, answers, batch_size=2)
+    for prompt, answer, score in zip(prompts, answers, scores, strict=True):
+        ids = [*answering.tokenizer.encode([prompt])[0][: CONTEXT - ANSWER - 1], SEPARATOR]
+        added = [*answering.tokenizer.encode([answer])[0], END]
+        expected = 0.0
+        for id in added:
+            expected += log_probs(answering, ids)[id]
+            ids = [*ids, id]
+        assert score.num_tokens == len(added) and score.log_prob == pytest.approx(expected, abs=1e-4)
+    assert answering.score_answers([], []) == []
+    with pytest.raises(RequestError, match="2 target\\(s\\) do not fit in the context, 16 tokens, beside their sources"):
+        answering.score_answers(["the", "the", "a"], ["a dog ran along"] * 2 + ["a"])
+    with pytest.raises(RequestError, match="expected an answer to each prompt; received 1 prompts, 2 answers"):
+        answering.score_answers(["the"], ["a", "b"])
+    with pytest.raises(RequestError, match="batch_size must be a whole number from 1"):
+        answering.score_answers(["the"], ["a"], 0)
+    with pytest.raises(RequestError, match="expected a model of pairs"):
+        generator.score_answers(["the"], ["a"])

@@ -36,6 +36,7 @@ from tests.tiny_text import lines
 SIZES = {"num_layers": 2, "hidden_dim": 16, "num_heads": 2, "intermediate_dim": 32}
 LABELS = ["first", "second", "dritte Ü"]
 CONTEXT = 20
+ANSWER = 7  # the most tokens of an answer
 PROMPTS = ["a dog", "", "two  cats\nrun ", "日 sea", "the quick brown dog runs to the green river along the sea " * 3]
 VARIANTS: dict[str, dict] = {
     "as in the paper": {},
@@ -64,9 +65,10 @@ def vocabulary() -> Tokenizer:
     return Tokenizer.train(lines(0), 60, has_mask=True)
 
 
-def generator_of(prose, **options) -> Generator:
+def generator_of(tokenizer, answer_length=None, **options) -> Generator:
     keras.utils.set_random_seed(3)
-    return Generator(sharpened(LanguageModel(prose.vocabulary_size, CONTEXT, **SIZES, **options)), prose)
+    model = sharpened(LanguageModel(tokenizer.vocabulary_size, CONTEXT, **SIZES, **options))
+    return Generator(model, tokenizer, answer_length)
 
 
 def classifier_of(vocabulary, labels=LABELS, **options) -> Classifier:
@@ -90,6 +92,23 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, variant, num_beams, 
     expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
     decoding, prompts = Decoding(num_beams, penalty, most), rows([prose.encode_text(prompt) for prompt in PROMPTS])
     graph = of(continuation.generate_model(TrainedRun(generator), decoding, "float32"), tmp_path)
+    ids, scores = graph.run(None, {"prompt_ids": prompts})
+    assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
+    np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
+    assert len({one.ids for one in expected}) > 2
+
+
+@pytest.mark.parametrize(("num_beams", "penalty", "most"), [(1, 0.0, None), (3, 0.7, 5)])
+def test_a_graph_answers_prompts_as_the_model_does(vocabulary, num_beams, penalty, most, tmp_path):
+    """Of the last prompt only the beginning is read, and the separator still follows it."""
+    generator = generator_of(vocabulary, ANSWER, positions="rotary")
+    expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
+    prompts = rows([generator.ids_of_prompt(prompt) for prompt in PROMPTS])
+    assert prompts.shape[1] > CONTEXT
+    run = TrainedRun(generator)
+    decoding = run.decoding(num_beams=num_beams, length_penalty=penalty, max_length=most)
+    assert decoding.max_length == (most or ANSWER) and run.decoding(max_length=99).max_length == ANSWER
+    graph = of(continuation.generate_model(run, decoding, "float32"), tmp_path)
     ids, scores = graph.run(None, {"prompt_ids": prompts})
     assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
     np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
@@ -227,14 +246,20 @@ def written(folder, pipeline, valid_text: str):
     if hasattr(pipeline, "tokenizer"):
         pipeline.tokenizer.save(run.path / "tokenizer.model")
     labels = {"labels": pipeline.labels} if getattr(pipeline, "labels", None) else {}
+    answer_length = getattr(pipeline, "answer_length", None)
+    labels |= {"answer_length": answer_length} if answer_length else {}
     runs.write_config(run, {"model": model_config(pipeline.model), **labels, "settings": {"seed": 1}, "versions": {}})
     runs.save_model(run, pipeline.model)
-    run.valid_text.write_text(valid_text, encoding="utf-8")
+    (run.valid_source if answer_length else run.valid_text).write_text(valid_text, encoding="utf-8")
     return run.path
 
 
 FILES = {
     "language model": {"onnx/generate.onnx", "onnx/generate_text.onnx", "onnx/step.onnx", "tflite/generate.tflite"},
+    "pairs": {
+        "onnx/generate.onnx", "onnx/generate_text.onnx", "onnx/step.onnx", "tflite/generate.tflite",
+        "tflite/generate_text.tflite",
+    },
     "classifier": {
         "onnx/classify.onnx", "onnx/classify_text.onnx", "tflite/classify.tflite", "tflite/classify_text.tflite",
     },
@@ -254,6 +279,9 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
         run = written(tmp_path / "run", recommender_of(), "")
     elif kind == "language model":
         run = written(tmp_path / "run", generator_of(prose), "\n".join(["", *texts]))
+    elif kind == "pairs":
+        texts = [*texts[:4], "dog runs  along " * 20]
+        run = written(tmp_path / "run", generator_of(vocabulary, ANSWER), "\n".join(["", *texts]))
     else:
         labels = LABELS if kind == "classifier" else []
         label = "first\t" if labels else ""
@@ -271,12 +299,12 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     certified = {entry["name"] for entry in certificate["entries"]}
     assert certified == {"saved_model", *FILES[kind]} - {"onnx/step.onnx"}
     if kind == "classifier":
-        (labels,) = (
-            entry.value for entry in onnx.load(out / "onnx/classify.onnx").metadata_props if entry.key == "labels"
-        )
-        assert json.loads(labels) == LABELS
+        assert json.loads(metadata(out / "onnx/classify.onnx")["labels"]) == LABELS
         assert main([str(run), "--out", str(tmp_path / "other"), "--beams", "2"]) == 2
         assert "does not search" in capsys.readouterr().err
+    if kind == "pairs":
+        about = metadata(out / "onnx/generate_text.onnx")
+        assert about["answer_length"] == "7" and json.loads(about["decoding"])["max_length"] == ANSWER
     assert (out / "items.txt").exists() == (kind == "histories")
     if kind in ("images", "histories"):
         assert main([str(run), "--out", str(tmp_path / "other"), "--sentences", __file__]) == 2
@@ -285,6 +313,11 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     assert "leave them out" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
     assert open_run(run).model.kind == certificate["kind"]
+
+
+def metadata(path) -> dict[str, str]:
+    """What an ONNX file says of itself."""
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
 
 
 def result_of(outputs):

@@ -196,7 +196,7 @@ def test_average_and_info_take_it(folder, tmp_path, capsys):
 
 
 REFUSED = {
-    "--source belongs to --task translation; received --task images": "--source a --target b",
+    "--source belongs to --task translation or language-model; received --task images": "--source a --target b",
     "--vocabulary-size belongs to --task translation or language-model": "--vocabulary-size 9",
     "--context-length belongs to": "--context-length 9",
     "--images is your own folder, and --dataset belongs to a named corpus": "--images images --dataset digits",

@@ -90,7 +90,7 @@ def weights(run: Path) -> list[np.ndarray]:
 def test_a_run_has_what_a_run_has(folder):
     config = read_config(folder / "whole")
     assert config["model"]["kind"] == "language-model" and config["model"]["context_length"] == 24
-    assert config["settings"]["task"] == "language-model" and "source" not in config["settings"]
+    assert config["settings"]["task"] == "language-model" and "sampling" not in config["settings"]
     assert config["parameters"] == load_model(folder / "whole").count_params()
     assert config["model"]["vocabulary_size"] == len(set("".join(LINES))) + 5  # four control ids, and the line break
     names = ["validation.text", "samples.txt", "metrics.csv", "tokenizer.model", "model.keras"]
@@ -189,7 +189,8 @@ def test_a_translator_is_refused_by_name(run, built_run, tmp_path):
 
 
 REFUSED = {
-    "--task language-model --source a --target b": "--source belongs to --task translation; received --task language",
+    "--task language-model --sampling 0.5": "--sampling belongs to --task translation; received --task language",
+    "--task classification --source a --target b": "--source belongs to --task translation or language-model; received",
     "--text a": "--text belongs to --task language-model or masked-tokens or classification; received",
     "--task language-model --encoder-layers 2": "--encoder-layers belongs to --task translation",
     "--task language-model --valid-text a": "--valid-text needs --text; received none",

@@ -1,0 +1,107 @@
+"""Batches of pairs: each in one row, of which only the source is ever cut."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.feeding import Place
+from keras_transformer.text.pair_batches import PairPlan, PairRows
+from keras_transformer.text.tokenized import TokenizedCorpus
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, Tokenizer
+from tests.tiny_text import lines
+
+PAIRS = list(zip(lines(1, 150), lines(2, 150), strict=True))
+MOST = 12  # ids of a source, with the separator
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(lines(0), 60)
+
+
+def corpus_of(folder, tokenizer, pairs=PAIRS, **options):
+    options = {"max_source_length": math.inf, "max_ratio": math.inf, **options}
+    return TokenizedCorpus.build(folder, pairs, tokenizer, tokenizer, **options)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, tokenizer):
+    return corpus_of(tmp_path_factory.mktemp("pairs") / "train", tokenizer)
+
+
+def batches(plan, epoch=0):
+    return [plan.batch(Place(epoch, number)) for number in range(plan.num_batches(epoch))]
+
+
+def expected_row(tokenizer, pair):
+    source, target = tokenizer.encode(pair)
+    return (*source[: MOST - 1], SEPARATOR, *target, END)
+
+
+def real(row):
+    return tuple(row[row != PAD].tolist())
+
+
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 3}, {"accumulate": 2, "seed": 4}])
+def test_a_row_is_source_separator_target_and_end(corpus, tokenizer, options):
+    plan = PairPlan(PairRows(corpus, MOST), 400, **options)
+    found = [row for batch in batches(plan) for row in batch.labels if row.any()]
+    assert sorted(map(real, found)) == sorted(expected_row(tokenizer, pair) for pair in PAIRS)
+    for number, batch in enumerate(batches(plan)):
+        assert not len(batch.labels) % plan.divisor and batch.labels.size <= 400
+        assert batch.weights.sum() == pytest.approx(1) and plan.num_tokens(Place(0, number)) == (batch.labels != 0).sum()
+        np.testing.assert_array_equal(batch.weights > 0, batch.labels != PAD)
+        for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
+            assert real(ids) == (START, *real(labels)[:-1])[: len(real(labels))]
+
+
+def test_sources_lose_their_ends_and_are_counted(corpus, tokenizer):
+    rows = PairRows(corpus, MOST)
+    lengths = [len(ids) for ids in tokenizer.encode([source for source, _ in PAIRS])]
+    assert rows.num_cut == sum(length > MOST - 1 for length in lengths) > 10
+    assert len(rows) == len(PAIRS) and PairRows(corpus, 1_000).num_cut == 0
+
+
+def test_of_a_validation_only_targets_have_labels(corpus, tokenizer):
+    plan = PairPlan(PairRows(corpus, MOST, targets_alone=True), 400, shuffle=False)
+    everything = PairPlan(PairRows(corpus, MOST), 400, shuffle=False)
+    found = []
+    for number, batch in enumerate(batches(plan)):
+        assert plan.num_tokens(Place(0, number)) == (batch.labels != PAD).sum()
+        assert batch.weights.sum() == pytest.approx(1)
+        for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
+            assert ids[np.flatnonzero(labels)[0]] == SEPARATOR, "the first label follows the separator"
+            found.append(real(labels))
+    assert sorted(found) == sorted((*tokenizer.encode([target])[0], END) for _, target in PAIRS)
+    assert sum(map(len, found)) < sum(everything.num_tokens(Place(0, n)) for n in range(everything.num_batches(0)))
+
+
+def test_rows_of_similar_length_share_a_batch(corpus):
+    for batch in batches(PairPlan(PairRows(corpus, MOST), 400)):
+        lengths = (batch.labels != PAD).sum(1)
+        assert np.ptp(lengths[lengths > 0]) <= 6
+
+
+def test_the_order_changes_with_the_epoch_and_the_seed(corpus):
+    def rows(seed, epoch):
+        return [real(row) for batch in batches(PairPlan(PairRows(corpus, MOST), 400, seed), epoch) for row in batch.labels]
+
+    assert rows(1, 0) == rows(1, 0) and sorted(rows(1, 0)) == sorted(rows(1, 1))
+    assert rows(1, 0) != rows(1, 1) and rows(1, 0) != rows(2, 0)
+
+
+def test_a_long_source_stays_where_the_target_may_not_be_long(tmp_path, tokenizer):
+    pairs = [("dog " * 90, "cat"), ("cat", "dog " * 90), ("", "dog"), ("dog", " "), ("dog", "sea " * 9)]
+    corpus = corpus_of(tmp_path / "some", tokenizer, pairs, max_length=30)
+    report = corpus.report
+    assert (report.kept, report.empty, report.too_long, report.bad_ratio) == (2, 2, 1, 0)
+    assert TokenizedCorpus.build(tmp_path / "both", pairs, tokenizer, tokenizer, max_length=30).report.too_long == 2
+
+
+def test_a_budget_that_holds_no_row_is_refused(corpus):
+    with pytest.raises(RequestError, match="the token budget must hold the longest sentence"):
+        PairPlan(PairRows(corpus, MOST), 12)
