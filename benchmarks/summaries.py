@@ -8,9 +8,9 @@ prints a Markdown table: the peak memory of the process, without that of a row o
 
 Else it makes pairs of the docstrings in Python's own library. The source is a name with its arguments and the
 documentation without its first sentence; the target is that sentence. Every tenth module is held out, without pairs
-whose target training has too. `train.py --task language-model` gets them and the flags after `--`, once for each kind of
-attention. A row of the table has the loss of the held-out targets, in nats a token: each beside its source, beside the
-source of another pair, and beside none. What the model takes from the source is the difference.
+whose target training has too. `train.py --task language-model` gets them and the flags after `--`, once for each kind
+of attention. A row of the table has the loss of the held-out targets, in nats a token: each beside its source, beside
+the source of another pair, and beside none. What the model takes from the source is the difference.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.encoder import mean_state
 from keras_transformer.tensor import Tensor
-from keras_transformer.text.tokenizer import PAD, SEPARATOR
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR
 
 from .signatures import Decoding, TrainedRun
 from .traced import between_ends, continue_ids, encoded, known, moved, permitted, translate_ids, with_end
@@ -45,6 +45,7 @@ class Form:
     text_stem: ClassVar[str]  # of the file that takes text
     takes = "source_ids"
     cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # of text: what is replaced, and by what
+    closing = END  # the id behind the pieces of a text that it takes
     is_one_line = True  # whether texts that it gives are of one line
     ids_outputs: ClassVar[tuple[str, ...]]  # the names of what the file that takes ids gives
     text_outputs: ClassVar[tuple[str, ...]]
@@ -136,9 +137,9 @@ class Continuation(Searching):
 
     kind, ids_stem, text_stem = "language-model", "generate", "generate_text"
     takes = "prompt_ids"
-    cleaning: ClassVar[tuple[tuple[str, str], ...]] = ((r"\x00", " "),)
+    cleaning = ((r"\x00", " "),)
     is_one_line = False
-    closing = PAD  # the id behind the pieces of a prompt
+    closing = PAD
     ids_outputs, text_outputs = ("added_ids", "score"), ("continuation", "score")
 
     def ids_of(self, pieces: Any) -> Tensor:

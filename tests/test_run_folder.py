@@ -787,7 +787,9 @@ def test_a_configuration_says_which_version_wrote_it_last(run_folder):
     assert runs.read_config(folder)["versions"] == {"keras": "3", "keras-transformer": keras_transformer.__version__}
 
 
-@pytest.mark.parametrize(("length", "holds"), [(1, True), (6, True), (7, False), (0, False), (True, False), ("5", False)])
+@pytest.mark.parametrize(
+    ("length", "holds"), [(1, True), (6, True), (7, False), (0, False), (True, False), ("5", False)]
+)
 def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, holds):
     model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
     run = runs.RunFolder(tmp_path)

@@ -128,5 +128,9 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--source", metavar="FILE", help="for a translator or a model of pairs: text, plain or .gz")
     add("--target", metavar="FILE", help="its translation or answer, line by line, plain or .gz")
-    add("--text", metavar="FILE", help="for another language model: text, plain or .gz, scored in windows of the context")
+    add(
+        "--text",
+        metavar="FILE",
+        help="for another language model: text, plain or .gz, in windows of the context",
+    )
     add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")

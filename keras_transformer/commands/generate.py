@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    """Prints the prompt and its continuation as it grows, or the answer; for a file of prompts a JSON object for each."""
+    """Prints the prompt and its continuation as it grows, or its answer; of a file of prompts a JSON object each."""
     answers = "answer_length" in config_of_kind(RunFolder(arguments.run), "language-model")
     options = options_of(arguments, answers)
     prompts = prompts_of(arguments, answers)
@@ -86,7 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each text")
     add("--tokens", type=int, default=200, metavar="N", help="the most tokens to add (default: 200)")
     add("--n-best", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
-    add("--beams", type=int, metavar="K", help="search with this many beams in place of drawing; 1: greedy, as for answers")
+    add(
+        "--beams",
+        type=int,
+        metavar="K",
+        help="search with this many beams in place of drawing; 1: greedy (for answers the default)",
+    )
     add("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
     add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens alone (default: 0, all)")
     add("--top-p", type=float, metavar="P", help="draw among the likeliest that together reach P (default: 1)")

@@ -182,8 +182,8 @@ class Generator:
         lengths = [len(one) + len(other) for one, other in zip(read, added, strict=True)]
         if long := sum(length > self.model.context_length for length in lengths):
             raise RequestError(
-                f"{long} target(s) do not fit in the context, {self.model.context_length} tokens, beside their sources: "
-                "leave them out"
+                f"{long} target(s) do not fit in the context, {self.model.context_length} tokens, beside their "
+                "sources: leave them out"
             )
         scores = [Score(0.0, 1)] * len(lengths)
         for places in batches_by_length(lengths, batch_size):

@@ -1,4 +1,4 @@
-"""Pairs of texts for a language model: it reads a source and answers with the target (arXiv 1801.10198, section 4.2)."""
+"""Pairs of texts for a language model: it reads a source, and answers the target (arXiv 1801.10198, section 4.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.text.corpora import Pair
@@ -49,7 +49,8 @@ class Pairs:
         pairs = list(islice((pair for pair in self.valid_pairs if all(map(str.strip, pair))), NUM_SAMPLES))
         answers = generator.search([source for source, _ in pairs], SearchOptions(num_beams=1))
         return "\n".join(
-            f"source      {textwrap.shorten(source, SHOWN_CHARACTERS)}\nreference   {target}\nanswer      {found.text}\n"
+            f"source      {textwrap.shorten(source, SHOWN_CHARACTERS)}\n"
+            f"reference   {target}\nanswer      {found.text}\n"
             for (source, target), (found,) in zip(pairs, answers, strict=True)
         )
 
@@ -96,7 +97,7 @@ def _within_context(
 ) -> tuple[TokenizedCorpus, TokenizedCorpus]:
     """The pairs of training and of validation without those of too long targets."""
     most = longest_target(run.settings)
-    limits = {"max_length": most, "max_source_length": math.inf, "max_ratio": math.inf}
+    limits: dict[str, Any] = {"max_length": most, "max_source_length": math.inf, "max_ratio": math.inf}
     try:
         return tokenized(run, cache, valid_pairs, tokenizers, **limits)
     except RequestError as error:

@@ -103,7 +103,9 @@ class Settings:
     separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
     tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
     sampling: float = _rate(0.0, "subword sampling: alpha for unigram, dropout for BPE; 0 for none")
-    max_length: int = _count(250, "leave out pairs with more pieces than this on a side; for a language model in --target")
+    max_length: int = _count(
+        250, "leave out pairs with more pieces than this on a side; for a language model on the target's"
+    )
     # Model
     preset: str = _flag(
         DEFAULT_PRESET,

@@ -109,8 +109,11 @@ _OF_IMAGES = frozenset(
 )  # fmt: skip
 TASKS = {
     "translation": Task(
-        "keras_transformer.training.translation", "translator", "from parallel text",
-        _OF_TRANSLATION | _OF_PAIRS | _OF_TEXT, {},
+        "keras_transformer.training.translation",
+        "translator",
+        "from parallel text",
+        _OF_TRANSLATION | _OF_PAIRS | _OF_TEXT,
+        {},
     ),  # fmt: skip
     "language-model": Task(
         "keras_transformer.training.language_modelling",

@@ -333,10 +333,9 @@ def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
 
 def test_documentation_is_summed_up_by_both_kinds_of_attention(tmp_path):
     rest = "It has many words that say nothing and follow one after the other until there are twenty of them."
-    for module in range(12):
-        functions = [
-            f'def name{number}(one, two):\n    """Return number {number} of {module}. {rest}"""\n' for number in range(5)
-        ]
+    function = 'def name{0}(one, two):\n    """Return number {0} of {1}. {2}"""\n'
+    for module in range(14):  # the last one is held out
+        functions = [function.format(number, module, rest) for number in range(5)]
         (tmp_path / f"module{module}.py").write_text("".join(functions))
     (tmp_path / "broken.py").write_text("def (")
     small = "--num-layers 1 --num-heads 1 --hidden-dim 8 --intermediate-dim 8 --context-length 128 --token-budget 256"
@@ -345,7 +344,9 @@ def test_documentation_is_summed_up_by_both_kinds_of_attention(tmp_path):
     assert [row[0] for row in rows] == ["full", "compressed"]
     assert all(float(number) > 1 for row in rows for number in row[3:])
     sources, targets = ((tmp_path / "out" / f"train.{side}").read_text().splitlines() for side in ("source", "target"))
-    assert f"module0.name1(one, two): {rest}" in sources and targets[sources.index(sources[1])].startswith("Return number")
+    assert f"module0.name1(one, two): {rest}" in sources and targets[sources.index(sources[1])].startswith(
+        "Return number"
+    )
     held_out = (tmp_path / "out" / "valid.target").read_text().splitlines()
     assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
 

@@ -172,7 +172,9 @@ def test_of_a_long_prompt_the_beginning_is_answered(answering, options, capsys):
     assert answering.generate([long], 40, options) == answering.generate([long[:first]], 40, options)
     said = capsys.readouterr().err
     assert said.count("warning") == 1, "the beginning alone fits"
-    assert f"1 prompt(s) longer than the context, 16 tokens, beside an answer of 6: only the first {first} count" in said
+    assert (
+        f"1 prompt(s) longer than the context, 16 tokens, beside an answer of 6: only the first {first} count" in said
+    )
 
 
 def test_a_prompt_of_lines_is_answered_as_one_line_and_a_blank_one_is_counted(answering, capsys):
@@ -194,7 +196,9 @@ def test_the_score_of_an_answer_is_its_probability_after_the_prompt(answering, g
             ids = [*ids, id]
         assert score.num_tokens == len(added) and score.log_prob == pytest.approx(expected, abs=1e-4)
     assert answering.score_answers([], []) == []
-    with pytest.raises(RequestError, match="2 target\\(s\\) do not fit in the context, 16 tokens, beside their sources"):
+    with pytest.raises(
+        RequestError, match="2 target\\(s\\) do not fit in the context, 16 tokens, beside their sources"
+    ):
         answering.score_answers(["the", "the", "a"], ["a dog ran along"] * 2 + ["a"])
     with pytest.raises(RequestError, match="expected an answer to each prompt; received 1 prompts, 2 answers"):
         answering.score_answers(["the"], ["a", "b"])

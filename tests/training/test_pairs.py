@@ -26,8 +26,8 @@ FLAGS = f"{TASK} {PAIRS}"
 RUNS = [
     f"{FLAGS} --steps 4 --checkpoint-every 2 --dropout 0.2 --attention compressed:width=4 --out whole",
     "--resume --out begun --steps 4",
-    f"{FLAGS} --steps 2 --checkpoint-every 2 --dropout 0 --out one",
-    f"{FLAGS} --steps 2 --checkpoint-every 2 --dropout 0 --accumulate 2 --out two",
+    f"{FLAGS} --steps 2 --checkpoint-every 2 --dropout 0 --token-budget 12000 --out one",
+    f"{FLAGS} --steps 2 --checkpoint-every 2 --dropout 0 --token-budget 12000 --accumulate 2 --out two",
     f"{FLAGS} --steps 200 --checkpoint-every 100 --dropout 0 --learning-rate-factor 2 --out learned",
     f"{TASK} --text source --vocabulary-type char --steps 1 --checkpoint-every 1 --out prose",
     "--task language-model --source source --target first --valid-source some --valid-target words --init-from prose "
@@ -40,14 +40,15 @@ LONG = "ba " * 60
 def folder(tmp_path_factory) -> Path:
     """A folder with the runs."""
     folder, draw = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
-    first = draw.choice(WORDS, 400)
+    first = draw.choice(WORDS, 400).tolist()
     sources = [" ".join([word, *draw.choice([word, word, "x", "y"], draw.integers(3, 7))]) for word in first]
     targets = [f"the one is {word}" for word in first]
     sources[:4], targets[:4] = [LONG, "", "fi", "gu gu"], ["the one is ba", "nothing", " ", "gu " * 70]
-    for name, lines in {
+    files: dict[str, list[str]] = {
         "source": sources, "target": targets, "short": targets[1:], "first": first, "blank": [""] * 400,
         "some": ["ba ba", "do"], "words": ["ba", "do"],
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "said").write_text(train_all(folder, RUNS), encoding="utf-8")
     return folder
@@ -139,7 +140,9 @@ def test_generate_prints_the_answer_alone(folder, run, tmp_path):
     found = [json.loads(line) for line in out.splitlines()]
     assert status == 0 and [one["prompt"] for one in found] == ["fi fi fi", "", LONG]
     assert (found[0]["text"], found[2]["text"]) == ("the one is fi", "the one is ba")
-    assert "1 prompt(s) are blank" in err and "1 prompt(s) longer than the context, 24 tokens, beside an answer of" in err
+    assert (
+        "1 prompt(s) are blank" in err and "1 prompt(s) longer than the context, 24 tokens, beside an answer of" in err
+    )
     several = run("generate", learned, "--prompt", "gu gu gu", "--beams", 2, "--n-best", 2)[1].splitlines()
     assert several[0] == "the one is gu" and len(set(several)) == 2
     assert run("generate", learned, "--prompt", "gu gu gu", "--temperature", 1e5, "--seed", 3)[1] != "the one is gu\n"
@@ -198,11 +201,9 @@ def test_own_tokenizer(folder, monkeypatch):
     from keras_transformer.training.request import open_run
 
     monkeypatch.chdir(folder)
-    Tokenizer.train(["ba do fi gu ka lo x y the one is nothing"] * 9, 26).save(folder / "own.model")
-    opened = open_run(
-        {"task": "language-model", "source": "source", "target": "target", "tokenizer": "own.model", "context_length": 24,
-         "out": "own", "token_budget": 512}
-    )  # fmt: skip
+    Tokenizer.train(["ba do fi gu ka lo x y the one is nothing"] * 9, 24).save(folder / "own.model")
+    given = {"task": "language-model", "source": "source", "target": "target", "tokenizer": "own.model", "out": "own"}
+    opened = open_run({**given, "context_length": 24, "token_budget": 512})
     assert opened is not None
     opened.is_chief = False
     data = prepare(opened, folder / "cache", 1)
