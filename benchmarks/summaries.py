@@ -6,11 +6,12 @@
 With `--memory`, each kind of attention trains a model on one row of each length, in a process of its own. The command
 prints a Markdown table: the peak memory of the process, without that of a row of 64 tokens, and the time of a step.
 
-Else it makes pairs of the docstrings in Python's own library. The source is a name with its arguments and the
-documentation without its first sentence; the target is that sentence. Every tenth module is held out, without pairs
-whose target training has too. `train.py --task language-model` gets them and the flags after `--`, once for each kind
-of attention. A row of the table has the loss of the held-out targets, in nats a token: each beside its source, beside
-the source of another pair, and beside none. What the model takes from the source is the difference.
+Else it makes pairs of the docstrings in Python's own library. The source is a section: a name with its arguments, its
+documentation without the first sentence, and that of its members; the target is the first sentence. One module in ten
+is held out, without pairs whose target training has too. `train.py --task language-model` gets them and the flags after
+`--`, once for each kind of attention. A row of the table has the loss of the held-out targets, in nats a token: each
+beside its source, beside the source of another pair, and beside none. What the model takes from the source is the
+difference.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.contest import at_least_one, in_process, peak_mib, print_head, print_row
 from benchmarks.family import read_pairs, write_pairs
@@ -40,7 +41,7 @@ VOCABULARY_SIZE = 1_000
 BASE_LENGTH = 64  # of the row whose memory is that of the libraries and the weights
 TIMED_STEPS = 3
 NOT_DOCUMENTED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
-WORDS_OF_SOURCE, WORDS_OF_TARGET = (20, 1_000), (3, 40)  # the fewest and the most
+WORDS_OF_SOURCE, WORDS_OF_TARGET = (10, 5_000), (3, 40)  # the fewest and the most
 HELD_OUT_MODULES = 10  # one in so many
 
 
@@ -159,9 +160,21 @@ def pairs_in(path: Path, module: str) -> Iterator[Pair]:
         return
     for name, node in documented(tree, module):
         first, rest = divided(ast.get_docstring(node) or "")
-        arguments = f"({ast.unparse(node.args)})" if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
-        if is_between(rest, WORDS_OF_SOURCE) and is_between(first, WORDS_OF_TARGET):
-            yield f"{name}{arguments}: {rest}", first
+        _, *members = documented(node, name)
+        source = " ".join([f"{heading(name, node)} {rest}", *(heading(*one) + whole(one[1]) for one in members)])
+        if is_between(source, WORDS_OF_SOURCE) and is_between(first, WORDS_OF_TARGET):
+            yield source, first
+
+
+def heading(name: str, node: ast.AST) -> str:
+    """The name of what is documented, with the arguments of a function."""
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return f"{name}({ast.unparse(node.args)}):" if is_function else f"{name}:"
+
+
+def whole(node: Any) -> str:
+    """A docstring in one line, behind a space."""
+    return f" {one_line(ast.get_docstring(node) or '')}"
 
 
 def documented(node: ast.AST, name: str) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]]:

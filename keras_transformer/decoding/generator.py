@@ -94,7 +94,8 @@ class Generator:
         Args:
             prompts: texts; an empty one lets the model begin.
             max_tokens: the most tokens to add; of an answer at most `answer_length`.
-            options: by default sampling. A search with several beams takes place in one context.
+            options: by default sampling, or greedy search for answers. A search with several beams takes place in one
+                context.
 
         Returns:
             For each prompt `options.n_best` continuations.
@@ -102,7 +103,7 @@ class Generator:
         Raises:
             RequestError: an option is out of its range, or a search with several beams does not fit in the context.
         """
-        options = options or SearchOptions(sampling=True)
+        options = options or self._usual_options()
         begun = self._begun(prompts, max_tokens, options)
         max_tokens = self._most(max_tokens)
         if options.num_beams > 1 and not options.sampling:
@@ -127,15 +128,20 @@ class Generator:
         Prompts are cut as in `generate`.
         """
         max_tokens = self.model.context_length if max_tokens is None else max_tokens
-        begun, found = self._begun(prompts, max_tokens, options), []
-        max_tokens = self._most(max_tokens)
-        for first in range(0, len(begun), options.batch_size):
-            found += self._in_context(begun[first : first + options.batch_size], max_tokens, options)
+        return self.search_ids(self._begun(prompts, max_tokens, options), options, max_tokens)
+
+    def search_ids(
+        self, read: Sequence[Ids], options: SearchOptions, max_tokens: int | None = None
+    ) -> list[list[Continuation]]:
+        """`search` with prompts in ids, each as `fitting` gives it."""
+        max_tokens, found = self._most(self.model.context_length if max_tokens is None else max_tokens), []
+        for first in range(0, len(read), options.batch_size):
+            found += self._in_context(list(read[first : first + options.batch_size]), max_tokens, options)
         return found
 
     def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
         """Continues or answers one prompt, and yields the text piece by piece while it grows; see `generate`."""
-        options = options or SearchOptions(sampling=True)
+        options = options or self._usual_options()
         (ids,) = self._begun([prompt], max_tokens, options)
         max_tokens = self._most(max_tokens)
         row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
@@ -222,6 +228,9 @@ class Generator:
         if self.answer_length is None:
             return self.tokenizer.decode_text(added)
         return self.tokenizer.decode([added])[0]
+
+    def _usual_options(self) -> SearchOptions:
+        return SearchOptions(sampling=True) if self.answer_length is None else SearchOptions(num_beams=1)
 
     def _most(self, max_tokens: int) -> int:
         return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)

@@ -71,7 +71,7 @@ def corpus(settings: Settings) -> Corpus[Any]:
 
 
 def prepare(run: Run, cache: Path, num_replicas: int) -> Prose | Pairs:
-    """Learns the vocabulary, tokenises the text once, and plans batches: windows of a text, or pairs.
+    """Learns the vocabulary, tokenises the text once, and plans batches: windows of a text, or pairs of texts.
 
     Raises:
         RequestError: the text does not support the vocabulary, or is too short; or see `prepare_pairs`.

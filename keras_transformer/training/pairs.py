@@ -47,7 +47,8 @@ class Pairs:
         from keras_transformer.decoding.options import SearchOptions
 
         pairs = list(islice((pair for pair in self.valid_pairs if all(map(str.strip, pair))), NUM_SAMPLES))
-        answers = generator.search([source for source, _ in pairs], SearchOptions(num_beams=1))
+        read = [generator.fitting(generator.ids_of_prompt(source)) for source, _ in pairs]
+        answers = generator.search_ids(read, SearchOptions(num_beams=1))
         return "\n".join(
             f"source      {textwrap.shorten(source, SHOWN_CHARACTERS)}\n"
             f"reference   {target}\nanswer      {found.text}\n"

