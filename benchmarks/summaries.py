@@ -166,7 +166,7 @@ def pairs_in(path: Path, module: str) -> Iterator[Pair]:
             yield source, first
 
 
-def heading(name: str, node: ast.AST) -> str:
+def heading(name: str, node: Any) -> str:
     """The name of what is documented, with the arguments of a function."""
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return f"{name}({ast.unparse(node.args)}):" if is_function else f"{name}:"
