@@ -125,6 +125,8 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(generator, capsys):
     )
     assert found[0] == found[2] == texts(generator.generate([long[-8:]], 6, GREEDY))[0]
     assert capsys.readouterr().err == ""
+    ((one,),), ((other,),) = (generator.generate([prompt], 6, GREEDY) for prompt in (long, long[-8:]))
+    assert one.score == pytest.approx(other.score, rel=1e-5)
 
 
 def test_what_the_vocabulary_lacks_is_told(generator, capsys):
