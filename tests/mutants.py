@@ -1311,7 +1311,7 @@ IMPORTING = [
         f"{PACKAGE}/importing",
         ("array + self.file.read(weight.added)[0] if", "array + self.file.read(weight.added)[-1] if"),
         ("ids = ids[1:] if ids and ids[0] == START else ids", "pass"),
-        ("if counts[label] > 1 and first[label] != number", "if counts[label] > 1"),
+        ("        while label in labels:", "        while False:"),
         ("KERNEL_ORDER = (2, 3, 1, 0)", "KERNEL_ORDER = (3, 2, 1, 0)"),
         ("default = None if has_biases else 0.0", "default = 0.0"),
         ('("gamma", "beta") if', '("beta", "gamma") if'),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,14 +61,14 @@ def labels_of(options: Options) -> list[str]:
     numbers = [str(number) for number in range(len(names))] if isinstance(names, dict | list) else []
     if not isinstance(names, dict) or not 2 <= len(names) <= MAX_LABELS or {*names} != {*numbers}:
         raise options.refusal("id2label", names, "labels by their numbers, from 0, at least two")
-    labels = [names[number] for number in numbers]
-    if strange := [label for label in labels if not isinstance(label, str)]:
-        raise options.refusal("id2label", strange[0], "texts")
-    counts, first = Counter(labels), {label: number for number, label in reversed([*enumerate(labels)])}
-    return [
-        f"{label} ({number})" if counts[label] > 1 and first[label] != number else label
-        for number, label in enumerate(labels)
-    ]
+    labels: dict[str, None] = {}  # in order, and each once
+    for number in numbers:
+        if not isinstance(label := names[number], str):
+            raise options.refusal("id2label", label, "texts")
+        while label in labels:
+            label = f"{label} ({number})"
+        labels[label] = None
+    return list(labels)
 
 
 def block(ours: str, theirs: str, attention: str, has_biases: bool = True) -> Iterator[Weight]:

@@ -12,6 +12,8 @@ from typing import IO
 
 from keras_transformer.errors import RequestError
 
+UNREADABLE = (OSError, EOFError, zlib.error)  # what reading a file, plain or .gz, raises
+
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, plain or .gz. A line ends at \\n alone; a \\r before it is dropped.
@@ -27,14 +29,26 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
     except UnicodeDecodeError:
         raise RequestError(f"{path}, line {number}: not UTF-8; convert the file, as with iconv") from None
-    except FileNotFoundError:
-        raise RequestError(f"no such file: {path}; check the path") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RequestError(f"{path}: broken gzip after line {number} ({error}); copy it again") from None
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {path} ({error.strerror or error}); expected a text file, plain or .gz"
-        ) from None
+    except UNREADABLE as error:
+        raise unreadable(path, error, "a text file", f" after line {number}") from None
+
+
+def unreadable(
+    path: str | os.PathLike[str], error: OSError | EOFError | zlib.error, expected: str, place: str = ""
+) -> RequestError:
+    """What is told of a file, plain or .gz, that could not be read to its end, in place of one of `UNREADABLE`.
+
+    Args:
+        path: the file.
+        error: what was raised.
+        expected: such as "a text file".
+        place: where a gzip broke, such as " after line 7".
+    """
+    if isinstance(error, FileNotFoundError):
+        return RequestError(f"no such file: {path}; check the path")
+    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+        return RequestError(f"cannot read {path} ({error.strerror or error}); expected {expected}, plain or .gz")
+    return RequestError(f"{path}: broken gzip{place} ({error}); copy it again")
 
 
 def opened(path: Path) -> IO[bytes]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import os
 import re
 import tempfile
-import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.lines import opened
+from keras_transformer.text.lines import UNREADABLE, opened, unreadable
 
 MAX_ROW_BYTES = 2**20  # of a line of text, and of a word in a binary file
 CHUNK_BYTES = 2**16  # of a binary file, at once
@@ -165,14 +163,8 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
     try:
         with opened(path) as file:
             yield file
-    except FileNotFoundError:
-        raise RequestError(f"no such file: {path}; check the path") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RequestError(f"{path}: broken gzip ({error}); copy it again") from None
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {path} ({error.strerror or error}); expected a file of word vectors, plain or .gz"
-        ) from None
+    except UNREADABLE as error:
+        raise unreadable(path, error, "a file of word vectors") from None
 
 
 def _rows(file: IO[bytes], layout: Layout, path: Path) -> Iterator[Row]:

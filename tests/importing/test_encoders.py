@@ -37,6 +37,10 @@ def test_labels_of_the_same_name_get_their_number(tmp_path):
     assert classifier.labels == ["crane", "dog", "crane (2)"]
     predictions = classifier.classify(["5 7", "8 9 10", "11"])
     assert {one.label for one in predictions} <= {*classifier.labels}
+    names = {"0": "crane (2)", "1": "crane", "2": "crane"}
+    assert read_huggingface(write_encoder(tmp_path / "other", "labels", id2label=names)).labels == [
+        "crane (2)", "crane", "crane (2) (2)"
+    ]  # fmt: skip
 
 
 def test_the_first_segment_is_added_to_every_position(tmp_path):
