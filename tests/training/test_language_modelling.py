@@ -8,12 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_transformer.__main__ import main as command
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.training.settings import resolve
 from tests.training.test_family_runs import same_arrays
@@ -126,18 +124,6 @@ def test_a_run_that_is_fine_tuned_keeps_the_sizes_and_the_vocabulary(folder):
     assert (tuned / "tokenizer.model").read_bytes() == (whole / "tokenizer.model").read_bytes()
     near = [np.abs(a - b).max() for a, b in zip(weights(whole), weights(tuned), strict=True)]
     assert 0 < max(near) < 0.1
-
-
-@pytest.fixture
-def run(capfd):
-    """`run(*words)` → exit status, standard output, standard error of a command."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        status = command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return run
 
 
 def test_generate(folder, run, tmp_path):

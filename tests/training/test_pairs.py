@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from keras_transformer import load_generator
-from keras_transformer.__main__ import main as command
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.tokenizer import Tokenizer
@@ -52,18 +50,6 @@ def folder(tmp_path_factory) -> Path:
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "said").write_text(train_all(folder, RUNS), encoding="utf-8")
     return folder
-
-
-@pytest.fixture
-def run(capfd):
-    """`run(*words)` → exit status, standard output, standard error of a command."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        status = command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return run
 
 
 def rows(run: Path) -> list[dict[str, str]]:
