@@ -7,7 +7,7 @@ words are, the default gives 0, but the effective order counts only the n-grams 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
@@ -30,3 +30,16 @@ def bleu_signature() -> str:
     metric = bleu_metric()
     metric.corpus_score(["a"], [["a"]])
     return str(metric.get_signature())
+
+
+def quality(texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """BLEU and chrF (0 to 100, cased, detokenised) of texts with a reference for each, and their signatures."""
+    from sacrebleu.metrics import CHRF
+
+    chrf = CHRF()
+    return {
+        "bleu": bleu(texts, references),
+        "chrf": chrf.corpus_score(list(texts), [list(references)]).score,
+        "bleu_signature": bleu_signature(),
+        "chrf_signature": str(chrf.get_signature()),
+    }

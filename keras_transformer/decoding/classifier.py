@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.decoding.attention import Attention, text_attention
 from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.options import require_whole
@@ -109,6 +110,10 @@ class Classifier:
             probs, pieces = self._computations.run(Fills(num_best), ids)
             for length, *found in zip(np.count_nonzero(ids, axis=1), probs, pieces, strict=True):
                 yield found[0][:length], found[1][:length]
+
+    def attention(self, text: str) -> dict[str, Attention]:
+        """Where the pieces of a text look: "self", with the start and the end of the text among them."""
+        return text_attention(self.model, self.ids(text), self.tokenizer)
 
     def ids(self, line: str) -> list[int]:
         """The ids of a text, between start and end, as the model takes them."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.decoding.attention import Attention, text_attention
 from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
 from keras_transformer.decoding.options import SearchOptions, require_whole
@@ -197,6 +198,20 @@ class Generator:
             for place, log_prob in zip(places, log_probs, strict=True):
                 scores[place] = Score(log_prob, len(added[place]))
         return scores
+
+    def attention(self, text: str, answer: str | None = None) -> dict[str, Attention]:
+        """Where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
+
+        Raises:
+            RequestError: an answer is given to a model that continues texts.
+        """
+        if answer is not None and self.answer_length is None:
+            raise RequestError("expected a text alone: this model continues texts, and answers none")
+        (ids,) = self._fitting([self.ids_of_prompt(text)])
+        if self.answer_length is not None:
+            added = self.search_ids([ids], self._usual_options())[0][0].ids if answer is None else self.ids_of(answer)
+            ids = [*ids, *(id for id in added if id != END)]
+        return text_attention(self.model, [START, *ids], self.tokenizer)
 
     def log_probs(self, read: Sequence[Sequence[int]], added: Sequence[Sequence[int]]) -> list[float]:
         """log P of the ids that are added to each prompt, in ids."""

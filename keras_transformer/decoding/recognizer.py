@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_transformer.decoding.attention import Attention, Tokens, attention_of
 from keras_transformer.decoding.classifier import Prediction
 from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs, Looks, PixelLooks
@@ -120,6 +121,18 @@ class Recognizer:
             return []
         probs = self.probabilities(np.stack(pixels))
         return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
+
+    def attention(self, image: Source) -> dict[str, Attention]:
+        """Where the patches of an image look: "self", with the class token first. `looks` gives this for one pixel.
+
+        Raises:
+            RequestError: the image cannot be read.
+        """
+        (pixels,) = readable([self._read(image)])
+        side = self.model.image_shape[0] // self.model.arguments()["patch_size"]
+        patches = (f"row {row}, column {column}" for row in range(side) for column in range(side))
+        tokens = Tokens.of_whole(["class token", *patches])
+        return attention_of(self.model, {"images": pixels[None]}, {"self": (tokens, tokens)})
 
     def looks(self, image: Source, pixel: tuple[int, int]) -> dict[str, np.ndarray]:
         """Where a pixel looks: how much attention it pays to each place of the image.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.decoding.attention import Attention, Tokens, attention_of
 from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
 from keras_transformer.decoding.options import require_whole
@@ -18,7 +19,7 @@ from keras_transformer.models.sequence_encoder import SequenceEncoder
 from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.history_batches import begun
 from keras_transformer.text.items import FIRST_ITEM, Items
-from keras_transformer.text.tokenizer import UNKNOWN
+from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
 
 
 class Recommendation(NamedTuple):
@@ -89,6 +90,14 @@ class Recommender:
         batches = self._in_batches(histories, batch_size)
         rows = [self._computations.run(Embedding(), self._begun(some))[0] for some in batches]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def attention(self, history: Sequence[str]) -> dict[str, Attention]:
+        """Where the items of a history look: "self", with the beginning of the history among them."""
+        (known,) = self._in_batches([history], 1)
+        ids = self._begun([known[0]])
+        names = [self.items.names[id - FIRST_ITEM] for id in ids[0, 1:]]
+        tokens = Tokens.of_whole([CONTROL_PIECES[START], *names])
+        return attention_of(self.model, {"ids": ids}, {"self": (tokens, tokens)})
 
     def item_vectors(self) -> np.ndarray:
         """The vectors of all items, (items, D) float32, in the order of `items.names`."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
-from keras_transformer.text.tokenizer import END, PAD
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 Ids = list[int]
 
@@ -44,6 +44,20 @@ class Sentence:
     def cut(self, length: int) -> Sentence:
         """The sentence with at most `length` pieces of its source and of its prefix."""
         return Sentence(self.place, self.number, self.source[:length], self.prefix[:length])
+
+
+def sentences_of(
+    numbered: Sequence[tuple[int, tuple[str, str]]], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
+) -> list[Sentence]:
+    """The pieces of numbered (line, prefix) pairs; blank lines are left out."""
+    lines = ["" if is_blank(line) else line for _, (line, _) in numbered]
+    sources = source_tokenizer.encode(lines)
+    prefixes = target_tokenizer.encode([prefix for _, (_, prefix) in numbered])
+    return [
+        Sentence(place, number, source, [PAD if id == UNKNOWN else id for id in prefix])
+        for place, ((number, _), source, prefix) in enumerate(zip(numbered, sources, prefixes, strict=True))
+        if source
+    ]
 
 
 class Arrays(NamedTuple):

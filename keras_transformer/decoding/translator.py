@@ -8,21 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
-from keras_transformer.decoding.decoder import Decoder, Emitted
+from keras_transformer.decoding.attention import Attention, translation_attention
+from keras_transformer.decoding.decoder import Decoder, Emitted, decoder_of
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import own_search, require_whole
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
-from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
+from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, sentences_of, with_prefixes
 from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.text.tokenizer import END, Tokenizer
 from keras_transformer.written_runs import write_translator
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class Translator:
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
         num_cut = num_cut_prefixes = 0
         while ahead := list(islice(numbered, num_ahead)):
-            sentences = self._sentences(ahead)
+            sentences = sentences_of(ahead, self.source_tokenizer, self.target_tokenizer)
             num_cut += sum(len(sentence.source) > self.max_source_length for sentence in sentences)
             num_cut_prefixes += sum(len(sentence.prefix) > self.max_source_length for sentence in sentences)
             sentences = [sentence.cut(self.max_source_length) for sentence in sentences]
@@ -185,15 +184,13 @@ class Translator:
             raise RequestError(
                 f"expected a target for each source; received {len(sources)} sources, {len(targets)} targets"
             )
-        source_ids = self.source_tokenizer.encode(sources)
-        self._warn_of_cuts(sum(len(ids) > self.max_source_length for ids in source_ids))
-        source_ids = [ids[: self.max_source_length] for ids in source_ids]
+        source_ids = self._source_ids(sources)
         target_ids = self.target_tokenizer.encode(targets)
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         scores = [Score(0.0, 1)] * len(lengths)
         for places in batches_by_length(lengths, batch_size):
             batch = [[*target_ids[place], END] for place in places]
-            log_probs = self.log_probs([source_ids[place] for place in places], batch)
+            log_probs = self.decoder.log_probs([source_ids[place] for place in places], batch)
             for place, ids, log_prob in zip(places, batch, log_probs, strict=True):
                 scores[place] = Score(float(log_prob), len(ids))
         return scores
@@ -210,9 +207,7 @@ class Translator:
         Raises:
             RequestError: there are not as many references as sources, or none.
         """
-        from sacrebleu.metrics import CHRF
-
-        from keras_transformer.bleu import bleu, bleu_signature
+        from keras_transformer.bleu import quality
 
         if len(sources) != len(references) or not sources:
             raise RequestError(
@@ -223,19 +218,38 @@ class Translator:
         start = time.perf_counter()
         best = [hypotheses[0] for hypotheses in self.stream(sources, options)]
         seconds = time.perf_counter() - start
-        texts = [hypothesis.text for hypothesis in best]
-        chrf = CHRF()
         return {
-            "bleu": bleu(texts, references),
-            "chrf": chrf.corpus_score(texts, [references]).score,
-            "bleu_signature": bleu_signature(),
-            "chrf_signature": str(chrf.get_signature()),
-            "sentences": len(texts),
+            **quality([hypothesis.text for hypothesis in best], references),
+            "sentences": len(best),
             "seconds": seconds,
             "tokens_per_second": sum(len(hypothesis.ids) for hypothesis in best) / seconds,
             "beams": options.num_beams,
             "length_penalty": options.length_penalty,
         }
+
+    def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
+        """Where the model looks while it translates a text.
+
+        Args:
+            text: one sentence.
+            target: its translation; by default the model's own.
+
+        Returns:
+            The self-attentions "encoder" and "decoder", and "cross", from the decoder to the encoder. In "decoder" the
+            queries are the pieces that the decoder reads, in "cross" those that it then writes.
+
+        Raises:
+            RequestError: the text is blank, or the translator is an export's, which has no Keras model.
+        """
+        if is_blank(text):
+            raise RequestError("expected a text; received a blank one")
+        model, (source,) = self.model, self._source_ids([text])
+        if target is None:
+            [[best]] = self._translations(1, [Sentence(0, 0, source, [])], self.search_options())
+            written = [id for id in best.ids if id != END]
+        else:
+            (written,) = self.target_tokenizer.encode([target])
+        return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     def save(
         self,
@@ -259,16 +273,11 @@ class Translator:
         tokenizers = (self.source_tokenizer, self.target_tokenizer)
         write_translator(folder, self.model, tokenizers, languages, validation, overwrite, self.search)
 
-    def _sentences(self, ahead: list[tuple[int, tuple[str, str]]]) -> list[Sentence]:
-        """The pieces of numbered (line, prefix) pairs; blank lines are left out."""
-        lines = ["" if is_blank(line) else line for _, (line, _) in ahead]
-        sources = self.source_tokenizer.encode(lines)
-        prefixes = self.target_tokenizer.encode([prefix for _, (_, prefix) in ahead])
-        return [
-            Sentence(place, number, source, [PAD if id == UNKNOWN else id for id in prefix])
-            for place, ((number, _), source, prefix) in enumerate(zip(ahead, sources, prefixes, strict=True))
-            if source
-        ]
+    def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
+        """The pieces of sources, cut where they are too long; a warning counts those."""
+        encoded = self.source_tokenizer.encode(lines)
+        self._warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded))
+        return [ids[: self.max_source_length] for ids in encoded]
 
     def _warn_of_cuts(self, num_cut: int, kind: str = "source(s)") -> None:
         if num_cut:
@@ -295,19 +304,6 @@ class Translator:
             log_prob = one.score * penalty(len(one.ids), options.length_penalty)
             hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
         return hypotheses
-
-    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        """log P (B,) of targets in pieces, see `Decoder.log_probs`."""
-        return self.decoder.log_probs(sources, targets)
-
-
-def decoder_of(model: Transformer | Decoder) -> Decoder:
-    """The decoder of a model."""
-    if isinstance(model, Decoder):
-        return model
-    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
-
-    return KerasDecoder(model)
 
 
 def load(

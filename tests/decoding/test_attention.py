@@ -1,0 +1,140 @@
+"""Where tokens look, with the names of the tokens."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.decoding.classifier import Classifier
+from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.recognizer import Recognizer
+from keras_transformer.decoding.recommender import Recommender
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import RequestError
+from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
+from keras_transformer.text.items import Items
+from keras_transformer.text.tokenizer import END, START, Tokenizer
+from tests.layer_check import randomize
+
+pytest_plugins = ["tests.tiny_run"]
+
+SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}
+TEXT = "the cat sat on the mat and a dog ran along the long beach\n" * 4
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return Tokenizer.train(TEXT.splitlines(), 30, "char")
+
+
+def made(kind, *arguments, **options):
+    """A model with weights that let heads differ."""
+    keras.utils.set_random_seed(1)
+    model = kind(*arguments, **{**SIZES, **options})
+    randomize(model)
+    return model
+
+
+def test_words_are_pieces_from_one_space_to_the_next():
+    tokens = Tokens.of_pieces(["<s>", "▁an", "<unk>", "al", "\n", "sh", "e", "</s>", "x"])
+    assert tokens.words == (0, 1, 1, 1, 2, 3, 3, 4, 5)
+    assert tokens.joined() == Tokens.of_whole(["<s>", "an<unk>al", "\n", "she", "</s>", "x"])
+    assert Tokens.of_pieces([]).joined().labels == ()
+
+
+def test_of_a_word_the_keys_are_added_up_and_the_queries_averaged():
+    queries, keys = Tokens(("a", "b", "c"), (0, 0, 1)), Tokens(("d", "e", "f"), (0, 1, 1))
+    scores = np.array([[[[0.2, 0.3, 0.5], [0.6, 0.1, 0.3], [1, 0, 0]]]], "float32")
+    joined = Attention(queries, keys, scores).joined()
+    assert (joined.queries.labels, joined.keys.labels) == (("ab", "c"), ("d", "ef"))
+    np.testing.assert_allclose(joined.scores, np.array([[[[0.4, 0.6], [1.0, 0.0]]]]), rtol=1e-6)
+
+
+def test_the_mean_distance_tells_far_sighted_heads_from_near_sighted_ones():
+    tokens = Tokens.of_whole("abcd")
+    itself, first = np.eye(4), np.eye(4)[[0, 0, 0, 0]]
+    unseen = np.zeros((4, 4))
+    distances = Attention(tokens, tokens, np.array([[itself, first, unseen]])).mean_distances()
+    np.testing.assert_allclose(distances, [[0, (0 + 1 + 2 + 3) / 4, 0]])
+
+
+def test_a_translators_attentions_are_those_of_its_model(translator):
+    text = "a dog and a cat"
+    found = translator.attention(text)
+    source, ids = translator.source_tokenizer.encode([text])[0], [*translator.n_best([text])[0][0].ids]
+    written = ids if ids[-1] == END else [*ids, END]
+    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *written[:-1]]])}
+    expected = translator.model.attention_scores(inputs)
+    assert list(found) == ["encoder", "decoder", "cross"]
+    for name, attention in found.items():
+        np.testing.assert_allclose(attention.scores, ops.convert_to_numpy(expected[name])[:, 0], atol=1e-6)
+        assert attention.scores.shape[2:] == (len(attention.queries.labels), len(attention.keys.labels))
+    pieces = translator.source_tokenizer.pieces([*source, END])
+    assert [*found["encoder"].queries.labels] == [*found["cross"].keys.labels] == pieces
+    assert [*found["cross"].queries.labels] == translator.target_tokenizer.pieces(written)
+    assert found["decoder"].queries.labels == ("<s>", *found["cross"].queries.labels[:-1])
+
+
+def test_a_given_translation_is_looked_at_in_place_of_the_models_own(translator):
+    pieces = translator.attention("two dogs", "and a cat")["cross"].queries.joined().labels
+    assert pieces == ("and", "a", "cat", "</s>")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\u200b"])
+def test_a_blank_text_has_no_attention(translator, text):
+    with pytest.raises(RequestError, match="expected a text; received a blank one"):
+        translator.attention(text)
+
+
+def test_a_long_source_is_cut_and_counted_once(tiny_model, tokenizer, capsys):
+    short = Translator(tiny_model, tokenizer, max_source_length=4)
+    found = short.attention("a dog and a cat run along the beach")
+    assert len(found["encoder"].keys.labels) == 5
+    assert capsys.readouterr().err.count("1 source(s) were over 4 pieces and were cut") == 1
+
+
+def test_a_language_model_looks_back(vocabulary):
+    generator = Generator(made(LanguageModel, vocabulary.vocabulary_size, 32), vocabulary)
+    (attention,) = generator.attention("the cat sat").values()
+    assert attention.queries.joined().labels == ("<s>", *["the", "cat", "sat"])
+    assert np.all(np.triu(attention.scores, 1) == 0)
+    np.testing.assert_allclose(attention.scores.sum(-1), 1, rtol=1e-5)
+    with pytest.raises(RequestError, match="this model continues texts, and answers none"):
+        generator.attention("the cat", "the dog")
+
+
+def test_behind_a_prompt_stands_its_answer(vocabulary):
+    generator = Generator(made(LanguageModel, vocabulary.vocabulary_size, 32), vocabulary, answer_length=8)
+    given = generator.attention("the cat", "a dog")["self"].keys
+    assert given.joined().labels == ("<s>", "the", "cat", "</s>", "a", "dog")
+    own = generator.attention("the cat")["self"].keys.labels
+    [[answer]] = generator.generate(["the cat"])
+    written = [id for id in answer.ids if id != END]
+    assert [*own[len(own) - len(written) :]] == vocabulary.pieces(written)
+
+
+def test_a_classifier_looks_everywhere_and_at_no_padding(vocabulary):
+    model = made(Encoder, vocabulary.vocabulary_size, 32, num_labels=2)
+    (attention,) = Classifier(model, vocabulary, ["a", "b"]).attention("the cat").values()
+    assert attention.keys.joined().labels == ("<s>", "the", "cat", "</s>")
+    assert attention.scores.min() > 0
+
+
+def test_the_items_of_a_history_are_named(capsys):
+    items = Items(["tea pot", "cup", "spoon"])
+    recommender = Recommender(made(SequenceEncoder, items.vocabulary_size, 8), items)
+    (attention,) = recommender.attention(["cup", "a thing", "tea pot"]).values()
+    assert attention.keys.joined().labels == ("<s>", "cup", "tea pot")
+    assert "1 event(s) of the histories are left out" in capsys.readouterr().err
+
+
+def test_the_patches_of_an_image_are_named_by_their_places():
+    recognizer = Recognizer(made(ImageClassifier, image_size=8, patch_size=4, channels=1, num_labels=2), ["a", "b"])
+    image = np.random.default_rng(1).integers(0, 256, (8, 8), "uint8")
+    (attention,) = recognizer.attention(image).values()
+    assert attention.keys.labels[:3] == ("class token", "row 0, column 0", "row 0, column 1")
+    looks = recognizer.looks(image, (5, 1))  # in the patch of row 1, column 0
+    np.testing.assert_allclose(attention.scores[:, :, 3, 1:].mean(1).reshape(2, 2, 2)[0], looks["layer 1"], atol=1e-6)
