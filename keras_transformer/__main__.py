@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.commands import classify, evaluate, generate, importing, neighbours, recommend, runs, translate
+from keras_transformer.commands import (
+    attention,
+    classify,
+    evaluate,
+    generate,
+    importing,
+    neighbours,
+    recommend,
+    runs,
+    translate,
+)
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import exit_status
 from keras_transformer.training import flags
@@ -71,6 +81,9 @@ COMMANDS = {
     ),
     "neighbours": Command(
         neighbours.neighbours, "tell which pieces have vectors like those of words", neighbours.add_options
+    ),
+    "attention": Command(
+        attention.attention, "draw where the tokens of a text look, as a page or a picture", attention.add_options
     ),
     "score": Command(
         evaluate.score, "log P and perplexity of given translations, or of a text", evaluate.add_score_options,

@@ -277,6 +277,10 @@ MAY_IMPORT = {
     f"{PACKAGE}.images": [f"{PACKAGE}.{name}" for name in ("images", "text", "files")],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
+    **{
+        f"{PACKAGE}.plots.{name}": [f"{PACKAGE}.plots.fonts", f"{PACKAGE}.decoding.attention"]
+        for name in ("attention", "word_lines")
+    },
 }
 FOR_ALL = (f"{PACKAGE}.errors", f"{PACKAGE}.tensor")
 

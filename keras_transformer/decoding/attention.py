@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, Tokenizer
 
 
@@ -45,6 +47,20 @@ class Tokens(NamedTuple):
         for label, word in zip(self.labels, self.words, strict=True):
             words[word] += label
         return Tokens.of_whole(word.removeprefix(SPACE) or word for word in words)
+
+    def place_of(self, word: str) -> int:
+        """The place, from 0, of the first token that is a word: as it stands, or between signs, as in `tired.`.
+
+        Raises:
+            RequestError: no token is this word.
+        """
+        plain = [label.removeprefix(SPACE) for label in self.labels]
+        bare = [re.sub(r"^\W+|\W+$", "", label) for label in plain]
+        parts = [word if word in re.split(r"\W+", label) else "" for label in plain]
+        for names in (plain, bare, parts):
+            if word in names:
+                return names.index(word)
+        raise RequestError(f"expected one of the words {' '.join(plain)}; received: {word}")
 
 
 class Attention(NamedTuple):

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 from keras_transformer.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from keras_transformer.plots.attention import attention_picture as attention_picture
     from keras_transformer.plots.certificate import certificate_picture as certificate_picture
     from keras_transformer.plots.curves import learning_curves as learning_curves
     from keras_transformer.plots.looks import looks_picture as looks_picture
+    from keras_transformer.plots.word_lines import WordLines as WordLines
+    from keras_transformer.plots.word_lines import word_lines_picture as word_lines_picture
 
 _HOMES = {
+    "WordLines": "keras_transformer.plots.word_lines",
+    "attention_picture": "keras_transformer.plots.attention",
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
     "looks_picture": "keras_transformer.plots.looks",
+    "word_lines_picture": "keras_transformer.plots.word_lines",
 }
 __all__ = sorted(_HOMES)
 if not TYPE_CHECKING:

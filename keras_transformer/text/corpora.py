@@ -1,4 +1,4 @@
-"""Parallel text to train on: the user's files, number words, Multi30k, WMT14."""
+"""Parallel text to train on: the user's files, number words, pronouns, Multi30k, WMT14."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from keras_transformer.text.lines import sha256_of
 from keras_transformer.text.multi30k import multi30k_file as multi30k_file
 from keras_transformer.text.multi30k import sha256_of_file
 from keras_transformer.text.number_words import number_pairs
+from keras_transformer.text.pronouns import pronoun_examples
 from keras_transformer.text.wmt14 import Wmt14
 
 Pair = tuple[str, str]
@@ -41,6 +42,8 @@ NUMBERS_RECIPE = {
     "average_last": 4,
     "bleu_sentences": 100,
 }
+# Made sentences are few words in few patterns, as number words are.
+PRONOUNS_RECIPE = {**NUMBERS_RECIPE, "vocabulary_size": 500}
 # A small model, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best).
 MULTI30K_RECIPE = {
     "num_layers": 4,
@@ -58,7 +61,12 @@ MULTI30K_RECIPE = {
     "average_last": 10,
 }
 WMT14_RECIPE = {"vocabulary_size": 37_000}
-RECIPES: dict[str, dict[str, Any]] = {"numbers": NUMBERS_RECIPE, "multi30k": MULTI30K_RECIPE, "wmt14": WMT14_RECIPE}
+RECIPES: dict[str, dict[str, Any]] = {
+    "numbers": NUMBERS_RECIPE,
+    "pronouns": PRONOUNS_RECIPE,
+    "multi30k": MULTI30K_RECIPE,
+    "wmt14": WMT14_RECIPE,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Corpus(Generic[Item]):
 
 
 def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str] | None = None) -> Corpus[Pair]:
-    """A named corpus: `numbers:<src>-<tgt>`, `multi30k:<src>-<tgt>` or `wmt14:<src>-<tgt>`.
+    """A named corpus: `numbers:…`, `pronouns:…`, `multi30k:…` or `wmt14:…`, each with its languages, as in `…:en-de`.
 
     Raises:
         RequestError: unknown name or languages, or `data_dir` does not hold the corpus.
@@ -179,12 +187,27 @@ def _survey(path: Path) -> _Survey:
 
 
 def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
+    _require_none(data_dir, "number words")
+    return _made(f"numbers:{source}-{target}", *number_pairs(source, target), NUMBERS_RECIPE)
+
+
+def _pronouns(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
+    _require_none(data_dir, "sentences with pronouns")
+    train, valid, _ = pronoun_examples(source, target)
+    pairs = [[(example.source, example.target) for example in examples] for examples in (train, valid)]
+    return _made(f"pronouns:{source}-{target}", *pairs, PRONOUNS_RECIPE)
+
+
+def _require_none(data_dir: Path | None, made: str) -> None:
     if data_dir is not None:
-        raise RequestError(f"number words are made, not read: leave out --data-dir; received: {data_dir}")
-    train, valid = number_pairs(source, target)
+        raise RequestError(f"{made} are made, not read: leave out --data-dir; received: {data_dir}")
+
+
+def _made(name: str, train: list[Pair], valid: list[Pair], recipe: dict[str, Any]) -> Corpus[Pair]:
+    """A corpus that is made on the spot."""
+    source, _, target = name.partition(":")[2].partition("-")
     identity = sha256_of(line for pair in itertools.chain(train, valid) for line in pair)
-    name = f"numbers:{source}-{target}"
-    return Corpus(name, source, target, lambda: iter(train), lambda: iter(valid), identity, NUMBERS_RECIPE)
+    return Corpus(name, source, target, lambda: iter(train), lambda: iter(valid), identity, recipe)
 
 
 def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
@@ -214,6 +237,7 @@ def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
 
 _NAMED: dict[str, Callable[[str, str, Path | None], Corpus[Pair]]] = {
     "numbers": _numbers,
+    "pronouns": _pronouns,
     "multi30k": _multi30k,
     "wmt14": _wmt14,
 }

@@ -1,0 +1,139 @@
+"""`attention`: a picture, or a page, of where the tokens of a text look."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer.commands.recommend import history_of
+from keras_transformer.errors import RequestError, load_tensorflow, say
+from keras_transformer.files import check_writable, write_whole
+from keras_transformer.run_folder import read_config
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.attention import Attention
+
+SUFFIXES = (".html", ".png", ".svg", ".pdf")
+
+
+def attention(arguments: argparse.Namespace) -> None:
+    """Draws the attentions of a text.
+
+    Raises:
+        RequestError: the options do not go together, or the picture cannot be written there.
+    """
+    out = Path(arguments.out)
+    _check(arguments, out)
+    load_tensorflow()
+    found = attentions_of(arguments.run, arguments.text, arguments.target)
+    if arguments.attention is not None:
+        found = {name: found[name] for name in _known(arguments.attention, found)}
+    if out.suffix == ".html":
+        from keras_transformer.plots import attention_page
+
+        with write_whole(out) as aside:
+            aside.write_text(attention_page(found, title=arguments.text), encoding="utf-8")
+    else:
+        if not arguments.pieces:
+            found = {name: one.joined() for name, one in found.items()}
+        picture = _picture(found, arguments)
+        with write_whole(out) as aside:
+            picture.savefig(aside, dpi=150)
+    say(f"wrote {out}")
+
+
+def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attention]:
+    """The attentions of a run of any kind for a text.
+
+    Args:
+        run: the run folder.
+        text: a sentence; of a next-item run a history, items divided by tabs; of a classifier of images a file.
+        target: a translation, or an answer of a language model of pairs; by default the model's own.
+
+    Raises:
+        RequestError: the folder holds no run, or its model takes no target.
+    """
+    kind = read_config(run)["model"]["kind"]
+    loaded = _load(kind)(run)
+    if kind in ("translator", "language-model"):
+        return loaded.attention(text, target)
+    if target is not None:
+        raise RequestError(
+            f"--target is for translators and language models of pairs; {run} has a model of the kind {kind}"
+        )
+    return loaded.attention(history_of(text) if kind == "sequence-encoder" else text)
+
+
+def _load(kind: str) -> Callable[[str], Any]:
+    """The function that loads a run of a kind."""
+    import keras_transformer
+
+    return {
+        "translator": keras_transformer.load,
+        "language-model": keras_transformer.load_generator,
+        "encoder": keras_transformer.load_classifier,
+        "sequence-encoder": keras_transformer.load_recommender,
+        "image-classifier": keras_transformer.load_recognizer,
+    }[kind]
+
+
+def _check(arguments: argparse.Namespace, out: Path) -> None:
+    """Refuses options that do not go together, and files that cannot be written."""
+    if out.suffix not in SUFFIXES or not out.parent.is_dir() or out.is_dir():
+        raise RequestError(
+            f"--out must be a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, in a folder that is "
+            f"there; received: {out}"
+        )
+    check_writable(out.parent, "choose another file with --out")
+    given = [name for name in ("layers", "heads", "word", "pieces") if getattr(arguments, name)]
+    if out.suffix == ".html" and given:
+        raise RequestError(f"the page has all layers, heads and words to choose from: leave out --{given[0]}")
+
+
+def _known(name: str, found: dict[str, Attention]) -> list[str]:
+    if name not in found:
+        raise RequestError(f"--attention must be {' or '.join(found)} for this model; received: {name}")
+    return [name]
+
+
+def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
+    from keras_transformer.plots import WordLines, attention_picture, word_lines_picture
+    from keras_transformer.plots.attention import chosen
+
+    try:
+        if arguments.word is None:
+            return attention_picture(found, arguments.layers, arguments.heads)
+        one, query = _looking(found, arguments.word)
+        layers, heads = chosen(one, arguments.layers, arguments.heads)
+        return word_lines_picture([WordLines(one, query, layer, head) for layer in layers for head in heads])
+    except IndexError as error:
+        raise RequestError(str(error)) from None
+
+
+def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
+    """The first attention in which a word looks, and its place.
+
+    Raises:
+        RequestError: no attention has the word.
+    """
+    *others, last = found.values()
+    for one in others:
+        with contextlib.suppress(RequestError):
+            return one, one.queries.place_of(word)
+    return last, last.queries.place_of(word)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments and options of `attention`."""
+    add = parser.add_argument
+    add("text", help="a sentence; for a next-item run a history, items by tabs; for a classifier of images a file")
+    add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
+    add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
+    add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")
+    add("--layers", type=int, nargs="+", metavar="N", help="of a picture: only these layers, from 1 (default: all)")
+    add("--heads", type=int, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
+    add("--word", help="of a picture: lines from this word, in place of heat maps")
+    add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")

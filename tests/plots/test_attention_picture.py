@@ -1,0 +1,93 @@
+"""Pictures of attention: heat maps, and lines from a word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib import font_manager
+
+from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.plots import WordLines, attention_picture, fonts, word_lines_picture
+
+STRANGE = ("$x$", "</s>", "_a^b", "\\frac", "%")
+
+
+def attention(queries=("a", "b"), keys=("c", "d", "e"), layers=2, heads=3) -> Attention:
+    numbers = np.random.default_rng(1).random((layers, heads, len(queries), len(keys))).astype("float32")
+    scores = numbers / numbers.sum(-1, keepdims=True)
+    return Attention(Tokens.of_whole(queries), Tokens.of_whole(keys), scores)
+
+
+def maps_of(figure):
+    return {axes.get_title(): axes for part in figure.subfigs for axes in part.axes}
+
+
+def test_a_map_for_each_layer_and_head_with_its_scores():
+    one = attention()
+    maps = maps_of(attention_picture({"cross": one}))
+    assert list(maps) == [f"head {layer}.{head}" for layer in (1, 2) for head in (1, 2, 3)]
+    axes = maps["head 2.3"]
+    np.testing.assert_array_equal(axes.images[0].get_array(), one.scores[1, 2])
+    assert axes.images[0].get_clim() == (0, 1), "maps can be compared"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["c", "d", "e"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_chosen_layers_and_heads_alone_are_drawn():
+    both = {"encoder": attention(), "decoder": attention()}
+    figure = attention_picture(both, layers=[2], heads=[3, 1])
+    assert [part._suptitle.get_text() for part in figure.subfigs] == [
+        "encoder self-attention",
+        "decoder self-attention",
+    ]
+    assert [axes.get_title() for axes in figure.subfigs[1].axes] == ["head 2.3", "head 2.1"]
+    np.testing.assert_array_equal(figure.subfigs[0].axes[0].images[0].get_array(), both["encoder"].scores[1, 2])
+
+
+@pytest.mark.parametrize("chosen", [{"layers": [3]}, {"layers": [0]}, {"heads": [4]}])
+def test_a_layer_or_head_that_is_not_there_is_told(chosen):
+    with pytest.raises(IndexError, match="layers go from 1 to 2, and heads from 1 to 3; received"):
+        attention_picture({"self": attention()}, **chosen)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_signs_of_formulas_are_text(suffix, tmp_path):
+    one = attention(STRANGE, STRANGE)
+    attention_picture({"self": one}).savefig(tmp_path / f"maps.{suffix}")
+    figure = word_lines_picture([WordLines(one, 0, 0, 0, title="$\\frac$")])
+    figure.savefig(tmp_path / f"lines.{suffix}")
+    assert [text.get_text() for text in figure.axes[0].texts][:5] == [*STRANGE]
+
+
+def test_lines_go_from_the_word_to_what_it_looks_at():
+    one = attention()
+    one.scores[1, 2, 1] = [0.004, 0.8, 0.196]
+    (axes,) = word_lines_picture([WordLines(one, 1, 1, 2)]).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[1, 1], [1, 2]], "no line for almost nothing"
+    wide, narrow = (line.get_linewidth() for line in axes.lines)
+    assert wide > narrow and axes.get_title() == "head 2.3"
+    assert [text.get_text() for text in axes.texts] == ["a", "b", "c", "d   0.80", "e   0.20"]
+    assert [text.get_fontweight() for text in axes.texts] == ["normal", "bold", "normal", "bold", "normal"]
+
+
+def test_panels_stand_side_by_side():
+    one = attention()
+    figure = word_lines_picture([WordLines(one, 0, 0, 0), WordLines(one, 1, 1, 1, title="second")])
+    assert [axes.get_title() for axes in figure.axes] == ["head 1.1", "second"]
+
+
+def test_another_script_takes_an_installed_font(monkeypatch, capsys):
+    thai = font_manager.FontEntry(fname="thai.ttf", name="A Thai Font", style="normal")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist, thai])
+    usual = fonts._characters
+    monkeypatch.setattr(fonts, "_characters", lambda path: frozenset("ไทย") if path == "thai.ttf" else usual(path))
+    assert fonts.families_for(["abc", "ไทย"])[-1] == "A Thai Font"
+    assert fonts.families_for(["abc"]) == fonts.families_for([])
+    assert capsys.readouterr().err == ""
+
+
+def test_characters_that_no_font_has_are_told(monkeypatch, capsys):
+    entries = [entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
+    fonts.families_for(["a", "山"])
+    assert "no installed font shows 1 character(s) of the text, such as '山': install one" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""Sentences whose pronoun says which of two nouns is meant."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text import pronouns
+from keras_transformer.text.corpora import load_corpus
+from keras_transformer.text.pronouns import pronoun_examples
+
+LANGUAGES = ("de", "fr")
+SENTENCE = re.compile(r"(?:.* )?[Tt]he (\w+) didn't \w+ the (\w+) because it was too (\w+)\.")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_pair_of_nouns_is_in_two_parts(language):
+    parts = [{frozenset((one.refers_to, one.other)) for one in part} for part in pronoun_examples("en", language)]
+    assert [len(part) for part in pronoun_examples("en", language)] == [24_000, 1_000, 1_000]
+    assert sum(map(len, parts)) == len(set().union(*parts)) > 1_500
+    train, *_ = parts
+    assert set().union(*train) == set().union(*set().union(*parts)), "the nouns themselves are all trained on"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_sentence_is_once_there_and_means_both_nouns_equally_often(language):
+    for part in pronoun_examples("en", language):
+        assert len({one.source for one in part}) == len(part)
+        found = [SENTENCE.fullmatch(one.source) for one in part]
+        nouns = [(match[1], match[2], match[3]) for match in found if match]
+        assert [{one.refers_to, one.other} | {one.adjective} for one in part] == [set(three) for three in nouns]
+        assert sum(one.refers_to == animal for one, (animal, *_) in zip(part, nouns, strict=True)) == len(part) / 2
+
+
+def test_an_adjective_fits_one_noun_alone():
+    of_animals = {adjective.en for adjective in pronouns.OF_ANIMALS}
+    for frame in pronouns.FRAMES:
+        assert of_animals.isdisjoint(adjective.en for adjective in frame.adjectives)
+
+
+def test_the_german_pronoun_has_the_gender_of_the_article():
+    pronoun_of = {"der": "er", "den": "er", "die": "sie", "das": "es"}
+    names = {
+        noun.en: noun.de for noun in [*pronouns.ANIMALS, *(one for frame in pronouns.FRAMES for one in frame.things)]
+    }
+    for one in pronoun_examples("en", "de")[2]:
+        noun = names[one.refers_to].split()[1]
+        article = re.search(rf"\b(\w+) {noun}\b", one.target)
+        assert article and pronoun_of[article[1].lower()] == one.pronoun
+        assert f"weil {one.pronoun} zu " in one.target
+        assert " den " in one.target or not re.search(r" der \w+ nicht", one.target), "an object is no nominative"
+
+
+def test_french_pronouns_and_adjectives_agree_with_their_noun():
+    feminine = {adjective.fr_feminine for frame in pronouns.FRAMES for adjective in frame.adjectives}
+    for one in pronoun_examples("en", "fr")[2]:
+        match = re.search(r"parce qu'(ils?|elle) était trop (.*)\.$", one.target)
+        assert match and match[1] == one.pronoun
+        if match[1] == "elle" and match[2].endswith("ée"):
+            assert match[2] in feminine | {adjective.fr_feminine for adjective in pronouns.OF_ANIMALS}
+    by_name = {noun.en: noun.genders["fr"] for noun in pronouns.ANIMALS}
+    assert (by_name["animal"], by_name["goose"], by_name["cat"], by_name["bear"]) == ("m", "f", "m", "m")
+
+
+def test_the_corpus_is_made_of_the_training_and_the_validation_sentences():
+    corpus = load_corpus("pronouns:en-de")
+    train, valid, test = pronoun_examples("en", "de")
+    assert list(corpus.train()) == [(one.source, one.target) for one in train]
+    assert list(corpus.valid()) == [(one.source, one.target) for one in valid]
+    assert (corpus.source_language, corpus.target_language) == ("en", "de")
+    # A run that is resumed asks for the same text, in every version.
+    assert corpus.identity[:16] == "IDENTITY"
+
+
+@pytest.mark.parametrize("languages", ["de-en", "en-es", "fr-de"])
+def test_other_languages_are_refused(languages):
+    with pytest.raises(RequestError, match=f"pronouns are made from English, en, into de or fr; received: {languages}"):
+        load_corpus(f"pronouns:{languages}")
