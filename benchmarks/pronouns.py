@@ -5,7 +5,8 @@
 
 The sentences are of pairs of nouns that no training sentence has. The heads are chosen on the validation, and measured
 on test sentences, whose pairs of nouns no validation sentence has. A word looks at the word of its largest score, of
-all words of the sentence. The command prints a Markdown table.
+all words of the sentence. Sentences whose two nouns take the same pronoun are left out there. The command prints a
+Markdown table.
 """
 
 from __future__ import annotations
@@ -13,30 +14,32 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 import keras_transformer
-from benchmarks.contest import print_head, print_row
+from benchmarks.contest import check_picture, print_head, print_row
 from keras_transformer.decoding.attention import Attention
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.pronouns import Example, pronoun_examples
+from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples
 
-ASKED = 300  # sentences whose attention is looked at, of each part
+ASKED = 200  # sentences whose attention is looked at, of each part
 PRONOUN = {"de": r"weil (\w+) zu", "fr": r"parce qu'(\w+) était"}
 
 
 class Look(NamedTuple):
-    """A question to every head: does this word look at that word?
+    """A question to every head: does this word look there?
 
     Args:
         title: what is asked.
         attention: the name of the attention.
-        query, key: fields of an `Example`, or "it".
+        query: the word that looks: "it", the pronoun that is written, or the word that is read before that.
+        key: where it looks: at "it", the adjective, or the noun; in the translation at the noun or its article.
     """
 
     title: str
@@ -46,11 +49,15 @@ class Look(NamedTuple):
 
 
 LOOKS = (
-    Look("from “it” to the noun that it stands for", "encoder", "it", "refers_to"),
-    Look("from “it” to the adjective", "encoder", "it", "adjective"),
-    Look("from the pronoun that is written to that noun", "cross", "pronoun", "refers_to"),
-    Look("from the pronoun that is written to “it”", "cross", "pronoun", "it"),
+    Look("encoder, from “it” to its noun", "encoder", "it", "noun"),
+    Look("encoder, from “it” to the adjective", "encoder", "it", "adjective"),
+    Look("decoder, before the pronoun is written, to its noun or the article", "decoder", "before", "translated noun"),
+    Look("cross, from the pronoun to its noun", "cross", "pronoun", "noun"),
+    Look("cross, from the pronoun to the adjective", "cross", "pronoun", "adjective"),
+    Look("cross, from the pronoun to “it”", "cross", "pronoun", "it"),
 )
+
+DRAWN = (LOOKS[4], LOOKS[2])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,7 +68,10 @@ def main(arguments: list[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    run = parser.parse_args(arguments).run
+    parser.add_argument("--out", help="draw where two sentences look here, .png")
+    options = parser.parse_args(arguments)
+    check_picture(options.out)
+    run = options.run
     corpus = read_config(run).get("corpus", {})
     if not str(corpus.get("name")).startswith("pronouns:"):
         raise RequestError(f"expected a run of `--dataset pronouns:…`; received one of {corpus.get('name')!r}")
@@ -71,10 +81,14 @@ def main(arguments: list[str] | None = None) -> None:
     both = [figures(translator, examples, languages[1]) for examples in (valid, test)]
     for name in both[0]:
         print_row([name, "", *(f"{one[name]:.1%}" for one in both)])
-    shares = [looking(translator, examples[:ASKED]) for examples in (valid, test)]
-    for look, on_valid, on_test in zip(LOOKS, *shares, strict=True):
-        layer, head = np.unravel_index(on_valid.argmax(), on_valid.shape)
-        print_row([look.title, f"{layer + 1}.{head + 1}", f"{on_valid.max():.1%}", f"{on_test[layer, head]:.1%}"])
+    asked = [[one for one in examples if one.genders_differ][:ASKED] for examples in (valid, test)]
+    shares = [looking(translator, examples) for examples in asked]
+    heads = [np.unravel_index(on_valid.argmax(), on_valid.shape) for on_valid in shares[0]]
+    for look, (layer, head), on_valid, on_test in zip(LOOKS, heads, *shares, strict=True):
+        found = [f"{share[layer, head]:.1%}" for share in (on_valid, on_test)]
+        print_row([look.title, f"{layer + 1}.{head + 1}", *found])
+    if options.out:
+        draw(translator, dict(zip(LOOKS, heads, strict=True)), known_examples(languages[1]), options.out)
 
 
 def figures(translator: Translator, examples: Sequence[Example], language: str) -> dict[str, float]:
@@ -101,10 +115,42 @@ def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndar
 
 
 def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
-    """(layers, heads): whether the query's largest score is the key's."""
-    query, key = ("it" if name == "it" else getattr(example, name) for name in (look.query, look.key))
-    row, column = attention.queries.place_of(query), attention.keys.place_of(key)
-    return attention.scores[:, :, row].argmax(-1) == column
+    """(layers, heads): whether the query's largest score is that of a key."""
+    row = query_of(attention, look, example)
+    keys = {
+        "it": "it",
+        "adjective": example.adjective,
+        "noun": example.refers_to,
+        "translated noun": example.noun,
+    }
+    column = attention.keys.place_of(keys[look.key])
+    has_article = look.key == "translated noun" and "'" not in attention.keys.labels[column]  # French `l'animal` is one
+    columns = [column - 1, column] if has_article else [column]
+    return np.isin(attention.scores[:, :, row].argmax(-1), columns)
+
+
+def query_of(attention: Attention, look: Look, example: Example) -> int:
+    """The place of the word that looks.
+
+    The decoder reads a word, and then writes the next: before the pronoun it reads `weil`. French `qu'il` is one word.
+    """
+    if look.query == "it":
+        return attention.queries.place_of("it")
+    place = attention.queries.place_of(example.pronoun)
+    is_apart = attention.queries.labels[place] == example.pronoun
+    return place - 1 if look.query == "before" and is_apart else place
+
+
+def draw(translator: Translator, heads: Mapping[Look, tuple], examples: Sequence[Example], path: str) -> None:
+    """Draws where the heads of `DRAWN` look in sentences side by side, a row for each head."""
+    panels = []
+    for look in DRAWN:
+        layer, head = heads[look]
+        for example in examples:
+            attention = translator.attention(example.source)[look.attention].joined()
+            row, title = query_of(attention, look, example), f"{look.attention}, head {layer + 1}.{head + 1}"
+            panels.append(WordLines(attention, row, int(layer), int(head), title))
+    word_lines_picture(panels, columns=len(examples)).savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

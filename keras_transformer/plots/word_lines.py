@@ -33,22 +33,27 @@ class WordLines(NamedTuple):
     title: str | None = None
 
 
-def word_lines_picture(panels: Sequence[WordLines]) -> Figure:
+def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
     """The queries on the left, the keys on the right, and lines from one query, the wider the larger the score.
 
     Args:
-        panels: side by side.
+        panels: side by side, in rows.
+        columns: the most panels in a row.
 
     Returns:
         A figure. Beside each key stands its score, from 0.05 on.
     """
     from matplotlib.figure import Figure
 
-    most = max(max(len(one.attention.queries.labels), len(one.attention.keys.labels)) for one in panels)
-    figure = Figure(figsize=(3.4 * len(panels), 0.5 + INCHES * most), layout="constrained")
-    labels = [label for one in panels for tokens in one.attention[:2] for label in tokens.labels]
-    families = families_for(labels)
-    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    most = max(len(tokens.labels) for one in panels for tokens in one.attention[:2])
+    figure = Figure(figsize=(3.4 * columns, rows * (0.5 + INCHES * most)), layout="constrained")
+    families = families_for(label for one in panels for tokens in one.attention[:2] for label in tokens.labels)
+    every = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in every:
+        axes.set_axis_off()
+    for panel, axes in zip(panels, every, strict=False):
         _draw(axes, panel, most, families)
     return figure
 
@@ -70,4 +75,3 @@ def _draw(axes: Any, panel: WordLines, most: int, families: list[str]) -> None:
     axes.set_title(title, fontsize="medium", parse_math=False)
     axes.set_xlim(-1.2, 2.6)
     axes.set_ylim(most - 0.5, -0.5)
-    axes.set_axis_off()

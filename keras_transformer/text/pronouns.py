@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,11 +29,15 @@ class Noun(NamedTuple):
     fr: str
     genders: dict[str, str]
 
+    def in_language(self, language: str) -> str:
+        """The noun with its article, as a subject."""
+        return self.de if language == "de" else self.fr
+
     def object(self, language: str) -> str:
         """The noun as an object: the German article `der` becomes `den`."""
-        if language == "de":
-            return "den " + self.de[4:] if self.genders["de"] == "m" else self.de
-        return self.fr
+        if language == "de" and self.genders["de"] == "m":
+            return f"den {self.de[4:]}"
+        return self.in_language(language)
 
 
 class Adjective(NamedTuple):
@@ -67,7 +72,8 @@ class Example(NamedTuple):
         source, target: the sentence and its translation.
         pronoun: in the translation.
         refers_to: the English noun that the pronoun stands for.
-        other: the other noun.
+        noun: this noun in the translation.
+        other: the other English noun.
         genders_differ: whether the two nouns take different pronouns in the translation.
         adjective: in English.
     """
@@ -76,6 +82,7 @@ class Example(NamedTuple):
     target: str
     pronoun: str
     refers_to: str
+    noun: str
     other: str
     genders_differ: bool
     adjective: str
@@ -291,6 +298,15 @@ def pronoun_examples(source: str, target: str) -> tuple[list[Example], list[Exam
     )
 
 
+def known_examples(language: str) -> list[Example]:
+    """The animal that was too tired, and the street that was too wide. Their pair of nouns is one of the test."""
+    nouns = ANIMALS[0], WAYS[0]
+    return [
+        _example(FRAMES[0], nouns, is_animal, adjective, OPENINGS[0], language)
+        for is_animal, adjective in ((True, OF_ANIMALS[0]), (False, OF_WAYS[0]))
+    ]
+
+
 def _drawn(pairs: list[tuple[Frame, Noun, Noun]], count: int, language: str, draw: random.Random) -> Iterator[Example]:
     """Different sentences about these nouns, in equal numbers about the animal and about the thing."""
     seen = set[str]()
@@ -327,4 +343,5 @@ def _example(
         quality = adjective.fr_feminine if gender == "f" else adjective.fr
         translated = f"{begin} {frame.fr} {thing.fr} parce qu'{pronoun} était trop {quality}."
     first = source[0].upper() + source[1:], translated[0].upper() + translated[1:]
-    return Example(*first, pronoun, meant.en, other.en, gender != other.genders[language], adjective.en)
+    noun = re.split("[ ']", meant.in_language(language))[1]
+    return Example(*first, pronoun, meant.en, noun, other.en, gender != other.genders[language], adjective.en)

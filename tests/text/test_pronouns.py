@@ -9,7 +9,7 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.text import pronouns
 from keras_transformer.text.corpora import load_corpus
-from keras_transformer.text.pronouns import pronoun_examples
+from keras_transformer.text.pronouns import known_examples, pronoun_examples
 
 LANGUAGES = ("de", "fr")
 SENTENCE = re.compile(r"(?:.* )?[Tt]he (\w+) didn't \w+ the (\w+) because it was too (\w+)\.")
@@ -34,6 +34,17 @@ def test_a_sentence_is_once_there_and_means_both_nouns_equally_often(language):
         assert sum(one.refers_to == animal for one, (animal, *_) in zip(part, nouns, strict=True)) == len(part) / 2
 
 
+@pytest.mark.parametrize(("language", "pronouns"), [("de", ["es", "sie"]), ("fr", ["il", "elle"])])
+def test_the_sentences_that_are_shown_are_of_nouns_that_no_training_sentence_has_together(language, pronouns):
+    shown = known_examples(language)
+    assert [one.source for one in shown] == [
+        f"The animal didn't cross the street because it was too {adjective}." for adjective in ("tired", "wide")
+    ]
+    assert [one.pronoun for one in shown] == pronouns
+    train, valid, test = ({(one.refers_to, one.other) for one in part} for part in pronoun_examples("en", language))
+    assert ("animal", "street") in test and ("animal", "street") not in train | valid
+
+
 def test_an_adjective_fits_one_noun_alone():
     of_animals = {adjective.en for adjective in pronouns.OF_ANIMALS}
     for frame in pronouns.FRAMES:
@@ -47,6 +58,7 @@ def test_the_german_pronoun_has_the_gender_of_the_article():
     }
     for one in pronoun_examples("en", "de")[2]:
         noun = names[one.refers_to].split()[1]
+        assert noun == one.noun
         article = re.search(rf"\b(\w+) {noun}\b", one.target)
         assert article and pronoun_of[article[1].lower()] == one.pronoun
         assert f"weil {one.pronoun} zu " in one.target
@@ -58,6 +70,7 @@ def test_french_pronouns_and_adjectives_agree_with_their_noun():
     for one in pronoun_examples("en", "fr")[2]:
         match = re.search(r"parce qu'(ils?|elle) était trop (.*)\.$", one.target)
         assert match and match[1] == one.pronoun
+        assert re.search(rf"\b(l'|la |le ){one.noun}\b", one.target, re.IGNORECASE)
         if match[1] == "elle" and match[2].endswith("ée"):
             assert match[2] in feminine | {adjective.fr_feminine for adjective in pronouns.OF_ANIMALS}
     by_name = {noun.en: noun.genders["fr"] for noun in pronouns.ANIMALS}
@@ -71,7 +84,7 @@ def test_the_corpus_is_made_of_the_training_and_the_validation_sentences():
     assert list(corpus.valid()) == [(one.source, one.target) for one in valid]
     assert (corpus.source_language, corpus.target_language) == ("en", "de")
     # A run that is resumed asks for the same text, in every version.
-    assert corpus.identity[:16] == "IDENTITY"
+    assert corpus.identity[:16] == "06e5215e8ae0b17d"
 
 
 @pytest.mark.parametrize("languages", ["de-en", "en-es", "fr-de"])

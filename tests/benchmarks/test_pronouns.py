@@ -1,0 +1,80 @@
+"""What the benchmark of pronouns counts, with a translator whose heads are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import pronouns
+from benchmarks.pronouns import LOOKS, figures, looking
+from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.text.pronouns import known_examples, pronoun_examples
+
+
+class Told:
+    """A stand-in for a translator, which knows the translations. Head 2.1 looks where it is told, all others at the first word.
+
+    Args:
+        examples: what it can translate.
+        look: (attention, word that looks, word that is looked at) for an example.
+    """
+
+    def __init__(self, examples, look=None):
+        self.examples = {example.source: example for example in examples}
+        self.look = look
+
+    def translate(self, sources):
+        return [self.examples[source].target for source in sources]
+
+    def attention(self, source, target=None):
+        source, reads = source.split(), ["<s>", *self.examples[source].target.split()]
+        sides = {"encoder": (source, source), "decoder": (reads, reads), "cross": ([*reads[1:], "</s>"], source)}
+        return {name: self._attention(name, queries, keys) for name, (queries, keys) in sides.items()}
+
+    def _attention(self, name, queries, keys):
+        scores = np.zeros((2, 1, len(queries), len(keys)), "float32")
+        scores[..., 0] = 0.5
+        attention = Attention(Tokens.of_whole(queries), Tokens.of_whole(keys), scores)
+        if self.look and self.look[0] == name:
+            row, column = attention.queries.place_of(self.look[1]), attention.keys.place_of(self.look[2])
+            scores[1, 0, row, column] = 1
+        return attention
+
+
+@pytest.mark.parametrize(
+    ("language", "look", "expected"),
+    [
+        ("de", ("encoder", "it", "animal"), 0),
+        ("de", ("encoder", "it", "tired"), 1),
+        ("de", ("decoder", "weil", "Das"), 2),
+        ("de", ("decoder", "weil", "Tier"), 2),
+        ("fr", ("decoder", "il", "L'animal"), 2),
+        ("de", ("cross", "es", "animal"), 3),
+        ("de", ("cross", "es", "tired"), 4),
+        ("fr", ("cross", "il", "it"), 5),
+    ],
+)
+def test_a_head_that_looks_there_is_found(language, look, expected):
+    tired, _ = known_examples(language)
+    found = looking(Told([tired], look), [tired])
+    assert [share[1, 0] for share in found] == [1.0 if place == expected else 0.0 for place in range(len(LOOKS))]
+    assert all(share[0, 0] == 0 for share in found)
+
+
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_right_pronouns_are_told_from_wrong_ones(language):
+    examples = pronoun_examples("en", language)[2][:50]
+    assert set(figures(Told(examples), examples, language).values()) == {1.0}
+    others = [
+        one._replace(target=two.target, pronoun=one.pronoun) for one, two in zip(examples, examples[1:], strict=False)
+    ]
+    shares = figures(Told(others), others, language)
+    expected = [one.pronoun == two.pronoun for one, two in zip(examples, examples[1:], strict=False)]
+    assert shares["right pronouns"] == pytest.approx(np.mean(expected)) != 1
+
+
+def test_both_sentences_are_drawn(tmp_path):
+    examples = known_examples("de")
+    heads = dict.fromkeys(LOOKS, (1, 0))
+    pronouns.draw(Told(examples), heads, examples, str(tmp_path / "it.png"))
+    assert (tmp_path / "it.png").stat().st_size > 10_000
