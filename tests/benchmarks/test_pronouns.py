@@ -12,7 +12,7 @@ from keras_transformer.text.pronouns import known_examples, pronoun_examples
 
 
 class Told:
-    """A stand-in for a translator, which knows the translations. Head 2.1 looks where it is told, head 1.1 nowhere else.
+    """A stand-in for a translator, which knows the translations. Head 2.1 looks where it is told, others at the start.
 
     Args:
         examples: what it can translate.
