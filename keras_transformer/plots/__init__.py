@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from keras_transformer.plots.certificate import certificate_picture as certificate_picture
     from keras_transformer.plots.curves import learning_curves as learning_curves
     from keras_transformer.plots.looks import looks_picture as looks_picture
+    from keras_transformer.plots.page import attention_page as attention_page
     from keras_transformer.plots.word_lines import WordLines as WordLines
     from keras_transformer.plots.word_lines import word_lines_picture as word_lines_picture
 
 _HOMES = {
     "WordLines": "keras_transformer.plots.word_lines",
     "attention_picture": "keras_transformer.plots.attention",
+    "attention_page": "keras_transformer.plots.page",
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
     "looks_picture": "keras_transformer.plots.looks",
