@@ -4,6 +4,7 @@ const byId = id => document.getElementById(id);
 const ATTENTIONS = JSON.parse(byId("data").textContent);
 const SHADES = 20; // steps of colour in the heat map
 const LEAST = 0.02; // weaker lines are drawn for a chosen token alone
+const LARGE = 10000; // with more cells far rows are laid out late
 const MANY = 24; // with more keys the heat map has small cells, without visible numbers
 const WIDE = 40; // with more keys the heat map takes the whole width
 
@@ -64,6 +65,9 @@ function nameOf(layer, head) {
   return layer === null ? `${kind} of all heads` : `${kind} of layer ${layer + 1}`;
 }
 
+/* How dark a score is, from 0 to 1: weak scores are lifted, so that they can be seen. */
+const darkness = score => score ** 0.75;
+
 const strongest = scores => scores.reduce((best, score, at) => score > scores[best] ? at : best, 0);
 
 /* How much the query looks at each key; or where only a key is given, how much each query looks at that. */
@@ -90,15 +94,16 @@ function drawHeads() {
     for (const column of layer === null ? ["mean", "max"] : columns) {
       const distance = typeof column === "number" && known ? known.heads[layer][column] : null;
       const told = distance === null ? [] : [distance.toFixed(1), distance > known.even ? "far" : "near"];
-      const label = [nameOf(layer, column), ...told].join(", ");
+      const label = [nameOf(layer, column), told.join(" ")].filter(Boolean).join(", ");
       const cell = element("td", { "aria-label": label, "aria-selected": "false" }, thumbnail(scoresOf(layer, column)));
-      if (told.length) cell.append(element("span", {}, told[0]), element("span", {}, told[1]));
+      if (told.length) cell.append(element("span", {}, told[0]), " ", element("span", {}, told[1]));
       row.append(cell);
     }
     return row;
   });
   const table = byId("heads").querySelector("table");
   table.replaceChildren(head, ...rows);
+  table.style.setProperty("--heads", heads);
   byId("distances").textContent = known
     ? `Under each head: how far it looks in the mean, in ${state.unit}. An even look at all that is seen would be ` +
       `${known.even.toFixed(1)} ${state.unit} away; a head that looks farther is far-sighted, the others are near-sighted.`
@@ -119,7 +124,7 @@ function thumbnail(scores) {
     for (let column = 0; column < width; column++, at++) {
       const point = 4 * (Math.floor(row * down) * canvas.width + Math.floor(column * across));
       image.data.set([59, 118, 225], point);
-      image.data[point + 3] = Math.max(image.data[point + 3], 255 * scores[at]);
+      image.data[point + 3] = Math.max(image.data[point + 3], 255 * darkness(scores[at]));
     }
   }
   context.putImageData(image, 0, 0);
@@ -161,30 +166,33 @@ function line(query, key, score) {
   const path = document.createElementNS(byId("all").namespaceURI, "path");
   path.setAttribute("d", `M0 ${query + 0.5}C45 ${query + 0.5} 55 ${key + 0.5} 100 ${key + 0.5}`);
   path.setAttribute("stroke-width", (0.6 + 6 * score).toFixed(2));
-  path.setAttribute("stroke-opacity", (0.1 + 0.9 * score ** 0.75).toFixed(2));
+  path.setAttribute("stroke-opacity", (0.05 + 0.95 * darkness(score)).toFixed(2));
   return path;
 }
 
+/* The table is laid out as blocks, which is faster, so the roles of its parts are told. */
 function drawMap() {
   const table = byId("map").querySelector("table"), width = shown.keys.length;
   table.classList.toggle("small", width > MANY);
-  const head = element("tr", {}, element("td", {}));
-  for (const label of shown.keys) head.append(element("th", { scope: "col" }, token(label)));
+  table.classList.toggle("large", shown.scores.length > LARGE);
+  const headers = shown.keys.map(label => element("th", { scope: "col", role: "columnheader" }, token(label)));
   const rows = shown.queries.map((label, query) => {
-    const row = element("tr", {}, element("th", { scope: "row" }, token(label)));
     const scores = looks(shown.scores, { query, key: null }), best = strongest(scores);
-    scores.forEach((score, key) => {
-      const cell = document.createElement("td");
-      cell.textContent = score.toFixed(2);
-      cell.className = `shade${Math.round(score * SHADES)}`;
-      if (key === best && score > 0) mark(cell, "strongest");
-      row.append(cell);
-    });
-    return row;
+    const cells = Array.from(scores, score => mapCell(score));
+    if (scores[best] > 0) mark(cells[best], "strongest");
+    return element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, token(label)), ...cells);
   });
-  table.replaceChildren(head, ...rows);
+  table.replaceChildren(element("tr", { role: "row" }, element("td", { role: "gridcell" }), ...headers), ...rows);
   const at = state.chosen ?? {};
   if (shown.scores.length) stopAt(table, mapCells.at(at.query ?? 0, at.key ?? 0));
+}
+
+function mapCell(score) {
+  const cell = document.createElement("td");
+  cell.setAttribute("role", "gridcell");
+  cell.className = `shade${Math.round(darkness(score) * SHADES)}`;
+  cell.textContent = score.toFixed(2);
+  return cell;
 }
 
 function mark(cell, word) {
