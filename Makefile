@@ -7,6 +7,8 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 TORCH ?= torch==2.13.0
 JAX ?= jax
 PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10
+# What `make test BROWSER=1` drives Chromium with.
+SELENIUM ?= selenium==4.51.0
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
@@ -15,12 +17,14 @@ ENVIRONMENT := .venv/installed
 CONSTRAINTS := .venv/constraints.txt
 SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
+BROWSER_ENVIRONMENT := .venv/installed-browser
 
 .PHONY: help demo test mutants lint bench lock
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too'
+	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
 	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
@@ -35,8 +39,10 @@ demo: $(ENVIRONMENT)
 
 # The matrix is nearly all in one file, so its two workers share it.
 DISTRIBUTION = --dist $(if $(MATRIX),worksteal,loadfile --no-loadscope-reorder)
-test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT))
-	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) $(if $(MATRIX),-m matrix,$(if $(PARITY),-m '')) $(TESTS)
+# PARITY and BROWSER together run every test.
+LEFT_OUT = $(if $(PARITY),,not parity and not matrix) $(if $(PARITY)$(BROWSER),,and) $(if $(BROWSER),,not browser)
+test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT)) $(if $(BROWSER),$(BROWSER_ENVIRONMENT))
+	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) -m '$(if $(MATRIX),matrix,$(strip $(LEFT_OUT)))' $(TESTS)
 
 # JOBS mutants at once; ONLY=text for those alone whose line holds the text.
 JOBS ?= 2
@@ -84,6 +90,14 @@ $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
+	@touch $@
+
+$(BROWSER_ENVIRONMENT): $(ENVIRONMENT)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  echo 'error: expected chromium and chromedriver, found not both: install them (on Debian: apt-get install chromium chromium-driver)' >&2; \
+	  exit 1; \
+	}
+	$(PIP) install -c $(CONSTRAINTS) '$(SELENIUM)'
 	@touch $@
 
 # Made with the oldest Python, in an environment of its own; newer Pythons can install the same versions. The extra

@@ -40,6 +40,8 @@ def test_it_installs_one_name_and_every_module(installed):
         modules = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
         found = {path.relative_to(installed / place) for path in (installed / place).rglob("*.py")}
         assert modules <= found
+    beside = {f"page.{end}" for end in ("css", "html", "js")}
+    assert beside <= {path.name for path in (installed / "keras_transformer" / "plots").iterdir()}
     assert (installed / "keras_transformer" / "py.typed").is_file(), "type checkers read the annotations"
 
 

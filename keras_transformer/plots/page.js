@@ -2,15 +2,15 @@
 
 const byId = id => document.getElementById(id);
 const ATTENTIONS = JSON.parse(byId("data").textContent);
-const SHADES = 20; // steps of colour in the heat map
-const LEAST = 0.02; // weaker lines are drawn for a chosen token alone
-const LARGE = 10000; // with more cells far rows are laid out late
-const MANY = 24; // with more keys the heat map has small cells, without visible numbers
-const WIDE = 40; // with more keys the heat map takes the whole width
+const SHADES = 20; /* steps of colour in the heat map */
+const LEAST = 0.02; /* weaker lines are drawn for a chosen token alone */
+const LARGE = 10000; /* with more cells far rows are laid out late */
+const MANY = 24; /* with more keys the heat map has small cells, without visible numbers */
+const WIDE = 40; /* with more keys the heat map takes the whole width */
 
-// What is looked at. A place is a query and a key, either may be null; `hovered` goes before `chosen`.
+/* What is looked at. A place is a query and a key, either may be null; `hovered` goes before `chosen`. */
 const state = { attention: ATTENTIONS[0], unit: "words", view: "lines", layer: null, head: "mean", chosen: null, hovered: null };
-let shown; // the scores, and the labels of rows and columns, that the view shows
+let shown; /* the scores, and the labels of rows and columns, that the view shows */
 
 /* Text from the data becomes text nodes alone, never markup. */
 function element(tag, attributes, ...children) {

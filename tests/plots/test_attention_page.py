@@ -1,0 +1,131 @@
+"""The page of attention, as a document: what it holds, how large it is, and that it refers to nothing outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.plots import attention_page
+from tests.plots.some_attention import pieces, some_attention, translation
+
+
+class Parts(HTMLParser):
+    """The text of each element that a document has, by its tag, and all attributes."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tag = ""
+        self.texts: dict[str, list[str]] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tag = tag
+        self.texts.setdefault(tag, []).append("")
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tag = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.tag:
+            self.texts[self.tag][-1] += data
+
+
+def data_of(document: str) -> list[dict[str, Any]]:
+    """What the page's script reads."""
+    return json.loads(Parts(document).texts["script"][0])
+
+
+def scores_of(described: dict[str, Any]) -> np.ndarray:
+    """The scores, as the page's script decodes them."""
+    shape = (described["layers"], described["heads"], *(len(described[side]["pieces"]) for side in ("queries", "keys")))
+    return np.frombuffer(base64.b64decode(described["scores"]), np.uint8).reshape(shape) / 255
+
+
+def test_six_layers_of_eight_heads_for_60_tokens_are_under_2_mb():
+    page = attention_page(translation(pieces(*[1] * 60), layers=6, heads=8))
+    assert len(page.encode()) < 2_000_000
+
+
+def test_scores_and_sums_of_neighbouring_keys_are_right_within_a_255th():
+    attention = some_attention(pieces(8, 1, 3), pieces(8, 2, 8, 1))
+    (described,) = data_of(attention_page({"cross": attention}))
+    found = scores_of(described)
+    np.testing.assert_allclose(found, attention.scores, atol=1 / 255)
+    np.testing.assert_allclose(found.sum(-1), 1)
+    rounded = Attention(attention.queries, attention.keys, found).joined()
+    np.testing.assert_allclose(rounded.scores, attention.joined().scores, atol=1 / 255)
+    assert described["queries"]["words"] == [*attention.joined().queries.labels]
+    assert described["keys"]["pieces"] == [*attention.keys.labels]
+
+
+def test_scores_too_small_for_a_byte_keep_their_sum():
+    even = Attention(pieces(*[1] * 600), pieces(*[1] * 600), np.full((1, 1, 600, 600), 1 / 600, "float32"))
+    (described,) = data_of(attention_page({"self": even}))
+    np.testing.assert_allclose(scores_of(described).sum(-1), 1)
+
+
+def test_distances_are_in_pieces_and_in_words_and_only_where_both_sides_are_one_text():
+    attentions = translation(pieces(2, 1, 3))
+    by_title = {described["title"]: described["distances"] for described in data_of(attention_page(attentions))}
+    assert by_title.pop("Encoder-decoder attention") == {}
+    for name, distances in zip(("encoder", "decoder"), by_title.values(), strict=True):
+        attention = attentions[name]
+        np.testing.assert_allclose(distances["pieces"]["heads"], attention.mean_distances(), atol=0.005001)
+        np.testing.assert_allclose(distances["words"]["heads"], attention.joined().mean_distances(), atol=0.005001)
+
+
+@pytest.mark.parametrize(("causal", "even"), [(False, 8 / 9), (True, (0 + 1 / 2 + 1) / 3)])
+def test_an_even_look_is_even_over_what_is_seen(causal, even):
+    attention = some_attention(pieces(1, 1, 1), pieces(1, 1, 1), causal=causal)
+    (described,) = data_of(attention_page({"self": attention}))
+    assert described["distances"]["pieces"]["even"] == round(even, 2)
+
+
+def test_nothing_refers_to_another_file():
+    page = attention_page(translation(pieces(2, 1)), "A title")
+    document = page.replace(Parts(page).texts["script"][0], "")
+    assert not re.findall(
+        r"https?:|//|[ .]src *=|url\(|@import|\bimport\b|fetch\(|XMLHttp|WebSocket|innerHTML", document
+    )
+    linked = [value for name, value in Parts(page).attributes if name in ("href", "src", "action", "srcset")]
+    assert linked == ["data:,"], "an empty icon, or browsers would ask a server for one"
+
+
+def test_browsers_are_told_to_run_this_script_alone_and_to_load_nothing():
+    page = attention_page(translation(pieces(2, 1)))
+    parts = Parts(page)
+    (policy,) = [value for _, value in parts.attributes if value and value.startswith("default-src")]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("img-src") == "data:"
+    for name, text in (("script-src", parts.texts["script"][1]), ("style-src", parts.texts["style"][0])):
+        assert rules.pop(name) == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    assert set(rules) == {"default-src", "base-uri", "form-action"} and set(rules.values()) == {"'none'"}
+
+
+@pytest.mark.parametrize(
+    "text", ["</script><b>", "<!--<script>", "\"'", "a\u2028b", "\u200frtl", "$x$ ${data} &amp;", "東京"]
+)
+def test_text_is_data(text):
+    tokens = Tokens.of_whole([text])
+    plain = Parts(attention_page({"self": some_attention(pieces(1), pieces(1))}))
+    parts = Parts(attention_page({"self": some_attention(tokens, tokens)}, text))
+    assert [*parts.texts] == [*plain.texts] and len(parts.texts["script"]) == 2
+    assert json.loads(parts.texts["script"][0])[0]["keys"]["pieces"] == [text]
+    assert parts.texts["title"] == parts.texts["h1"] == [text]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_texts_without_words_and_of_one_word(count):
+    (described,) = data_of(attention_page({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))}))
+    assert scores_of(described).shape == (2, 3, count, count)
+    assert described["distances"]["words"] == {"heads": [[0.0] * 3] * 2, "even": 0.0}

@@ -1,0 +1,414 @@
+"""The page of attention in Chromium: what it shows, the keyboard, and that it asks for nothing.
+
+`make test BROWSER=1` installs Selenium, and expects Chromium and its driver.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.plots import attention_page
+from tests.plots.some_attention import pieces, some_attention, translation
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --window-size=1280,900"
+)
+# A fifth is a whole number of 255ths, so the page shows these scores exactly.
+THREE = Tokens.of_whole(["one", "two", "three"])
+FIFTHS = Attention(
+    THREE,
+    THREE,
+    np.array(
+        [
+            [[[1, 4, 0], [0, 2, 3], [0, 0, 5]], [[5, 0, 0], [1, 4, 0], [3, 0, 2]]],
+            [[[0, 0, 5], [3, 1, 1], [4, 1, 0]], [[1, 1, 3], [0, 5, 0], [2, 3, 0]]],
+        ],
+        "float32",
+    )
+    / 5,
+)
+ODD = ["</script><b>x</b>", "\"quotes'", "a\u2028b", "\u200fmarked\u200f", "$x^2$", "&amp;", "翻訳", "中文", "العربية"]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> Iterator[Any]:
+    """Chromium with an empty profile, driven by Selenium."""
+    from selenium import webdriver
+
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    assert all(programs), "expected chromium and chromedriver: apt-get install chromium chromium-driver"
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(programs[0])
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(str(programs[1]))) as driver:
+        yield driver
+
+
+@pytest.fixture
+def show(driver, tmp_path) -> Iterator[Callable[..., None]]:
+    """`show(attentions, title)` opens their page; at the end no request and no message may be in the logs."""
+    path = tmp_path / "page.html"
+    driver.get("about:blank")
+    for log in ("browser", "performance"):
+        driver.get_log(log)
+
+    def show(attentions: Mapping[str, Attention], title: str = "Attention") -> None:
+        path.write_text(attention_page(attentions, title), encoding="utf-8")
+        driver.get(path.as_uri())
+
+    yield show
+    assert driver.get_log("browser") == []
+    assert requests(driver) <= {path.as_uri(), "data:,"}
+    for command in ("Emulation.clearDeviceMetricsOverride", "Emulation.setEmulatedMedia"):
+        driver.execute_cdp_cmd(command, {})
+
+
+def requests(driver: Any) -> set[str]:
+    """The addresses that were asked for since the last call."""
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    return {
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    }
+
+
+def script(driver: Any, code: str, *arguments: Any) -> Any:
+    return driver.execute_script(f"return {code}", *arguments)
+
+
+def pick(driver: Any, choice: str, value: str) -> None:
+    """Chooses a radio button as the mouse does, by its label."""
+    driver.find_element("css selector", f"#{choice} label:has([value='{value}'])").click()
+
+
+def pick_head(driver: Any, row: int, column: int) -> None:
+    """Clicks a cell of the matrix: row 0 is all layers, columns 0 and 1 are the mean and the maximum."""
+    cell = f"#heads tr:nth-child({row + 2}) td:nth-child({column + 2})"
+    driver.find_element("css selector", cell).click()
+
+
+def press(driver: Any, *keys: str, held: str = "") -> None:
+    from selenium.webdriver import ActionChains
+
+    chain = ActionChains(driver)
+    for key in keys:
+        chain = chain.key_down(held).send_keys(key).key_up(held) if held else chain.send_keys(key)
+    chain.perform()
+
+
+def summary(driver: Any) -> str:
+    return script(driver, "document.getElementById('summary').textContent")
+
+
+def numbers(driver: Any) -> np.ndarray:
+    """The numbers in the cells of the heat map."""
+    rows = "[...document.querySelectorAll('#map tr')].slice(1)"
+    return np.array(script(driver, f"{rows}.map(row => [...row.cells].slice(1).map(cell => +cell.textContent))"))
+
+
+def told(driver: Any) -> dict[str, Any]:
+    """What the page tells of a place: the summary, the lines, the numbers beside words, every head's favourite."""
+    code = """({
+        summary: document.getElementById('summary').textContent,
+        lines: [...document.querySelectorAll('#some path')].map(path => path.outerHTML),
+        hidden: getComputedStyle(document.getElementById('all')).display,
+        options: [...document.querySelectorAll('[role=option]')].map(option => option.innerText),
+        headers: [...document.querySelectorAll('#map th.pointed')].map(header => header.textContent),
+        favourites: document.getElementById('favourites').innerText,
+    })"""
+    return script(driver, code)
+
+
+def stops(driver: Any) -> list[str]:
+    """Where Tab stops, from the page's beginning to its end: the ids of the parts."""
+    from selenium.webdriver import Keys
+
+    driver.find_element("css selector", "h1").click()  # Tab goes on from there
+    found: list[str] = []
+    while len(found) < 20:
+        press(driver, Keys.TAB)
+        stop = script(driver, "document.activeElement.closest('fieldset, #heads, #lines, #map, body').id")
+        if not stop or stop in found[:1]:
+            return found
+        found.append(stop)
+    return found
+
+
+def test_there_is_one_stop_for_each_part(driver, show):
+    show(translation(pieces(2, 1, 2)))
+    assert stops(driver) == ["theme", "attention", "unit", "view", "heads", "lines"]
+    pick(driver, "view", "map")
+    assert stops(driver) == ["theme", "attention", "unit", "view", "heads", "map"]
+
+
+def test_keys_walk_the_heads(driver, show):
+    from selenium.webdriver import Keys
+
+    show({"self": FIFTHS})
+    pick_head(driver, 0, 0)
+    walk = [
+        (Keys.ARROW_DOWN, "", "mean of layer 1"),
+        (Keys.ARROW_RIGHT, "", "maximum of layer 1"),
+        (Keys.ARROW_RIGHT, "", "head 1.1"),
+        (Keys.ARROW_DOWN, "", "head 2.1"),
+        (Keys.END, "", "head 2.2"),
+        (Keys.ARROW_RIGHT, "", "head 2.2"),
+        (Keys.HOME, "", "mean of layer 2"),
+        (Keys.HOME, Keys.CONTROL, "mean of all heads"),
+        (Keys.END, Keys.CONTROL, "head 2.2"),
+        (Keys.ARROW_LEFT, "", "head 2.1"),
+    ]
+    for key, held, name in walk:
+        press(driver, key, held=held)
+        assert summary(driver).startswith(f"{name}: ")
+        (selected,) = script(driver, "[...document.querySelectorAll('#heads [aria-selected=true]')]")
+        assert selected == driver.switch_to.active_element
+        assert selected.get_attribute("aria-label").split(",")[0] == name
+
+
+def test_keys_walk_the_words_and_the_summary_follows(driver, show):
+    from selenium.webdriver import Keys
+
+    show({"self": FIFTHS})
+    pick_head(driver, 1, 2)
+    assert summary(driver) == "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)", "the strongest look"
+    press(driver, Keys.TAB)
+    walk = [
+        ("", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
+        (Keys.ARROW_DOWN, "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        (Keys.END, "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+        (Keys.ARROW_RIGHT, "head 1.1: 'three' is looked at by 'three', 1.00 (then 'two', 0.60)"),
+        (Keys.ARROW_UP, "head 1.1: 'two' is looked at by 'one', 0.80 (then 'two', 0.40)"),
+        (Keys.HOME, "head 1.1: 'one' is looked at by 'one', 0.20 (then 'two', 0.00)"),
+        (Keys.ARROW_LEFT, "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
+        (Keys.ESCAPE, "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+    ]
+    for key, sentence in walk:
+        press(driver, key)
+        assert summary(driver) == sentence
+
+
+def test_keys_walk_the_heat_map(driver, show):
+    from selenium.webdriver import Keys
+
+    show({"self": FIFTHS})
+    pick_head(driver, 1, 2)
+    pick(driver, "view", "map")
+    press(driver, Keys.TAB, Keys.TAB)
+    walk = [
+        ("", "", "'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
+        (Keys.ARROW_RIGHT, "", "'one' looks at 'two', 0.80 (then 'one', 0.20)"),
+        (Keys.ARROW_DOWN, "", "'two' looks at 'two', 0.40 (most at 'three', 0.60)"),
+        (Keys.END, "", "'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        (Keys.HOME, "", "'two' looks at 'one', 0.00 (most at 'three', 0.60)"),
+        (Keys.END, Keys.CONTROL, "'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+        (Keys.ARROW_UP, "", "'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        (Keys.HOME, Keys.CONTROL, "'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
+    ]
+    for key, held, sentence in walk:
+        press(driver, key, held=held)
+        assert summary(driver) == f"head 1.1: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("view", "selector"), [("lines", "#queries"), ("lines", "#keys"), ("map", "#map tr:nth-child(3)")]
+)
+def test_the_pointer_and_the_focus_show_the_same(view, selector, driver, show):
+    from selenium.webdriver import ActionChains
+
+    show(translation(pieces(2, 1, 3), pieces(1, 2, 1)))
+    pick(driver, "view", view)
+    pick_head(driver, 2, 3)
+    before = told(driver)
+    target = driver.find_element("css selector", f"{selector} > :nth-child(2)")
+    ActionChains(driver).move_to_element(target).perform()
+    pointed = told(driver)
+    ActionChains(driver).move_to_element(driver.find_element("css selector", "h1")).perform()
+    assert told(driver) == before != pointed
+    script(driver, "arguments[0].tabIndex = 0", target)
+    script(driver, "arguments[0].focus()", target)
+    assert told(driver) == pointed
+
+
+def test_a_chosen_word_shows_its_lines_alone_with_their_numbers(driver, show):
+    show({"self": FIFTHS})
+    pick_head(driver, 1, 2)
+    assert script(driver, "document.querySelectorAll('#all path').length") == 5
+    driver.find_element("css selector", "#queries > :first-child").click()
+    shown = told(driver)
+    assert shown["hidden"] == "none" and len(shown["lines"]) == 2
+    assert [text.split() for text in shown["options"][3:]] == [["one", "0.20"], ["two", "0.80"], ["three"]]
+    strokes = "['stroke-width', 'stroke-opacity'].map(name => +path.getAttribute(name))"
+    drawn = f"[...document.querySelectorAll('#some path')].map(path => {strokes})"
+    (thin, faint), (wide, dark) = script(driver, drawn)
+    assert thin < wide and faint < dark, "width and opacity tell the score"
+    assert shown["favourites"].split("\n") == [
+        "Where each head looks from 'one'",
+        "three\t2.1 1.00 2.2 0.60",
+        "two\t1.1 0.80",
+        "one\t1.2 1.00",
+    ]
+
+
+def test_numbers_are_the_attentions_in_pieces_and_in_words(driver, show):
+    attentions = translation(pieces(8, 1, 2, 5), pieces(1, 8, 3))
+    show(attentions)
+    pick(driver, "view", "map")
+    for at, attention in enumerate(attentions.values()):
+        pick(driver, "attention", str(at))
+        for unit, one in (("pieces", attention), ("words", attention.joined())):
+            pick(driver, "unit", unit)
+            expected = {
+                (0, 0): one.scores.mean((0, 1)),
+                (0, 1): one.scores.max((0, 1)),
+                (1, 0): one.scores[0].mean(0),
+                (2, 1): one.scores[1].max(0),
+                (2, 4): one.scores[1, 2],
+            }
+            for place, scores in expected.items():
+                pick_head(driver, *place)
+                np.testing.assert_allclose(numbers(driver), scores, atol=0.01)
+
+
+def test_the_strongest_key_of_each_row_is_marked_and_named(driver, show):
+    show({"self": FIFTHS})
+    pick(driver, "view", "map")
+    pick_head(driver, 1, 2)
+    rows = "[...document.querySelectorAll('#map tr')].slice(1)"
+    marks = f"{rows}.map(row => [...row.cells].slice(1).map(cell => cell.getAttribute('aria-label')))"
+    assert script(driver, marks) == [
+        [None, "0.80, strongest", None],
+        [None, None, "0.60, strongest"],
+        [None, None, "1.00, strongest"],
+    ]
+    borders = script(
+        driver, "[...document.querySelectorAll('#map .strongest')].map(c => getComputedStyle(c).boxShadow)"
+    )
+    assert len(borders) == 3 and "none" not in borders
+
+
+def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted(driver, show):
+    attentions = translation(pieces(2, 1, 3))
+    show(attentions)
+    pick(driver, "unit", "pieces")
+    cells = (
+        "[...document.querySelectorAll('#heads td[aria-label^=head]')].map(cell => cell.innerText.trim().split(/\\s+/))"
+    )
+    places = np.abs(np.arange(6)[:, None] - np.arange(6)).mean()
+    distances = attentions["encoder"].mean_distances().ravel()
+    words = script(driver, cells)
+    assert [word for _, word in words] == ["far" if distance > places else "near" for distance in distances]
+    assert {word for _, word in words} == {"far", "near"}, "or this test sees one kind alone"
+    np.testing.assert_allclose([float(number) for number, _ in words], distances, atol=0.06)
+    pick(driver, "attention", "2")
+    assert script(driver, cells) == [[""]] * 6, "a distance between two texts has no meaning"
+
+
+def test_text_shows_as_itself(driver, show):
+    tokens = Tokens.of_whole(ODD)
+    show({"self": some_attention(tokens, tokens)}, ODD[0])
+    texts = "[...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
+    assert script(driver, texts, "h1") == [ODD[0]] and driver.title == ODD[0]
+    assert script(driver, texts, "#queries bdi") == script(driver, texts, "#keys bdi") == ODD
+    pick(driver, "view", "map")
+    assert script(driver, texts, "#map [scope=row]") == script(driver, texts, "#map [scope=col]") == ODD
+    pick(driver, "view", "lines")
+    for label, word in zip(ODD, driver.find_elements("css selector", "#queries [role=option]"), strict=True):
+        word.click()
+        assert f"mean of all heads: '{label}' looks at '" in summary(driver)
+    lefts = "[...one.children].map(part => part.getBoundingClientRect().left)"
+    sides = f"[...document.querySelectorAll('#keys [role=option]')].map(one => {lefts})"
+    assert all(token < score for token, score in script(driver, sides)), "no direction of a script moves the numbers"
+
+
+def test_light_and_dark(driver, show):
+    show({"self": FIFTHS})
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 22, 26)"
+    for system, shown in (("light", light), ("dark", dark)):
+        features = [{"name": "prefers-color-scheme", "value": system}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for theme, expected in (("auto", shown), ("light", light), ("dark", dark)):
+            pick(driver, "theme", theme)
+            assert script(driver, paper) == expected
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert script(driver, paper) == light, "paper is white"
+    hidden = "['theme', 'controls', 'heads'].map(id => getComputedStyle(document.getElementById(id)).display)"
+    assert script(driver, hidden) == ["none"] * 3
+
+
+@pytest.mark.parametrize("view", ["lines", "map"])
+def test_a_narrow_window_does_not_scroll_sideways(view, driver, show):
+    show(translation(pieces(*[1] * 40)))
+    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    pick(driver, "view", view)
+    assert script(driver, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_200_tokens_are_usable(driver, show):
+    show({"self": some_attention(pieces(*[1] * 200), pieces(*[1] * 200), layers=6, heads=8, causal=True)})
+    pick_head(driver, 3, 2)
+    assert script(driver, "document.querySelectorAll('#all path').length") < 40_000
+    start = time.perf_counter()
+    pick(driver, "view", "map")
+    script(driver, "document.querySelector('#map table').offsetHeight")
+    assert time.perf_counter() - start < 10, "it takes a fifth of a second on an idle machine"
+    assert numbers(driver).shape == (200, 200)
+    assert stops(driver) == ["theme", "view", "heads", "map"]
+
+
+def test_a_real_table_stands_behind_the_heat_map(driver, show):
+    show({"self": FIFTHS})
+    pick(driver, "view", "map")
+    table = driver.find_element("css selector", "#map table")
+    assert table.get_attribute("role") == "grid" and table.find_elements("css selector", "tbody, tr")
+    nodes = driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    names = {
+        role: [n["name"]["value"] for n in nodes if n["role"]["value"] == role]
+        for role in ("columnheader", "rowheader")
+    }
+    assert names["columnheader"][-3:] == names["rowheader"][-3:] == [*THREE.labels]
+    cells = [node["name"]["value"] for node in nodes if node["role"]["value"] == "gridcell"]
+    assert len(cells[-9:]) == 9 and all(name[0] in "01" for name in cells[-9:])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_texts_without_words_and_of_one_word(count, driver, show):
+    show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
+    one = "mean of all heads: 'w0.0' looks at 'w0.0', 1.00"
+    for view in ("lines", "map"):
+        pick(driver, "view", view)
+        assert summary(driver) == (one if count else "There is no text to look at.")
+
+
+def test_the_browser_itself_forbids_requests(driver, show):
+    show({"self": FIFTHS})
+    code = """
+        const [address, done] = arguments, blocked = [];
+        document.addEventListener('securitypolicyviolation', event => blocked.push(event.effectiveDirective));
+        new Image().src = address;
+        document.head.append(Object.assign(document.createElement('script'), { textContent: 'window.ran = true' }));
+        fetch(address).catch(() => setTimeout(() => done([blocked.sort(), window.ran ?? false])));
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(1)
+        blocked = driver.execute_async_script(code, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        assert blocked == [["connect-src", "img-src", "script-src-elem"], False]
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert len(driver.get_log("browser")) >= 2, "Chromium tells of what it blocked, and nothing else"
+    requests(driver)  # it tells of these too, though it sent none
