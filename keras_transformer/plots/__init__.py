@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "WordLines": "keras_transformer.plots.word_lines",
-    "attention_picture": "keras_transformer.plots.attention",
     "attention_page": "keras_transformer.plots.page",
+    "attention_picture": "keras_transformer.plots.attention",
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
     "looks_picture": "keras_transformer.plots.looks",
