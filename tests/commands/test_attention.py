@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -50,6 +53,17 @@ def test_a_picture_of_all_heads_is_written(run, translator, tmp_path, suffix):
     assert {name: one.queries for name, one in found.items()} == {name: one.queries for name, one in expected.items()}
     np.testing.assert_array_equal(found["cross"].scores, expected["cross"].scores)
     assert (layers, heads) == (None, None)
+
+
+def test_a_page_has_the_text_for_its_title_and_pieces_to_switch_to(run, translator, tmp_path):
+    out = tmp_path / "look.html"
+    assert run("a dog </script> & a cat", "--attention", "cross", "--out", out)[:2] == (0, f"wrote {out}\n")
+    page = out.read_text(encoding="utf-8")
+    assert '<h1 dir="auto">a dog &lt;/script&gt; &amp; a cat</h1>' in page
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    (described,) = json.loads(data)
+    expected = translator.attention("a dog </script> & a cat")["cross"]
+    assert described["keys"]["pieces"] == [*expected.keys.labels]
 
 
 def test_one_attention_some_heads_and_the_pieces_of_a_given_translation(run, translator, tmp_path):
