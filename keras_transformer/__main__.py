@@ -12,6 +12,7 @@ from typing import NamedTuple
 from keras_transformer.commands import (
     attention,
     classify,
+    compare,
     evaluate,
     generate,
     importing,
@@ -65,6 +66,10 @@ COMMANDS = {
         "compare translations with a reference, or ranks with what came next: one JSON object",
         evaluate.add_evaluate_options,
         takes=RUN_OR_EXPORT,
+    ),
+    "compare": Command(
+        compare.compare, "compare runs with the first on the same text: a JSON object for each", compare.add_options,
+        takes="",
     ),
     "generate": Command(generate.generate, "continue prompts with a language model", generate.add_options),
     "classify": Command(

@@ -573,8 +573,14 @@ DECODING = [
     *by(
         "test_bleu.py",
         f"{PACKAGE}/bleu.py",
-        ("BLEU(effective_order=True)", "BLEU()"),
-        ("corpus_score(list(texts), [list(references)])", "corpus_score(list(references), [list(texts)])"),
+        ("BLEU(effective_order=True, tokenize=tokenize)", "BLEU(tokenize=tokenize)"),
+        ("BLEU(effective_order=True, tokenize=tokenize)", "BLEU(effective_order=True)"),
+        (
+            "bleu_metric(tokenize).corpus_score(list(texts), [list(references)])",
+            "bleu_metric(tokenize).corpus_score(list(references), [list(texts)])",
+        ),
+        ("p_value = None if row", "p_value = found.p_value if row"),
+        ("return TOKENIZER\n    return name", "return name\n    return name"),
     ),
     *by(
         "test_bleu.py",
@@ -1264,7 +1270,7 @@ ENGINES = [
     *by(
         "commands/test_engines.py::test_kept_halves_forget_the_search_that_they_were_built_for",
         f"{PACKAGE}/decoding/translator.py",
-        ('read_config(folder).get("search", {}) if folder', 'read_config(folder).get("search") if folder'),
+        ('config.get("search", {}), language', 'config.get("search"), language'),
     ),
     *by(
         "commands/test_engines.py::test_no_process_outlives_the_command",

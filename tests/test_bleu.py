@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from urllib.error import URLError
+
 import numpy as np
 import pytest
 import sacrebleu
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab, tokenizer_spm
 
 from keras_transformer import lengths
-from keras_transformer.bleu import bleu, bleu_signature
-from tests.sacrebleu_command import REFERENCES, TRANSLATIONS, sacrebleu_command
+from keras_transformer.bleu import OF_LANGUAGES, bleu, bleu_metric, bleu_signature, paired_quality, tokenizer_for
+from keras_transformer.errors import RequestError
+from tests.sacrebleu_command import (
+    OTHER_TRANSLATIONS,
+    REFERENCES,
+    TRANSLATIONS,
+    paired_bootstrap_command,
+    sacrebleu_command,
+)
 
 LONG = ["the cat sat on the mat today", "a dog ran along the beach"]
 OTHER = ["the cat sat on a mat today", "the dog ran along the beach"]
@@ -34,6 +45,71 @@ def test_of_texts_shorter_than_four_words_it_counts_what_they_hold():
 
 def test_the_signature_says_so():
     assert {"nrefs:1", "case:mixed", "eff:yes", "tok:13a"} <= set(bleu_signature().split("|"))
+
+
+@pytest.mark.parametrize("tokenize", ["none", "zh", "13a", "intl", "char"])
+def test_a_tokenizer_divides_the_words_and_is_in_the_signature(tokenize):
+    texts, references = ["我们 sat—on the mat."], ["我们 sit—on the mat!"]
+    figure = sacrebleu.corpus_bleu(texts, [references], tokenize=tokenize, use_effective_order=True).score
+    assert bleu(texts, references, tokenize) == pytest.approx(figure)
+    assert f"tok:{tokenize}" in bleu_signature(tokenize).split("|")
+
+
+def test_languages_have_the_tokenizers_that_sacrebleu_gives_them(monkeypatch):
+    monkeypatch.setattr("keras_transformer.bleu.bleu_metric", lambda name: None)  # as if all packages were there
+    theirs = {language: BLEU._TOKENIZER_MAP.get(language, "13a") for language in ("zh", "ja", "ko", "de", "")}
+    assert {language: tokenizer_for(language) for language in theirs} == theirs
+    assert [tokenizer_for(code) for code in ("zh_CN", "zh-Hant", "zho", "jpn", "kor", "ZH", None)] == [
+        *("zh", "zh", "zh", "ja-mecab", "ko-mecab", "zh", "13a")
+    ]
+    assert set(OF_LANGUAGES.values()) == set(BLEU._TOKENIZER_MAP.values())
+
+
+@pytest.mark.parametrize("language, module", [("ja", tokenizer_ja_mecab), ("ko", tokenizer_ko_mecab)])
+def test_a_tokenizer_without_its_packages_names_them(language, module, monkeypatch, capsys):
+    """Asked for, it is an error. Where the language chose it, BLEU is counted as for other languages."""
+    monkeypatch.setattr(module, "MeCab", None)
+    mend = f"pip install 'sacrebleu[{language}]'"
+    with pytest.raises(RequestError) as error:
+        bleu_metric(f"{language}-mecab")
+    assert mend in str(error.value)
+    assert tokenizer_for(language) == "13a"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: BLEU is counted with the tokenizer 13a") and mend in warning
+
+
+def test_a_tokenizer_whose_vocabulary_cannot_be_downloaded_says_why(monkeypatch, tmp_path):
+    def fail(*_):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", tmp_path)
+    monkeypatch.setattr(tokenizer_spm, "download_file", fail)
+    with pytest.raises(RequestError, match=r"flores200 has a vocabulary that .* downloads.*no route to host"):
+        bleu_metric("flores200")
+
+
+def test_an_unknown_tokenizer_is_refused():
+    with pytest.raises(RequestError, match="expected a tokenizer among none, zh, 13a.*; received: moses"):
+        bleu_metric("moses")
+
+
+def test_the_paired_bootstrap_has_the_figures_of_sacrebleus_command(tmp_path):
+    """Of characters, so that every sentence has four, as the command has no effective order."""
+    systems = [[*TRANSLATIONS[:3], "One, of many."], OTHER_TRANSLATIONS, [*TRANSLATIONS[:2], *OTHER_TRANSLATIONS[2:]]]
+    rows = paired_quality(systems, REFERENCES, "char")
+    names = [f"{metric}{kind}" for metric in ("bleu", "chrf") for kind in ("", "_mean", "_interval", "_p")]
+    ours = [[row[name] for name in names if row[name] is not None] for row in rows]
+    theirs = paired_bootstrap_command(tmp_path, systems, REFERENCES, "char")
+    assert [len(row) for row in ours] == [6, 8, 8] and [row["same"] for row in rows] == [4, 0, 2]
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found == pytest.approx(expected, abs=6e-5), "p-values are printed with four digits"
+    assert {"bs:1000", "seed:12345", "tok:char", "eff:yes"} <= set(rows[1]["bleu_signature"].split("|"))
+
+
+def test_translations_that_are_all_the_baselines_have_no_p_value():
+    """Their difference is 0. sacreBLEU's count of larger ones would call it significant."""
+    first, same = paired_quality([TRANSLATIONS, TRANSLATIONS], REFERENCES)
+    assert first == same and same["bleu_p"] is same["chrf_p"] is None
 
 
 def test_a_translation_may_be_fifty_tokens_longer_than_its_source():

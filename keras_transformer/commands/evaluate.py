@@ -23,6 +23,8 @@ class ParallelLines(NamedTuple):
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Prints one JSON object: BLEU, chrF and speed; of a log recall and NDCG."""
+    if arguments.log is not None and arguments.tokenize is not None:
+        raise RequestError("--tokenize is for BLEU of translations; received --log: leave out --tokenize")
     given = [value is not None for value in (arguments.source, arguments.reference, arguments.log)]
     if given not in ([True, True, False], [False, False, True]):
         raise RequestError("expected --source and --reference for a translator, or --log for a next-item run")
@@ -38,7 +40,7 @@ def evaluate_translations(arguments: argparse.Namespace) -> None:
     lines = read_both(arguments.source, arguments.reference)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
-    print(json.dumps(translator.evaluate(lines.sources, lines.targets, options)))
+    print(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
 def score(arguments: argparse.Namespace) -> None:
@@ -119,8 +121,19 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="FILE", help="text to translate, plain or .gz")
     add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
     add("--log", metavar="FILE", help="for a next-item run: a log, whose users' last events are to be told")
+    add_tokenize_option(parser)
     add_search_options(parser)
     add_engine_options(parser)
+
+
+def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names BLEU's tokenizer."""
+    parser.add_argument(
+        "--tokenize",
+        metavar="NAME",
+        help="sacreBLEU's tokenizer for BLEU: 13a, intl, char, zh, ja-mecab, ko-mecab, none, spm, flores101, flores200 "
+        "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
+    )
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,7 @@ class Decoder(ABC):
         max_source_length: the most pieces of a source, unless the translator is given another length.
         vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
         own_search: the options of the search that the model brings, see `options.own_search`.
+        target_language: what the model writes, such as "de", if its file says so.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
@@ -49,6 +50,7 @@ class Decoder(ABC):
     vocabulary_sizes: tuple[int | None, int]
     num_parallel = 1
     own_search: Mapping[str, Any] = {}
+    target_language: str | None = None
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         """Yields the hypotheses of all batches, those of one sentence together.

@@ -54,6 +54,7 @@ class OnnxDecoder(Decoder):
         self.config: dict[str, Any] = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
+        self.target_language = self.metadata.get("languages", "").partition("-")[2] or None  # of "en-de"
         self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
 
     def __repr__(self) -> str:

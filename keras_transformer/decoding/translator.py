@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
@@ -43,6 +42,7 @@ class Translator:
         max_source_length: the most pieces of a source. Longer sources are cut, and a warning counts them. By default
             the `max_source_length` of the model.
         search: the model's own `num_beams`, `length_penalty` and `max_length`, which then are the defaults.
+        target_language: such as "de", if it is known; `evaluate` chooses BLEU's tokenizer by it.
 
     Raises:
         RequestError: `max_source_length` is not positive, or more than the model can take; or `search` is wrong.
@@ -63,8 +63,10 @@ class Translator:
         target_tokenizer: Tokenizer | None = None,
         max_source_length: int | None = None,
         search: dict[str, Any] | None = None,
+        target_language: str | None = None,
     ):
         self.decoder = decoder_of(model)
+        self.target_language = target_language
         self.search = own_search(dict(self.decoder.own_search) if search is None else search)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
@@ -196,36 +198,30 @@ class Translator:
         return scores
 
     def evaluate(
-        self, sources: Sequence[str], references: Sequence[str], options: SearchOptions | None = None
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        options: SearchOptions | None = None,
+        tokenize: str | None = None,
     ) -> dict[str, Any]:
         """Translates the sources and compares the translations with the references (sacreBLEU: Post 2018, 1804.08771).
+
+        Args:
+            sources: sentences.
+            references: a correct translation of each.
+            options: how to translate.
+            tokenize: sacreBLEU's tokenizer for BLEU, such as "intl"; by default the target language's, mostly "13a".
 
         Returns:
             bleu and chrf (0 to 100, cased, detokenised), bleu_signature and chrf_signature, sentences, seconds,
             tokens_per_second (emitted pieces, ends included), beams and length_penalty.
 
         Raises:
-            RequestError: there are not as many references as sources, or none.
+            RequestError: there are not as many references as sources, or none; or the tokenizer cannot be used.
         """
-        from keras_transformer.bleu import quality
+        from keras_transformer.decoding.evaluation import evaluate
 
-        if len(sources) != len(references) or not sources:
-            raise RequestError(
-                "expected a reference for each source, and one at least; received "
-                f"{len(sources)} sources and {len(references)} references"
-            )
-        options = options or self.search_options()
-        start = time.perf_counter()
-        best = [hypotheses[0] for hypotheses in self.stream(sources, options)]
-        seconds = time.perf_counter() - start
-        return {
-            **quality([hypothesis.text for hypothesis in best], references),
-            "sentences": len(best),
-            "seconds": seconds,
-            "tokens_per_second": sum(len(hypothesis.ids) for hypothesis in best) / seconds,
-            "beams": options.num_beams,
-            "length_penalty": options.length_penalty,
-        }
+        return evaluate(self, sources, references, options or self.search_options(), tokenize)
 
     def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
         """Where the model looks while it translates a text.
@@ -340,7 +336,11 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
     Raises:
         RequestError: a vocabulary is missing, damaged or not the model's.
     """
-    tokenizers = read_tokenizers(folder, *decoder_of(model).vocabulary_sizes)
+    decoder = decoder_of(model)
+    tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
+    if not folder.is_run():
+        return Translator(decoder, *tokenizers, max_source_length, target_language=decoder.target_language)
     # A graph that was kept for an earlier request has its options in its metadata: a run's are in its configuration.
-    search = read_config(folder).get("search", {}) if folder.is_run() else None
-    return Translator(model, *tokenizers, max_source_length, search)
+    config = read_config(folder)
+    language = config.get("corpus", {}).get("target_language")
+    return Translator(decoder, *tokenizers, max_source_length, config.get("search", {}), language)

@@ -68,7 +68,8 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
 def translator_of(imported: Imported) -> Translator:
     """The translator of a translator's model that was read."""
     tokenizers = imported.source.tokenizer, imported.target.tokenizer
-    return Translator(_model_of(imported), *tokenizers, search=imported.search)
+    language = imported.languages[1] if imported.languages else None
+    return Translator(_model_of(imported), *tokenizers, search=imported.search, target_language=language)
 
 
 def generator_of(imported: Imported) -> Generator:

@@ -1,0 +1,71 @@
+"""`compare`: translators against one another, on the same text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from keras_transformer.commands.engines import add_engine_options, open_translator
+from keras_transformer.commands.evaluate import add_tokenize_option, read_both
+from keras_transformer.commands.search import add_search_options, own_search_of, search_options
+from keras_transformer.errors import RequestError
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.translator import Translator
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Prints a JSON object for each run: BLEU and chrF, their intervals, and their p-values against the first run."""
+    if len(arguments.runs) < 2:
+        raise RequestError("expected two runs or more, to be compared with the first; received one")
+    lines = read_both(arguments.source, arguments.reference)
+    of_each = [argparse.Namespace(**{**vars(arguments), "run": run}) for run in arguments.runs]
+    asked = [search_options(one, own_search_of(one)) for one in of_each]
+    translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
+    tokenize = common_tokenizer(arguments.tokenize, translators)
+    from keras_transformer.bleu import paired_quality
+
+    options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
+    translations = [
+        [hypotheses[0].text for hypotheses in each.stream(lines.sources, its)]
+        for each, its in zip(translators, options, strict=True)
+    ]
+    rows = paired_quality(translations, lines.targets, tokenize)
+    for run, row, its in zip(arguments.runs, rows, options, strict=True):
+        search = {"beams": its.num_beams, "length_penalty": its.length_penalty}
+        print(json.dumps({"run": run, **row, "sentences": len(lines.targets), **search}))
+
+
+def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str:
+    """The name of the tokenizer with which BLEU of all translators is counted.
+
+    Raises:
+        RequestError: the tokenizer cannot be used, or none is given and the target languages have different ones.
+    """
+    from keras_transformer.decoding.evaluation import checked_tokenizer
+
+    languages = list(dict.fromkeys(each.target_language for each in translators))
+    names = list(dict.fromkeys(checked_tokenizer(tokenize, language) for language in languages))
+    if len(names) > 1:
+        raise RequestError(
+            f"expected runs whose BLEU is counted with one tokenizer; received runs for {', '.join(names)}: name one "
+            "by --tokenize"
+        )
+    return names[0]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the runs and the options of `compare`."""
+    add = parser.add_argument
+    add(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders, or export folders with ONNX graphs; the first is the baseline",
+    )
+    add("--source", metavar="FILE", required=True, help="text to translate, plain or .gz")
+    add("--reference", metavar="FILE", required=True, help="its correct translation, line by line, plain or .gz")
+    add_tokenize_option(parser)
+    add_search_options(parser)
+    add_engine_options(parser)
