@@ -6,9 +6,11 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 # from machine to machine.
 TORCH ?= torch==2.13.0
 JAX ?= jax
-PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10
+PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10 tensorflow-serving-api==2.21.0
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
+# What `make docs` needs. It stays out of the lock, as no test needs it.
+SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 
@@ -18,8 +20,9 @@ CONSTRAINTS := .venv/constraints.txt
 SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
 BROWSER_ENVIRONMENT := .venv/installed-browser
+SITE_ENVIRONMENT := .venv/installed-docs
 
-.PHONY: help demo test mutants lint bench lock
+.PHONY: help demo test mutants lint bench docs lock
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
@@ -29,6 +32,7 @@ help:
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
+	@echo 'make docs           the documentation as a site, in build/site'
 	@echo 'make lock           make requirements.lock anew from pyproject.toml'
 
 demo: $(ENVIRONMENT)
@@ -60,6 +64,9 @@ bench: $(PARITY_ENVIRONMENT)
 	.venv/bin/python -m benchmarks.train --shape tiny --threads 1 --rounds 3
 	.venv/bin/python -m benchmarks.loss --threads 1 --rounds 3
 	.venv/bin/python -m benchmarks.growth --rounds 3 --out growth.png
+
+docs: $(SITE_ENVIRONMENT)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
 # The virtual environment is made again at every set-up (it takes seconds), so one that broke half-way is mended. The
 # lock is made on Linux. macOS needs more packages, such as appnope, so there it gives the versions, without hashes.
@@ -98,6 +105,11 @@ $(BROWSER_ENVIRONMENT): $(ENVIRONMENT)
 	  exit 1; \
 	}
 	$(PIP) install -c $(CONSTRAINTS) '$(SELENIUM)'
+	@touch $@
+
+$(SITE_ENVIRONMENT): $(ENVIRONMENT)
+	$(PIP) install -c $(CONSTRAINTS) $(SITE)
+	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
 # Made with the oldest Python, in an environment of its own; newer Pythons can install the same versions. The extra

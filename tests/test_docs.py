@@ -1,0 +1,134 @@
+"""The documents say what is there: links and anchors, commands and their flags, versions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import keras_transformer
+from export.__main__ import make_parser as export_parser
+from keras_transformer.__main__ import make_parser
+from keras_transformer.training.flags import parser as train_parser
+from tests.test_names import MODULES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+YAML = [*ROOT.glob("*.yml"), *ROOT.glob("*.yaml"), *ROOT.glob(".github/**/*.yml"), ROOT / "CITATION.cff"]
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+PARSERS = {
+    ("python", "train.py"): train_parser,
+    ("python", "-m", "export"): export_parser,
+    ("python", "-m", "keras_transformer"): make_parser,
+    ("keras-transformer",): make_parser,
+}
+
+
+def text_of(page: Path) -> str:
+    """The text of a page without its code."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub names them."""
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The commands of ours in a page's fenced code, each as its words, without redirections."""
+    for _, language, code in FENCED.findall(page.read_text(encoding="utf-8")):
+        for line in code.replace("\\\n", " ").splitlines():
+            if language == "python" or "…" in line or not any(" ".join(start) in line for start in PARSERS):
+                continue
+            for words in simple_commands(line.strip().removeprefix("$ ")):
+                if any(tuple(words[: len(start)]) == start for start in PARSERS):
+                    yield words
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line that are divided by pipes and semicolons."""
+    words: list[str] = []
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    for token in [*lexer, ";"]:
+        if set(token) <= set("|;&()"):
+            yield words[: next((place for place, word in enumerate(words) if set(word) <= set("<>")), None)]
+            words = []
+        else:
+            words.append(token)
+
+
+def test_the_pages_have_commands():
+    found = {page.relative_to(ROOT).as_posix(): len(list(commands(page))) for page in PAGES}
+    assert found["BUILD.md"] > 40 and found["README.md"] > 1, "or the search for them is wrong"
+
+
+@EVERY_PAGE
+def test_links_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target}: no such file"
+        assert file.is_relative_to(ROOT), f"{target}: not in the repository"
+        assert not anchor or anchor in anchors(file), f"{target}: {file.name} has {sorted(anchors(file))}"
+
+
+@EVERY_PAGE
+def test_commands_and_their_flags_exist(page, capsys):
+    for words in commands(page):
+        start = next(start for start in PARSERS if tuple(words[: len(start)]) == start)
+        arguments = words[len(start) :]
+        if arguments[-1:] in ([], ["--help"]):
+            continue
+        try:
+            PARSERS[start]().parse_args(arguments)
+        except SystemExit:
+            pytest.fail(f"{shlex.join(words)}: {capsys.readouterr().err}")
+
+
+@EVERY_PAGE
+def test_targets_of_make_exist(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(
+        r"`?\bmake ([a-z]+)\b(?=[`\s])", " ".join(re.findall(r"`make [^`]*`", page.read_text("utf-8")))
+    ):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@EVERY_PAGE
+def test_files_that_are_named_exist(page):
+    """Paths in backticks that begin with a folder of the repository."""
+    folders = "keras_transformer|export|tests|docs|docker|benchmarks|notebooks|\\.github"
+    for name in re.findall(
+        rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", page.read_text("utf-8")
+    ):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_reference_has_a_page_for_every_package():
+    """The names on a page are those that the package exports; tests/test_names.py compares these with its imports."""
+    hooks = (ROOT / "docs" / "hooks.py").read_text(encoding="utf-8")
+    packages = next(line for line in hooks.splitlines() if line.startswith("PACKAGES = "))
+    assert set(re.findall(r'"(\w+)"', packages)) == set(MODULES)
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f"reference/{name}.md" in site for name in ("keras_transformer", *MODULES))
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_yaml_can_be_read(path):
+    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+
+
+def test_the_citation_has_the_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == keras_transformer.__version__
+    assert f"\n## {keras_transformer.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
