@@ -113,6 +113,7 @@ LONGEST = [
     "training/test_replicas.py",
     "test_seam.py",
     "test_notebooks.py",
+    "test_tutorials.py",
     "models/test_backends.py",
     "training/test_learning.py",
     "training/test_family_runs.py",

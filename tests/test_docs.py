@@ -123,6 +123,17 @@ def test_the_reference_has_a_page_for_every_package():
     assert all(f"reference/{name}.md" in site for name in ("keras_transformer", *MODULES))
 
 
+def test_messages_of_troubleshooting_are_those_of_the_code():
+    files = [*(ROOT / "keras_transformer").rglob("*.py"), *(ROOT / "export").rglob("*.py"), ROOT / "Makefile"]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # a literal on several lines is one
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [
+        message for title in re.findall(r"^\*\*(.*?)\*\*", page, re.MULTILINE) for message in title.split("`")[1::2]
+    ]
+    assert len(messages) > 12 and not [message for message in messages if message not in code]
+
+
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
 def test_yaml_can_be_read(path):
     assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
