@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,14 @@ from keras_transformer.run_folder import read_config
 if TYPE_CHECKING:
     from keras_transformer.decoding.attention import Attention
 
+# What loads a run of a kind.
+LOADS = {
+    "translator": "load",
+    "language-model": "load_generator",
+    "encoder": "load_classifier",
+    "sequence-encoder": "load_recommender",
+    "image-classifier": "load_recognizer",
+}
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
 
 
@@ -56,8 +63,10 @@ def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attentio
     Raises:
         RequestError: the folder holds no run, or its model takes no target.
     """
+    import keras_transformer
+
     kind = read_config(run)["model"]["kind"]
-    loaded = _load(kind)(run)
+    loaded = getattr(keras_transformer, LOADS[kind])(run)
     if kind in ("translator", "language-model"):
         return loaded.attention(text, target)
     if target is not None:
@@ -65,19 +74,6 @@ def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attentio
             f"--target is for translators and language models of pairs; {run} has a model of the kind {kind}"
         )
     return loaded.attention(history_of(text) if kind == "sequence-encoder" else text)
-
-
-def _load(kind: str) -> Callable[[str], Any]:
-    """The function that loads a run of a kind."""
-    import keras_transformer
-
-    return {
-        "translator": keras_transformer.load,
-        "language-model": keras_transformer.load_generator,
-        "encoder": keras_transformer.load_classifier,
-        "sequence-encoder": keras_transformer.load_recommender,
-        "image-classifier": keras_transformer.load_recognizer,
-    }[kind]
 
 
 def _check(arguments: argparse.Namespace, out: Path) -> None:

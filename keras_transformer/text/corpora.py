@@ -194,8 +194,8 @@ def _numbers(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
 def _pronouns(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     _require_none(data_dir, "sentences with pronouns")
     train, valid, _ = pronoun_examples(source, target)
-    pairs = [[(example.source, example.target) for example in examples] for examples in (train, valid)]
-    return _made(f"pronouns:{source}-{target}", *pairs, PRONOUNS_RECIPE)
+    pairs, valid_pairs = ([(one.source, one.target) for one in examples] for examples in (train, valid))
+    return _made(f"pronouns:{source}-{target}", pairs, valid_pairs, PRONOUNS_RECIPE)
 
 
 def _require_none(data_dir: Path | None, made: str) -> None:

@@ -36,7 +36,7 @@ def test_a_map_for_each_layer_and_head_with_its_scores():
 def test_chosen_layers_and_heads_alone_are_drawn():
     both = {"encoder": attention(), "decoder": attention()}
     figure = attention_picture(both, layers=[2], heads=[3, 1])
-    assert [part._suptitle.get_text() for part in figure.subfigs] == [
+    assert [part.get_suptitle() for part in figure.subfigs] == [
         "encoder self-attention",
         "decoder self-attention",
     ]
@@ -63,7 +63,9 @@ def test_lines_go_from_the_word_to_what_it_looks_at():
     one = attention()
     one.scores[1, 2, 1] = [0.004, 0.8, 0.196]
     (axes,) = word_lines_picture([WordLines(one, 1, 1, 2)]).axes
-    assert [list(line.get_ydata()) for line in axes.lines] == [[1, 1], [1, 2]], "no line for almost nothing"
+    assert [np.array(line.get_ydata()).tolist() for line in axes.lines] == [[1, 1], [1, 2]], (
+        "no line for almost nothing"
+    )
     wide, narrow = (line.get_linewidth() for line in axes.lines)
     assert wide > narrow and axes.get_title() == "head 2.3"
     assert [text.get_text() for text in axes.texts] == ["a", "b", "c", "d   0.80", "e   0.20"]

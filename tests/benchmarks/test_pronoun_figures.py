@@ -8,10 +8,11 @@ import pytest
 from benchmarks import pronouns
 from benchmarks.pronouns import LOOKS, figures, looking
 from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.text.pronouns import known_examples, pronoun_examples
 
 
-class Told:
+class Told(Translator):
     """A stand-in for a translator, which knows the translations. Head 2.1 looks where it is told, others at the start.
 
     Args:
@@ -19,15 +20,15 @@ class Told:
         look: (attention, word that looks, word that is looked at) for an example.
     """
 
-    def __init__(self, examples, look=None):
+    def __init__(self, examples, look=None):  # without a model
         self.examples = {example.source: example for example in examples}
         self.look = look
 
-    def translate(self, sources):
-        return [self.examples[source].target for source in sources]
+    def translate(self, lines, *args, **options):
+        return [self.examples[line].target for line in lines]
 
-    def attention(self, source, target=None):
-        source, reads = source.split(), ["<s>", *self.examples[source].target.split()]
+    def attention(self, text, target=None):
+        source, reads = text.split(), ["<s>", *self.examples[text].target.split()]
         sides = {"encoder": (source, source), "decoder": (reads, reads), "cross": ([*reads[1:], "</s>"], source)}
         return {name: self._attention(name, queries, keys) for name, (queries, keys) in sides.items()}
 
