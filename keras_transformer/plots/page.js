@@ -77,9 +77,12 @@ function looks(scores, { query, key }) {
   return Float32Array.from(shown.queries, (_, row) => scores[row * width + key]);
 }
 
-/* The place to tell about: under the pointer, or chosen, or else the query with the strongest look. */
+/* The place to tell about: under the pointer, or chosen, or else the query with the strongest look. A first query that
+   sees itself alone has no choice, so it is passed over. */
 function place() {
-  return state.hovered ?? state.chosen ?? { query: Math.floor(strongest(shown.scores) / shown.keys.length), key: null };
+  const width = shown.keys.length, first = shown.queries.length > 1 && shown.scores[0] > 0.995 ? 1 : 0;
+  const query = first + Math.floor(strongest(shown.scores.subarray(first * width)) / width);
+  return state.hovered ?? state.chosen ?? { query, key: null };
 }
 
 /* ---- What is drawn ---- */

@@ -263,6 +263,12 @@ def test_a_chosen_word_shows_its_lines_alone_with_their_numbers(driver, show):
     ]
 
 
+def test_a_first_word_that_sees_itself_alone_is_no_strongest_look(driver, show):
+    scores = np.array([[[[5, 0, 0], [4, 1, 0], [2, 2, 1]]]], "float32") / 5
+    show({"self": Attention(THREE, THREE, scores)})
+    assert summary(driver) == "mean of all heads: 'two' looks at 'one', 0.80 (then 'two', 0.20)"
+
+
 def test_numbers_are_the_attentions_in_pieces_and_in_words(driver, show):
     attentions = translation(pieces(8, 1, 2, 5), pieces(1, 8, 3))
     show(attentions)
