@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from keras_transformer.plots.certificate import certificate_picture as certificate_picture
     from keras_transformer.plots.curves import learning_curves as learning_curves
     from keras_transformer.plots.looks import looks_picture as looks_picture
+    from keras_transformer.plots.masks import masks_picture as masks_picture
     from keras_transformer.plots.page import attention_page as attention_page
+    from keras_transformer.plots.positions import positions_picture as positions_picture
+    from keras_transformer.plots.schedule import schedule_picture as schedule_picture
     from keras_transformer.plots.word_lines import WordLines as WordLines
     from keras_transformer.plots.word_lines import word_lines_picture as word_lines_picture
 
@@ -22,6 +25,9 @@ _HOMES = {
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
     "looks_picture": "keras_transformer.plots.looks",
+    "masks_picture": "keras_transformer.plots.masks",
+    "positions_picture": "keras_transformer.plots.positions",
+    "schedule_picture": "keras_transformer.plots.schedule",
     "word_lines_picture": "keras_transformer.plots.word_lines",
 }
 __all__ = sorted(_HOMES)

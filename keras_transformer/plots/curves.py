@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_QUANTITIES = ("loss", "perplexity", "accuracy", "bleu", "recall", "ndcg", "learning_rate")
+# What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
+_QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
+    "loss": ("nats", min),
+    "perplexity": ("perplexity", min),
+    "accuracy": ("share that is right", max),
+    "bleu": ("BLEU", max),
+    "recall": ("recall", max),
+    "ndcg": ("NDCG", max),
+    "learning_rate": ("learning rate", None),
+}
 
 
 def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
@@ -19,7 +29,7 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
         history: the columns of metrics.csv, with "step". The prefix "val_" marks validation.
 
     Returns:
-        A figure with a panel for each quantity that was measured.
+        A figure with a panel for each quantity that was measured. A mark and the title tell the best validation.
     """
     from matplotlib.figure import Figure
 
@@ -29,8 +39,8 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
         for column, label in ((name, "training"), (f"val_{name}", "validation")):
             if column in history:
                 axes.plot(history["step"], history[column], label=label)
-        axes.set_title(name.replace("_", " "))
-        axes.set_xlabel("step")
+        unit, best = _QUANTITIES[name]
+        axes.set(title=name.replace("_", " ") + _marked(axes, history, f"val_{name}", best), xlabel="step", ylabel=unit)
         if name == "perplexity":
             axes.set_yscale("log")
         if _has(history, f"val_{name}") and name in history:
@@ -40,3 +50,14 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
 
 def _has(history: Mapping[str, Sequence[float]], name: str) -> bool:
     return name in history or f"val_{name}" in history
+
+
+def _marked(axes: Any, history: Mapping[str, Sequence[float]], column: str, best: Callable[..., Any] | None) -> str:
+    """Marks the best number of a column; returns what the title says of it."""
+    values = history.get(column, ())
+    measured = [(value, step) for value, step in zip(values, history["step"], strict=False) if math.isfinite(value)]
+    if best is None or not measured:
+        return ""
+    value, step = best(measured, key=lambda pair: pair[0])
+    axes.plot(step, value, marker="o", markerfacecolor="none", color="black")
+    return f"\nbest {value:.4g}, step {step:,.0f}"

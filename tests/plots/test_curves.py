@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from keras_transformer.plots.curves import learning_curves
@@ -15,9 +17,14 @@ HISTORY: dict[str, list[float]] = {
 
 
 def test_a_panel_for_each_quantity():
-    figure = learning_curves(HISTORY)
-    assert [axes.get_title() for axes in figure.axes] == ["loss", "perplexity"]
-    training, validation = figure.axes[0].lines
+    figure: Any = learning_curves(HISTORY)
+    assert [axes.get_title() for axes in figure.axes] == ["loss\nbest 2, step 3", "perplexity"]
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == [
+        ("step", "nats"),
+        ("step", "perplexity"),
+    ]
+    training, validation, best = figure.axes[0].lines
+    assert (list(best.get_xdata()), list(best.get_ydata())) == ([3], [2.0])
     np.testing.assert_array_equal(training.get_xydata(), list(zip(HISTORY["step"], HISTORY["loss"], strict=True)))
     np.testing.assert_array_equal(validation.get_ydata(), HISTORY["val_loss"])
     legend = figure.axes[0].get_legend()
@@ -25,8 +32,8 @@ def test_a_panel_for_each_quantity():
 
 
 def test_validation_alone_has_its_panel(tmp_path):
-    figure = learning_curves({"step": [1, 2], "val_bleu": [1.0, 9.0]})
-    assert [axes.get_title() for axes in figure.axes] == ["bleu"]
+    figure: Any = learning_curves({"step": [1, 2, 3, 4], "val_bleu": [1.0, 9.0, float("nan"), 8.0]})
+    assert [axes.get_title() for axes in figure.axes] == ["bleu\nbest 9, step 2"]
     figure.savefig(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
 

@@ -1,0 +1,89 @@
+"""Pictures of positions, masks and the learning rate: they show what the layers compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_transformer.layers import masks, position_biases, positions, rotary
+from keras_transformer.plots import masks_picture, positions_picture, schedule_picture
+from keras_transformer.training.schedules import InverseSquareRootDecay
+
+
+def maps(figure: Any) -> dict[str, np.ndarray]:
+    """The numbers of each map by its title."""
+    return {
+        axes.get_title(): np.asarray(axes.images[0].get_array())
+        for axes in figure.axes
+        if axes.get_title() and axes.images
+    }
+
+
+def test_sinusoids_are_a_map_and_curves():
+    figure: Any = positions_picture(positions.SinusoidalPositions(16), length=10)
+    expected = ops.convert_to_numpy(positions.sinusoidal_positions(np.arange(10), 16))
+    np.testing.assert_allclose(maps(figure)["what is added"], expected, atol=1e-6)
+    curves = {str(line.get_label()): line.get_ydata() for line in figure.axes[1].lines}
+    assert list(curves) == [f"dimension {number}" for number in (8, 9)]
+    np.testing.assert_allclose(curves["dimension 8"], expected[:, 8], atol=1e-6)
+
+
+def test_learned_positions_show_their_vectors():
+    layer = positions.LearnedPositions(20, 12)
+    layer.build((None,))
+    shown = maps(positions_picture(layer, length=9))
+    np.testing.assert_allclose(shown["what is added"], ops.convert_to_numpy(layer(np.arange(9))), atol=1e-6)
+
+
+def test_rotations_show_the_cosine_of_each_pair():
+    shown = maps(positions_picture(rotary.RotaryPositions(8), length=6))
+    angles = np.arange(6)[:, None] / 10_000 ** (np.arange(4) / 4)
+    np.testing.assert_allclose(shown["cosine of the angle"], np.cos(angles), atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_biases_show_a_map_for_each_of_the_first_heads(is_causal, tmp_path):
+    figure: Any = positions_picture(position_biases.AlibiPositions(8), length=5, is_causal=is_causal)
+    shown = maps(figure)
+    assert list(shown) == [f"head {head}" for head in (1, 2, 3, 4)]
+    distance = np.arange(5)[:, None] - np.arange(5)
+    seen = distance >= 0 if is_causal else np.ones_like(distance, bool)
+    np.testing.assert_allclose(shown["head 2"][seen], -0.25 * np.abs(distance)[seen], atol=1e-6)
+    figure.savefig(tmp_path / "alibi.png")
+
+
+def test_buckets_show_the_numbers_of_their_table():
+    layer = position_biases.BucketPositions(2, 16)
+    layer.build((None,))
+    places = np.arange(7)
+    shown = maps(positions_picture(layer, length=7))
+    np.testing.assert_allclose(shown["head 1"], ops.convert_to_numpy(layer.bias(places, places, False))[0], atol=1e-6)
+
+
+def test_no_positions_are_told():
+    with pytest.raises(ValueError, match="expected positions that add something; received: NoPositions"):
+        positions_picture(positions.NoPositions())
+
+
+def test_masks_stand_side_by_side(tmp_path):
+    causal = ops.convert_to_numpy(masks.causal_mask(4))[0]
+    padding = np.broadcast_to([True, True, True, False], (4, 4))
+    figure: Any = masks_picture({"causal": causal, "padding": padding, "both": causal & padding})
+    shown = maps(figure)
+    assert list(shown) == ["causal", "padding", "both"]
+    np.testing.assert_array_equal(shown["both"], np.tril(np.ones((4, 4))) * padding)
+    figure.savefig(tmp_path / "masks.png")
+
+
+def test_the_peak_of_the_learning_rate_is_marked():
+    schedules = {"paper": InverseSquareRootDecay(512), "short": InverseSquareRootDecay(512, warmup_steps=100)}
+    figure: Any = schedule_picture(schedules, 8_000)
+    (axes,) = figure.axes
+    curves = [line for line in axes.lines if len(line.get_xdata()) > 1]
+    marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    assert [line.get_label() for line in curves] == ["paper", "short"]
+    assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx([4_000, 100], abs=20)
+    np.testing.assert_allclose(curves[0].get_ydata()[0], 512**-0.5 * 4_000**-1.5, rtol=1e-5)
