@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def training() -> str:
 @pytest.fixture(scope="module")
 def exporting() -> str:
     return told("export_and_serve")
+
+
+@pytest.fixture(scope="module")
+def looking() -> str:
+    return told("attention_step_by_step")
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +116,32 @@ def test_a_classifier_begins_better_with_skip_grams_vectors(comparing):
     assert all(more > less for more, less in zip(draws["skip-gram"], draws["random"], strict=True))
     assert (round(means["skip-gram"]), round(means["random"]), round(means["GloVe"])) == (53, 42, 44)
     assert sum(more < less for more, less in zip(draws["GloVe"], draws["random"], strict=True)) == 1
+
+
+def test_scores_by_hand_are_those_of_the_text(looking):
+    """The softmax of 3, 0 and 0, divided by the root of 4."""
+    shares = [math.exp(product / 2) / (math.exp(1.5) + 2) for product in (3, 0, 0)]
+    assert f"{{'animal': {shares[0]:.2f}, 'street': {shares[1]:.2f}, 'it': {shares[2]:.2f}}}" in looking
+    assert looking.count("True") == 3 and "False" not in looking
+
+
+def test_without_the_division_one_key_gets_nearly_everything(looking):
+    divided, not_divided = zip(*re.findall(r"H = +\d+: ([\d.]+) divided, ([\d.]+) not divided", looking), strict=True)
+    assert len(divided) == 3 and max(map(float, divided)) < 0.4
+    assert float(not_divided[-1]) > 0.95
+
+
+def test_distances_of_sinusoids_and_norms_are_as_the_text_says(looking):
+    for row in re.findall(r"^distance \d+: +\[(.*)\]$", looking, re.MULTILINE):
+        assert len(set(row.split(", "))) == 1
+    assert float(re.findall(r"BatchNormalization +differs by ([\d.]+)", looking)[0]) > 0.5
+    assert float(re.findall(r"LayerNorm +differs by ([\d.]+)", looking)[0]) == 0
+
+
+def test_the_pronouns_are_right_and_two_heads_look_there(looking):
+    assert float(re.findall(r"([\d.]+)% of 300 pronouns", looking)[0]) >= 98
+    assert looking.count("weil es zu müde war.") == looking.count("weil sie zu breit war.") == 2
+    shares = dict(
+        re.findall(r"^(cross|decoder): head \d\.\d looks there in (\d+)% of 40 sentences$", looking, re.MULTILINE)
+    )
+    assert len(shares) == 2 and min(map(int, shares.values())) >= 90

@@ -16,11 +16,17 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 300_000
 # What makes a notebook quick to run: a cell after the one that is tagged "parameters", as papermill puts it.
 SHORTER = {
+    "attention_step_by_step": "STEPS = 2",
     "train_with_model_fit": "EPOCHS, PAIRS = 1, 2_000",
     "export_and_serve": "STEPS = 2",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
-LEFT = {"train_with_model_fit": ["number-words"], "export_and_serve": [], "word_vectors": []}
+LEFT: dict[str, list[str]] = {
+    "attention_step_by_step": [],
+    "train_with_model_fit": ["number-words"],
+    "export_and_serve": [],
+    "word_vectors": [],
+}
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

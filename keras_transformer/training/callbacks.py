@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -20,7 +19,6 @@ from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.workers import num_workers
 
-LINE_SECONDS = 15.0  # between two lines of progress, if standard error is no terminal
 NUM_SAMPLES = 5
 STEPS_BETWEEN_LOOKS = 10  # at the loss: reading it waits for the device
 
@@ -288,60 +286,3 @@ class Save(keras.callbacks.Callback):
         best_step = self.progress.best_step or None
         self.checkpoints.save(self.progress.step, self.model, self.progress.as_dict(), best_step)
         self.then()
-
-
-class ProgressLine(keras.callbacks.Callback):
-    """Prints step, loss, labels per second and time left to standard error.
-
-    On a terminal one line is rewritten; elsewhere a line is printed every `LINE_SECONDS`.
-
-    Args:
-        progress: how far the run is.
-        steps: of the whole run.
-        unit: what has a label.
-    """
-
-    def __init__(self, progress: Progress, steps: int, unit: str = "tokens"):
-        super().__init__()
-        self.progress = progress
-        self.steps = steps
-        self.unit = unit
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._shown = 0.0
-        # Where the measurement of speed begins: after the first step, which traces the graph.
-        self._since: Progress | None = None
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._since = self._since or replace(self.progress)
-        now = time.monotonic()
-        if now - self._shown >= (0.2 if self._terminal else LINE_SECONDS):
-            self._shown = now
-            self._write(self._line(logs or {}), end="")
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        logs, digits = logs or {}, {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}
-        told = (f" · {name.removeprefix('val_')} {logs[name]:.{digits[name]}f}" for name in digits if name in logs)
-        validation = "".join(told)
-        self._write(self._line(logs) + (f" · validation{validation}" if validation else ""), end="\n")
-
-    def _line(self, logs: dict) -> str:
-        progress, loss = self.progress, float(logs.get("loss", math.nan))
-        line = f"step {progress.step}/{self.steps} · loss {loss:.3f}"
-        since = self._since or progress
-        if progress.step == since.step:
-            return line
-        passed = max(progress.seconds - since.seconds, 1e-9)
-        left = (self.steps - progress.step) * passed / (progress.step - since.step)
-        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {_clock(left)} left"
-
-    def _write(self, line: str, end: str) -> None:
-        if self._terminal:
-            print(f"\r\033[K{line}", end=end, file=sys.stderr, flush=True)
-        else:
-            say(line)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -233,6 +233,7 @@ def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribut
 def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
     from keras_transformer.training import callbacks as c
+    from keras_transformer.training.progress_line import ProgressLine
     from keras_transformer.training.records import Records
 
     settings = run.settings
@@ -250,7 +251,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
         *validation,
         records,
         save,
-        c.ProgressLine(progress, settings.steps, run.task.load().UNIT),
+        ProgressLine(progress, settings.steps, run.task.load().UNIT),
         c.Interrupt(stop_on_nan.check_weights, save.save, resume_command),
     ]
 

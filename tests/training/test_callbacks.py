@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import JobError, Stopped
-from keras_transformer.training import callbacks
-from keras_transformer.training.callbacks import Interrupt, Progress, ProgressLine, StopOnNaN
+from keras_transformer.training import callbacks, progress_line
+from keras_transformer.training.callbacks import Interrupt, Progress, StopOnNaN
+from keras_transformer.training.progress_line import ProgressLine
 
 
 def lines_of_a_run(capsys, monkeypatch, step_seconds, steps):
     """The progress lines of a run whose steps take so long, by a clock of its own; one after each step."""
-    monkeypatch.setattr(callbacks.time, "monotonic", itertools.count(100, callbacks.LINE_SECONDS).__next__)
+    monkeypatch.setattr(progress_line.time, "monotonic", itertools.count(100, progress_line.LINE_SECONDS).__next__)
     progress = Progress()
     line = ProgressLine(progress, steps)
     for seconds in step_seconds:
@@ -116,6 +117,34 @@ def test_without_standard_error_no_progress_is_shown(monkeypatch, capsys):
     line.on_train_batch_end(0, {"loss": 2.0})
     line.on_epoch_end(0, {"loss": 2.0})
     assert capsys.readouterr().out == ""
+
+
+def bar_of_a_run(monkeypatch, capsys, columns, step):
+    """What a terminal of this width shows at a step, and after a validation."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = Progress(step=1, tokens=1000)
+    line = ProgressLine(progress, 40)
+    line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
+    progress.step, progress.tokens, progress.seconds = step, 1000 * step, float(step)
+    line.on_train_batch_end(0, {"loss": 2.0})
+    told, _, drawn = capsys.readouterr().err.rpartition("\r\033[K")
+    return told, drawn
+
+
+def test_a_terminal_shows_a_bar_with_the_last_validation(monkeypatch, capsys):
+    told, drawn = bar_of_a_run(monkeypatch, capsys, columns=120, step=20)
+    assert told.endswith("step 1/40 · loss 2.500 · validation · loss 2.25 · bleu 31.40\n")
+    bar, _, line = drawn.partition(" ")
+    assert bar == 15 * "━" + 15 * "─"
+    assert line == "step 20/40 · loss 2.000 · loss 2.25 · bleu 31.40"
+
+
+@pytest.mark.parametrize("columns", [20, 45, 60, 80])
+def test_what_a_terminal_shows_fits_in_one_line(monkeypatch, capsys, columns):
+    _, drawn = bar_of_a_run(monkeypatch, capsys, columns, step=40)
+    assert len(drawn) < columns and "─" not in drawn
+    assert drawn.lstrip("━ ").startswith("step 40/40")
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
