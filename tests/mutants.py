@@ -1471,4 +1471,80 @@ IMAGES = [
         ('cmap="viridis", vmin=0,', 'cmap="viridis",'),
     ),
 ]
-MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES, *IMPORTING, *IMAGES]
+ATTENTION = [
+    *by(
+        "decoding/test_attention.py",
+        f"{PACKAGE}/decoding/attention.py",
+        (
+            "np.add.reduceat(by_key, _starts(self.queries), axis=2)",
+            "np.maximum.reduceat(by_key, _starts(self.queries), axis=2)",
+        ),
+        ("by_word /= np.bincount(self.queries.words)[:, None]", "pass"),
+        ("/ np.maximum(self.scores.sum((2, 3)), 1e-9)", "/ self.scores.shape[2]"),
+        (
+            '"decoder": (reads, reads), "cross": (writes, sources)',
+            '"decoder": (reads, reads), "cross": (reads, sources)',
+        ),
+        ("encoded, read, written = [*source, END]", "encoded, read, written = [*source, START]"),
+        ("word.removeprefix(SPACE) or word", "word"),
+    ),
+    *by(
+        "decoding/test_attention.py",
+        PACKAGE,
+        ("written = [id for id in best.ids if id != END]", "written = [*best.ids]"),
+        ("if answer is not None and self.answer_length is None:", "if False:"),
+        (
+            'if is_blank(text):\n            raise RequestError("expected a text',
+            'if False:\n            raise RequestError("expected a text',
+        ),
+        (
+            "names = [self.items.names[id - FIRST_ITEM] for id in ids[0, 1:]]",
+            "names = [self.items.names[id - FIRST_ITEM - 1] for id in ids[0, 1:]]",
+        ),
+    ),
+    *by(
+        "text/test_pronouns.py",
+        f"{PACKAGE}/text/pronouns.py",
+        (
+            "valid, test, train = pairs[:count], pairs[count : 2 * count], pairs[2 * count :]",
+            "valid, test, train = pairs[:count], pairs[: 2 * count], pairs[2 * count :]",
+        ),
+        ("is_animal = len(seen) % 2 == 0", "is_animal = len(seen) % 3 == 0"),
+        ('f"den {self.de[4:]}"', "self.de"),
+        ('adjective.fr_feminine if gender == "f" else adjective.fr', "adjective.fr"),
+        ("if example.source not in seen:", "if True:"),
+    ),
+    *by(
+        "plots/test_attention_picture.py",
+        f"{PACKAGE}/plots",
+        ('cmap="Blues", vmin=0, vmax=1, aspect', 'cmap="Blues", aspect'),
+        ("one.scores[layer, head], cmap", "one.scores[head % len(one.scores), layer], cmap"),
+        ("not all(1 <= number <= most for", "not all(number <= most for"),
+        ("if score >= SHOWN:", "if True:"),
+        ('"parse_math": False, "verticalalignment"', '"verticalalignment"'),
+        ("missing -= found", "missing = set()"),
+    ),
+    *by(
+        "plots/test_layers_pictures.py\nplots/test_curves.py",
+        f"{PACKAGE}/plots",
+        ("[:, : _array(rotation[0]).shape[-1] // 2]", ""),
+        ("if not vectors.any():", "if False:"),
+        ("peak = int(rates.argmax())", "peak = int(rates.argmin())"),
+        ("if math.isfinite(value)]", "]"),
+    ),
+    *by(
+        "training/test_callbacks.py",
+        f"{PACKAGE}/training/progress_line.py",
+        ("[:columns]", ""),
+        ("self._line(logs or {}) + self._validation", "self._line(logs or {})"),
+        ("round(width * min(1.0, self.progress.step / self.steps))", "width"),
+    ),
+    *by(
+        "commands/test_attention_command.py",
+        f"{PACKAGE}/commands/attention.py",
+        ("if not arguments.pieces:", "if False:"),
+        ('if out.suffix == ".html" and given:', "if False:"),
+        ("return one, one.queries.place_of(word)", "return last, last.queries.place_of(word)"),
+    ),
+]
+MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES, *IMPORTING, *IMAGES, *ATTENTION]
