@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,3 +20,14 @@ def run(capfd):
         return status, out, err
 
     return run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_curves(request) -> Iterator[None]:
+    """Runs of the tests' own process draw no curves: the picture takes longer than their steps."""
+    from keras_transformer.training.records import Records
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.module.__name__.endswith("test_rounds"):
+            patch.setattr(Records, "_write_curves", lambda self: None)
+        yield

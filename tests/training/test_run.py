@@ -42,7 +42,7 @@ from pathlib import Path
 import numpy as np
 import train
 from keras_transformer.plots import curves
-from keras_transformer.training import callbacks, checkpoints
+from keras_transformer.training import callbacks, checkpoints, records
 
 outcomes = {{}}
 handler = signal.getsignal(signal.SIGINT)
@@ -64,6 +64,8 @@ def at_step(step, act):
 
 tiny = {tiny!r}
 run("whole", *tiny, *{options!r}, "--out", "whole")
+# From here on without the picture, which takes longer than the steps.
+write_curves, records.Records._write_curves = records.Records._write_curves, lambda self: None
 
 undo = at_step(8, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
 run("stopped", *tiny, *{options!r}, "--out", "stopped")
@@ -126,9 +128,11 @@ class Full:
     def savefig(self, path, **options):
         Path(path).write_text("the beginning")
         raise OSError(28, "No space left on device")
+records.Records._write_curves = write_curves
 learning_curves, curves.learning_curves = curves.learning_curves, lambda history: Full()
 run("unrecorded", *tiny, "--steps", "10", "--out", "unrecorded")
 curves.learning_curves = learning_curves
+records.Records._write_curves = lambda self: None
 shutil.copytree("straight", "unboarded", ignore=shutil.ignore_patterns("tensorboard"))
 Path("unboarded/tensorboard").write_text("")
 run("no board", "--resume", "--steps", "13", "--out", "unboarded")
