@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import textwrap
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,18 @@ OLDER_SPELLINGS = {
 }
 
 
+class _WholeFlags(argparse.HelpFormatter):
+    """Breaks lines at spaces alone, so that a reader finds flags, and copies them, whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(
+            " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
+
+
 def command() -> str:
     """The command that trains, spelled as the user spelled it; by default `keras-transformer train`."""
     program = Path(sys.argv[0]).name
@@ -45,6 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each setting; a flag that is not given is None."""
     by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES, **logs.RECIPES, **OF_IMAGES}
     recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in by_corpus.items())
+    parser.formatter_class = _WholeFlags
     parser.epilog = f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}."
     for setting in fields(Settings):
         help = setting.metadata["help"] + _default(setting)

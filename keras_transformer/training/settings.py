@@ -80,8 +80,8 @@ class Settings:
     # Text
     dataset: str | None = _flag(
         "numbers:en-de",
-        "a named corpus: numbers:SRC-TGT, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks pydoc-topics, "
-        "number-languages, series or digits",
+        "a named corpus: numbers:SRC-TGT, pronouns:en-de or en-fr, multi30k:SRC-TGT or wmt14:SRC-TGT; for other tasks "
+        "pydoc-topics, number-languages, series or digits",
     )
     data_dir: str | None = _flag(None, "a folder that holds the named corpus; it is then not fetched")
     source: str | None = _flag(None, "your own training text: UTF-8, plain or .gz, a sentence a line")

@@ -694,6 +694,8 @@ def test_help_tells_what_each_preset_and_each_corpus_gives():
     assert "(default: 100000)" not in text
     assert "for comparison) (default: post_norm; preset modern pre_norm)" in text
     assert "numbers: --num-layers 2 --hidden-dim 128" in text and "multi30k: --num-layers 4" in text
+    flags = set(re.findall(r"--[a-z][a-z-]*", parser().format_help()))
+    assert not [flag for flag in flags if flag.endswith("-")], "no flag is broken at the end of a line"
 
 
 def test_every_round_has_metrics_of_its_own_steps(runs):
