@@ -1536,7 +1536,7 @@ ATTENTION = [
         "training/test_callbacks.py",
         f"{PACKAGE}/training/progress_line.py",
         ("[:columns]", ""),
-        ("self._line(logs or {}) + self._validation", "self._line(logs or {})"),
+        ('.removeprefix("step ") + self._last', '.removeprefix("step ")'),
         ("round(width * min(1.0, self.progress.step / self.steps))", "width"),
     ),
     *by(

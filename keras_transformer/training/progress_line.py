@@ -37,7 +37,7 @@ class ProgressLine(keras.callbacks.Callback):
         self.unit = unit
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = 0.0
-        self._validation = ""  # the last one
+        self._last = ""  # score of a validation
         # Where the measurement of speed begins: after the first step, which traces the graph.
         self._since: Progress | None = None
 
@@ -47,17 +47,17 @@ class ProgressLine(keras.callbacks.Callback):
         if now - self._shown >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             self._shown = now
             if self._terminal:
-                self._draw(self._line(logs or {}) + self._validation)
+                self._draw(self._line(logs or {}).removeprefix("step ") + self._last)
             else:
                 say(self._line(logs or {}))
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = logs or {}
-        told = (f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs)
-        self._validation = "".join(told)
+        told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
+        self._last = told[-1].replace(" loss ", " validation ") if told else ""
         if self._terminal:
             print("\r\033[K", end="", file=sys.stderr)  # the line takes the place of the bar
-        say(self._line(logs) + (f" · validation{self._validation}" if self._validation else ""))
+        say(self._line(logs) + (" · validation" + "".join(told) if told else ""))
 
     def _line(self, logs: dict) -> str:
         progress, loss = self.progress, float(logs.get("loss", math.nan))

@@ -137,14 +137,24 @@ def test_a_terminal_shows_a_bar_with_the_last_validation(monkeypatch, capsys):
     assert told.endswith("step 1/40 · loss 2.500 · validation · loss 2.25 · bleu 31.40\n")
     bar, _, line = drawn.partition(" ")
     assert bar == 15 * "━" + 15 * "─"
-    assert line == "step 20/40 · loss 2.000 · loss 2.25 · bleu 31.40"
+    assert line == "20/40 · loss 2.000 · bleu 31.40"
 
 
 @pytest.mark.parametrize("columns", [20, 45, 60, 80])
 def test_what_a_terminal_shows_fits_in_one_line(monkeypatch, capsys, columns):
     _, drawn = bar_of_a_run(monkeypatch, capsys, columns, step=40)
     assert len(drawn) < columns and "─" not in drawn
-    assert drawn.lstrip("━ ").startswith("step 40/40")
+    assert drawn.lstrip("━ ").startswith("40/40 · loss 2.0")
+
+
+def test_a_usual_terminal_has_room_for_a_bar_beside_all_that_is_told(monkeypatch):
+    line = ProgressLine(Progress(step=1), 100_000)
+    line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
+    line.on_train_batch_end(0, {})
+    line.progress.step, line.progress.tokens, line.progress.seconds = 50_001, 500_000_000, 50_000.0
+    told = line._line({"loss": 2.0}).removeprefix("step ") + line._last
+    assert told == "50001/100000 · loss 2.000 · 10,000 tokens/s · 13:53:19 left · bleu 31.40"
+    assert len(told) + 6 < 80
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
