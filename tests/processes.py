@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_python(folder: Path, code: str, backend: str, timeout: float = 300) -> str:
+def run_python(folder: Path, code: str, backend: str, timeout: float = 900) -> str:
     """Runs Python code in a process of its own, under a backend of Keras, and returns what it printed.
 
     The code may be indented as a whole; its exit status must be 0.

@@ -57,7 +57,7 @@ def test_its_command_trains_translates_and_exports_in_an_empty_folder(installed,
     def run(*arguments: str, stdin: str = "") -> str:
         command = [str(installed / "bin" / "keras-transformer"), *arguments]
         done = subprocess.run(
-            command, cwd=tmp_path / "work", env=environment, input=stdin, capture_output=True, text=True, timeout=300
+            command, cwd=tmp_path / "work", env=environment, input=stdin, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

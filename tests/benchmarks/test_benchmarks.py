@@ -37,7 +37,7 @@ def run(module, *arguments, **environment):
     """Runs a benchmark to its end."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment)
 
 
 def table_of(module, *arguments, **environment):

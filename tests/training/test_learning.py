@@ -70,7 +70,7 @@ def outcome(folder) -> dict[str, Any]:
     ]
     command = [sys.executable, "-c", RUNS, json.dumps(runs)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["statuses"] == [0, 0, 0, 0], done.stderr

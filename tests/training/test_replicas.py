@@ -281,7 +281,7 @@ def outcomes(request, tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("cases")
     tested = {item.callspec.params["case"] for item in request.session.items if item.name.startswith("test_on_one")}
     cases = {case: textwrap.dedent(code) for case, code in CASES.items() if case in tested}
-    return json.loads(run_python(folder, PRELUDE + EPILOGUE.format(cases=cases), "tensorflow", timeout=600))
+    return json.loads(run_python(folder, PRELUDE + EPILOGUE.format(cases=cases), "tensorflow", timeout=1800))
 
 
 @pytest.mark.parametrize("case", CASES)

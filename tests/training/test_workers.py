@@ -62,7 +62,7 @@ def weights(tmp_path_factory) -> dict[str, list[np.ndarray]]:
             processes[name] = subprocess.Popen(command, env=environment, stderr=log)
     try:
         for name, process in processes.items():
-            assert process.wait(timeout=300) == 0, (folder / f"{name}.log").read_text()
+            assert process.wait(timeout=900) == 0, (folder / f"{name}.log").read_text()
     finally:
         for process in processes.values():  # where one fails, the other workers wait for it
             process.kill()
