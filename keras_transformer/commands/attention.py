@@ -37,7 +37,7 @@ def attention(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     found = attentions_of(arguments.run, arguments.text, arguments.target)
     if arguments.attention is not None:
-        found = {name: found[name] for name in _known(arguments.attention, found)}
+        found = {arguments.attention: _named(arguments.attention, found)}
     if out.suffix == ".html":
         from keras_transformer.plots import attention_page
 
@@ -89,10 +89,10 @@ def _check(arguments: argparse.Namespace, out: Path) -> None:
         raise RequestError(f"the page has all layers, heads and words to choose from: leave out --{given[0]}")
 
 
-def _known(name: str, found: dict[str, Attention]) -> list[str]:
+def _named(name: str, found: dict[str, Attention]) -> Attention:
     if name not in found:
         raise RequestError(f"--attention must be {' or '.join(found)} for this model; received: {name}")
-    return [name]
+    return found[name]
 
 
 def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
