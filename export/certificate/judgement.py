@@ -167,7 +167,7 @@ class Judge:
         for first in range(0, len(rows), SCORED_AT_ONCE):
             some, here = rows[first : first + SCORED_AT_ONCE], places[first : first + SCORED_AT_ONCE]
             sources = [self._source(place)[:-1] for place in here]
-            log_probs += map(float, self.translator.decoder.log_probs(sources, [list(ids) or [END] for ids in some]))
+            log_probs += map(float, self.translator.log_probs(sources, [list(ids) or [END] for ids in some]))
         return log_probs
 
     def _num_read(self, place: int) -> int:

@@ -192,7 +192,7 @@ class Translator:
         scores = [Score(0.0, 1)] * len(lengths)
         for places in batches_by_length(lengths, batch_size):
             batch = [[*target_ids[place], END] for place in places]
-            log_probs = self.decoder.log_probs([source_ids[place] for place in places], batch)
+            log_probs = self.log_probs([source_ids[place] for place in places], batch)
             for place, ids, log_prob in zip(places, batch, log_probs, strict=True):
                 scores[place] = Score(float(log_prob), len(ids))
         return scores
@@ -300,6 +300,10 @@ class Translator:
             log_prob = one.score * penalty(len(one.ids), options.length_penalty)
             hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
         return hypotheses
+
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> Any:
+        """log P (B,) float32 of targets in pieces, an array; see `Decoder.log_probs`."""
+        return self.decoder.log_probs(sources, targets)
 
 
 def load(

@@ -151,7 +151,7 @@ def gap_of(translator: Translator) -> float:
     best = [some[0] for some in translator.stream(SENTENCES[:-1], options)]  # without the blank line
     lengths, generator = [len(one.ids) for one in best], np.random.default_rng(1)
     others = [generator.integers(4, translator.target_tokenizer.vocabulary_size, length).tolist() for length in lengths]
-    log_probs = translator.decoder.log_probs(translator.source_tokenizer.encode(SENTENCES[:-1]), others)
+    log_probs = translator.log_probs(translator.source_tokenizer.encode(SENTENCES[:-1]), others)
     scores = log_probs / penalty(np.array(lengths), DECODING.length_penalty)
     return float(np.mean([one.score for one in best] - scores))
 
