@@ -1473,7 +1473,7 @@ IMAGES = [
 ]
 ATTENTION = [
     *by(
-        "decoding/test_attention.py",
+        "decoding/test_attended.py",
         f"{PACKAGE}/decoding/attention.py",
         (
             "np.add.reduceat(by_key, _starts(self.queries), axis=2)",
@@ -1489,7 +1489,7 @@ ATTENTION = [
         ("word.removeprefix(SPACE) or word", "word"),
     ),
     *by(
-        "decoding/test_attention.py",
+        "decoding/test_attended.py",
         PACKAGE,
         ("written = [id for id in best.ids if id != END]", "written = [*best.ids]"),
         ("if answer is not None and self.answer_length is None:", "if False:"),

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -542,6 +543,12 @@ def too_long(path: Path) -> Iterator[str]:
 def test_files_and_functions_are_short() -> None:
     wrong = [line for path in python_files("train.py", PACKAGE, "export") for line in too_long(path)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """Pytest imports a test file by its name alone. Of two files with one name, it refuses the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_no_large_file_in_git() -> None:
