@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +16,12 @@ import pytest
 from export.__main__ import FORMATS, main, write_artefacts
 from export.certificate import artefacts_in, certify, comparison, runner
 from export.certificate.execution import Execution
+from export.certificate.judgement import Judge
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, open_run
 from keras_transformer import family
 from keras_transformer import run_folder as runs
-from keras_transformer.decoding.translator import SearchOptions, Translator
+from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.lengths import penalty
 from keras_transformer.models import Transformer, model_config
 from keras_transformer.text.tokenizer import Tokenizer
@@ -102,11 +103,12 @@ SENTENCES = [*lines(5, 20), ""]
 
 
 class Subject(NamedTuple):
-    """A variant's run, and its folder."""
+    """A variant's run, its folder, and its own translations, with which all its artefacts are compared."""
 
     name: str
     folder: Path
     run: TrainedRun
+    judge: Judge
     gap: float  # see `gap_of`
 
 
@@ -139,16 +141,14 @@ def subject(request, vocabulary, tmp_path_factory):
         path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     run = open_run(folder.path)
     assert isinstance(run.pipeline, Translator)
-    yield Subject(request.param, folder.path, run, gap_of(run.pipeline))
-    del model, run
-    keras.backend.clear_session()
-    gc.collect()
+    judge = Judge(run.pipeline, DECODING, SENTENCES, SENTENCES)
+    yield Subject(request.param, folder.path, run, judge, gap_of(run.pipeline, judge.best[:-1]))
+    del model, run, judge
+    keras.backend.clear_session()  # collects garbage
 
 
-def gap_of(translator: Translator) -> float:
+def gap_of(translator: Translator, best: list[Hypothesis]) -> float:
     """What a sentence's score loses, on average, if its translation becomes as many pieces drawn at random."""
-    options = SearchOptions(DECODING.num_beams, DECODING.length_penalty, DECODING.max_length)
-    best = [some[0] for some in translator.stream(SENTENCES[:-1], options)]  # without the blank line
     lengths, generator = [len(one.ids) for one in best], np.random.default_rng(1)
     others = [generator.integers(4, translator.target_tokenizer.vocabulary_size, length).tolist() for length in lengths]
     log_probs = translator.log_probs(translator.source_tokenizer.encode(SENTENCES[:-1]), others)
@@ -156,16 +156,18 @@ def gap_of(translator: Translator) -> float:
     return float(np.mean([one.score for one in best] - scores))
 
 
-@pytest.fixture(autouse=True)
-def runs_here(monkeypatch):
-    """Runs artefacts in this process, whose threads are set already. Processes of their own would take longer."""
+@pytest.fixture
+def runs_here(subject, monkeypatch):
+    """Runs artefacts in this process, whose threads are set already, and compares all with one search of the model."""
     import tensorflow as tf
 
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    monkeypatch.setattr(comparison, "judge_of", lambda run, decoding, sentences, references: subject.judge)
     monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
 
 
+@pytest.mark.usefixtures("runs_here")
 @pytest.mark.parametrize(("format", "precision"), ARTEFACTS)
 def test_it_holds_or_is_refused_by_name(subject, format, precision, tmp_path, capsys):
     if name := REFUSED.get((format, subject.name)):
