@@ -10,7 +10,7 @@ from typing import NamedTuple
 from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
-from keras_transformer.errors import RequestError, load_tensorflow, say
+from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.run_folder import RunFolder, read_config
 
 
@@ -40,7 +40,25 @@ def evaluate_translations(arguments: argparse.Namespace) -> None:
     lines = read_both(arguments.source, arguments.reference)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
+    warn_of_training_text(RunFolder(arguments.run), translator.source_tokenizer.encode(lines.sources))
     print(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
+
+
+def warn_of_training_text(run: RunFolder, sources: list[list[int]]) -> None:
+    """Warns of sources on which the run was trained, as far as its tokenised text is still there.
+
+    Args:
+        run: the folder.
+        sources: the pieces of the lines that are translated.
+    """
+    from keras_transformer.text.tokenized import TokenizedCorpus
+
+    try:
+        trained = TokenizedCorpus.open(run.cache / "train")
+    except RequestError:
+        return
+    if known := trained.sources_among(filter(None, sources)):
+        warn(f"the run was trained on {known:,} of these {len(sources):,} sources: the figures say less of new text")
 
 
 def score(arguments: argparse.Namespace) -> None:

@@ -79,6 +79,7 @@ class Corpus(Generic[Item]):
         train, valid: each call returns a new iterator over the pairs or lines.
         identity: the SHA-256 of the text, with which a resumed run checks that its corpus is the same.
         recipe: settings that suit the corpus; they override those of a preset.
+        lines: each call returns the line numbers of `train`, from 1; None if every line is in `train`.
     """
 
     name: str
@@ -88,6 +89,11 @@ class Corpus(Generic[Item]):
     valid: Callable[[], Iterator[Item]]
     identity: str
     recipe: dict[str, Any] = field(default_factory=dict)
+    lines: Callable[[], Iterator[int]] | None = None
+
+    def numbered(self) -> Iterator[tuple[int, Item]]:
+        """What to train on, each with the number of its line."""
+        return zip(itertools.count(1) if self.lines is None else self.lines(), self.train(), strict=False)
 
 
 def load_corpus(dataset: str = "numbers:en-de", data_dir: str | os.PathLike[str] | None = None) -> Corpus[Pair]:
@@ -132,17 +138,24 @@ def corpus_from_files(
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
     held_out = train.last_pairs[-max(1, train.count // HELD_OUT_SHARE) :]
 
-    def remaining() -> Iterator[Pair]:
+    def numbered() -> Iterator[tuple[int, Pair]]:
         apart = set(held_out)
         pairs = itertools.islice(train.pairs(), train.count - len(held_out))
-        return (pair for pair in pairs if pair not in apart)
+        return ((number, pair) for number, pair in enumerate(pairs, start=1) if pair not in apart)
+
+    def remaining() -> Iterator[Pair]:
+        return (pair for _, pair in numbered())
 
     if next(remaining(), None) is None and any(map(any, held_out)):
         raise RequestError(
             f"{source}, {target}: every pair stands also among the last {len(held_out)}, which are held out for "
             "validation: add other text, or give --valid-source and --valid-target"
         )
-    return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity)
+
+    def lines() -> Iterator[int]:
+        return (number for number, _ in numbered())
+
+    return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity, lines=lines)
 
 
 class _ParallelFiles:

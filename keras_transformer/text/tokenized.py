@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,6 +139,15 @@ class TokenizedCorpus:
     def labels(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
         """(num_rows, width) int32: target pieces + end of the pairs `rows`, padded."""
         return self._target.padded(rows, num_rows, width)
+
+    def sources_among(self, rows: Iterable[list[int]]) -> int:
+        """How many of the rows of pieces are the whole source of a pair."""
+        ids, offsets = self._source.ids, self._source.offsets.tolist()
+        asked = [np.array([*row, END], self.dtypes[0]).tobytes() for row in rows]
+        wanted = set(asked)
+        sources = (ids[start:end].tobytes() for start, end in pairwise(offsets))
+        known = {source for source in sources if source in wanted}
+        return sum(row in known for row in asked)
 
     def _side(self, side: str, dtype: np.dtype) -> _Side:
         ids = np.memmap(self.folder / f"{side}.ids", dtype, mode="r")

@@ -14,9 +14,11 @@ from keras_transformer.files import write_text
 from keras_transformer.models import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.cleaning import Overlap
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
+from keras_transformer.training.cleaning import tell_of_overlap
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
 
@@ -97,8 +99,11 @@ def tokenized(
     settings = run.settings
     with naming_files(_validation_files(settings)):
         valid = _tokenized(cache / "validation", valid_pairs, tokenizers, settings, **options)
+    overlap = Overlap(source for source, _ in run.corpus.valid())
+    pairs = overlap.watched(run.corpus.train())
     with naming_files(training_files(settings)):
-        train = _tokenized(cache / "train", run.corpus.train(), tokenizers, settings, keep_text=keep_text, **options)
+        train = _tokenized(cache / "train", pairs, tokenizers, settings, keep_text=keep_text, **options)
+    tell_of_overlap(overlap)
     return train, valid
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say
+from keras_transformer.training.cleaning import clean
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.request import open_run
 from keras_transformer.training.workspace import begun
@@ -34,6 +35,7 @@ def train(given: dict[str, Any]) -> None:
     replicas.seed(run.settings.seed)
     strategy = replicas.strategy(run.settings.devices)
     with begun(run) as cache:
+        clean(run)
         data = run.task.load().prepare(run, cache, strategy.num_replicas_in_sync)
         with strategy.scope():
             model = compiled_model(run)

@@ -106,6 +106,10 @@ class Settings:
     max_length: int = _count(
         250, "leave out pairs with more pieces than this on a side; for a language model on the target's"
     )
+    clean: bool = _switch(
+        "leave out duplicate pairs, copies of the source, pairs in another script, and pairs of validation; "
+        "cleaning.json in the run folder reports them"
+    )
     # Model
     preset: str = _flag(
         DEFAULT_PRESET,
@@ -264,6 +268,8 @@ def _check_together(settings: Settings) -> None:
         raise RequestError("--valid-source and --valid-target need --source and --target; received none")
     if settings.source and settings.text:
         raise RequestError("--text is one text, and --source and --target are pairs of texts; received both: give one")
+    if settings.clean and settings.source is None and settings.task != "translation":
+        raise RequestError("--clean is for pairs: give --source and --target too; received none")
     if settings.valid_text and settings.text is None:
         raise RequestError("--valid-text needs --text; received none")
     if settings.valid_images and settings.images is None:

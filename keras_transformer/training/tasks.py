@@ -99,7 +99,7 @@ _OF_TRANSLATION = frozenset(
         "decoder_layers", "decoder_attention", "max_source_length",
     }
 )  # fmt: skip
-_OF_PAIRS = frozenset({"source", "target", "valid_source", "valid_target", "max_length"})
+_OF_PAIRS = frozenset({"source", "target", "valid_source", "valid_target", "max_length", "clean"})
 _OF_ONE_LANGUAGE = frozenset({"text", "valid_text", "context_length"}) | _OF_TEXT
 _OF_IMAGES = frozenset(
     {

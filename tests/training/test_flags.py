@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -92,6 +93,7 @@ TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
     ),
     "sampling": ("0.5", lambda made: sentences(made, 0) == sentences(made, 1), False),
     "max_length": ("4", lambda made: longest(made) <= 5, True),
+    "clean": ("", lambda made: max(Counter(made.run.corpus.train()).values()), 1),
     "token_budget": ("64", lambda made: 32 < most_positions(made) <= 64, True),
     "accumulate": ("4", lambda made: {len(batch.labels) % 4 for batch in batches(made)}, {0}),
     "static_shapes": ("1", lambda made: len({batch.labels.shape for batch in batches(made)}), 1),

@@ -1,0 +1,182 @@
+"""Pairs that a translator should not learn from: which are found, why, and where they stand."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.cleaning import REASONS, Cleaning, Overlap, cleaned, is_copy, key, script, survey
+from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
+
+VALIDATION, COPY, SOURCE_SCRIPT, TARGET_SCRIPT, DUPLICATE, NEAR_DUPLICATE = REASONS
+DIFFERENT = [(f"word {number}", f"Wort {number}") for number in range(30)]
+
+
+def corpus_of(train: Sequence[Pair], valid: Sequence[Pair] = ()) -> Corpus[Pair]:
+    return Corpus("files", None, None, lambda: iter(train), lambda: iter(valid), "")
+
+
+def why(train: Sequence[Pair], valid: Sequence[Pair] = ()) -> list[str | None]:
+    """For each pair its reason, None for those that are kept."""
+    return [REASONS[number - 1] if number else None for number in survey(corpus_of(train, valid)).reasons.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A dog, swimming!", "a dog swimming"),
+        ("forty-two", "Forty two"),
+        ("ﬁne １２", "fine 12"),  # a ligature and wide digits
+        ("STRASSE", "straße"),
+        ("e\u0301te\u0301", "été"),
+        ("a\u00a0b", "a b"),
+    ],
+)
+def test_texts_of_the_same_letters_and_digits_have_one_key(one, other):
+    assert key(one) == key(other) != ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a dog", "a dot"), ("12", "21"), ("ete", "été"), ("की", "का"), ("!", "?"), ("...", ""), ("a", "")],
+)
+def test_other_texts_have_other_keys(one, other):
+    assert key(one) != key(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello 12", "Latn"),
+        ("größer", "Latn"),
+        ("привет, OK", "Cyrl"),
+        ("すしを食べる", "Hani"),
+        ("한국어", "Hang"),
+        ("नमस्ते", "Deva"),
+        ("12 ١٢ …", ""),
+        ("ж 12345", "Cyrl"),
+        ("", ""),
+    ],
+)
+def test_the_script_of_most_letters(text, expected):
+    assert script(key(text)) == expected
+
+
+def test_names_and_numbers_may_be_the_same_on_both_sides():
+    assert not is_copy(key("New York City"), key("New York City"))
+    assert not is_copy(key("1 234 567 890 123 456 789"), key("1 234 567 890 123 456 789"))
+    assert is_copy(key("This was not translated."), key("this was not translated"))
+    assert not is_copy(key("This was not translated."), key("Das wurde nicht übersetzt."))
+
+
+def test_each_pair_has_its_reason_and_the_first_of_equal_pairs_is_kept():
+    train = [
+        *DIFFERENT,
+        ("word 3", "Wort 3"),
+        ("Word 3!", "Wort 3."),
+        ("word 3", "anders"),  # another translation is no duplicate
+        ("anders", "Wort 3"),
+        ("This was not translated.", "This was not translated"),
+        ("слово и слово", "Wort und Wort"),
+        ("a word and a word", "слово и слово"),
+        ("A line of validation", "Eine Zeile"),
+        ("", "Wort 3"),
+        ("", "Wort 3"),
+        ("  ", "слово"),
+    ]
+    expected = [DUPLICATE, NEAR_DUPLICATE, None, None, COPY, SOURCE_SCRIPT, TARGET_SCRIPT, VALIDATION]
+    reasons = why(train, [("a line of validation", "etwas anderes"), ("", "")])
+    assert reasons[:30] == [None] * 30
+    assert reasons[30:38] == expected
+    assert reasons[38:] == [None] * 3, "pairs with a blank side are counted when they are tokenised"
+
+
+def test_a_duplicate_is_told_with_its_line_and_the_line_that_it_repeats():
+    train = [("One dog.", "Ein Hund."), *DIFFERENT, ("one dog", "ein Hund"), ("one dog", "ein Hund")]
+    found = survey(corpus_of(train))
+    (near,), (same,) = found.examples[NEAR_DUPLICATE], found.examples[DUPLICATE]
+    assert (near.line, near.source, near.target, near.like) == (32, "one dog", "ein Hund", 1)
+    assert (same.line, same.like) == (33, 32)
+    assert found.counts == {**dict.fromkeys(REASONS, 0), DUPLICATE: 1, NEAR_DUPLICATE: 1} and found.num_kept == 31
+
+
+def test_at_most_three_examples_of_a_reason():
+    found = survey(corpus_of([*DIFFERENT, *DIFFERENT]))
+    assert [(one.line, one.like) for one in found.examples[DUPLICATE]] == [(31, 1), (32, 2), (33, 3)]
+    assert list(found.examples) == [DUPLICATE] and found.counts[DUPLICATE] == 30
+
+
+def test_a_script_of_every_tenth_line_is_a_sides_own():
+    latin = [(f"reč {number}", f"word {number}") for number in range(18)]
+    cyrillic = [(f"реч {number}", f"a word {number}") for number in range(2)]
+    found = survey(corpus_of([*latin, *cyrillic]))
+    assert found.num_kept == 20 and found.scripts == (["Latin", "Cyrillic"], ["Latin"])
+    found = survey(corpus_of([*latin, ("reč", "word"), *cyrillic]))
+    assert found.counts[SOURCE_SCRIPT] == 2 and found.scripts == (["Latin"], ["Latin"])
+
+
+def test_the_most_frequent_script_is_a_sides_own_although_there_are_many():
+    many = [(letter, "word") for letter in "жαאعअก漢ა한աကঅਅઅஅఅಅഅකກཀአក"]
+    found = survey(corpus_of([*many, ("б", "word")]))
+    assert found.scripts[0] == ["Cyrillic"] and found.counts[SOURCE_SCRIPT] == len(many) - 1
+
+
+def test_lines_without_letters_are_in_no_other_script():
+    numbers = [(f"{number}", f"{number}!") for number in range(100)]
+    assert why([*DIFFERENT, *numbers]) == [None] * 130
+    assert survey(corpus_of(numbers)).scripts == ([], [])
+
+
+def test_line_numbers_are_those_of_the_file_although_held_out_pairs_are_passed_over(tmp_path):
+    lines = [*(f"held {number}" for number in range(2)), *(f"line {number}" for number in range(37)), "line 5"]
+    lines = [*lines, "held 0", "held 1"]  # the last two of 42 are held out
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = survey(corpus_from_files(tmp_path / "source", tmp_path / "target"))
+    assert [(one.line, one.like) for one in found.examples[DUPLICATE]] == [(40, 8)]
+
+
+def test_the_cleaned_corpus_is_read_when_it_is_asked_for_and_judged_once():
+    told: list[Cleaning] = []
+    valid = [("word 4", "Wort 4")]
+    corpus = cleaned(corpus_of([*DIFFERENT, *DIFFERENT], valid), told.append)
+    corpus.train()
+    assert not told
+    expected = [pair for pair in DIFFERENT if pair != ("word 4", "Wort 4")]
+    assert list(corpus.train()) == list(corpus.train()) == expected
+    assert list(corpus.valid()) == valid, "validation stays as it is"
+    assert len(told) == 1 and told[0].num_kept == 29
+
+
+def test_a_corpus_of_which_nothing_is_left_is_refused():
+    corpus = cleaned(corpus_of(DIFFERENT, DIFFERENT), lambda found: None)
+    with pytest.raises(RequestError, match="--clean leaves none of 30 pairs: look at what it left out"):
+        list(corpus.train())
+
+
+def test_memory_holds_numbers_of_the_pairs_and_not_their_text():
+    def train() -> Any:
+        draw = random.Random(0)
+        return ((f"{draw.random()} word " * 5, f"{draw.random()} Wort " * 5) for _ in range(20_000))
+
+    corpus: Corpus[Any] = Corpus("files", None, None, train, lambda: iter(()), "")
+    survey(corpus_of(DIFFERENT))
+    tracemalloc.start()
+    try:
+        survey(corpus)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 120 * 20_000, "the text alone has over 250 bytes a pair"
+
+
+def test_validation_lines_in_the_training_text_are_counted():
+    overlap = Overlap(["Word 3.", "word 3", "new", ""])
+    train = [*DIFFERENT, ("", "blank"), ("word 3", "noch einmal")]
+    assert list(overlap.watched(iter(train))) == train
+    assert (overlap.num_lines, overlap.num_all) == (2, 4)
