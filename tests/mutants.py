@@ -514,6 +514,30 @@ MODELS = [
 SEARCH = f"{PACKAGE}/decoding"
 DECODING = [
     *by(
+        "decoding/test_long_lines.py",
+        f"{PACKAGE}/decoding/long_lines.py",
+        ("way in WAYS,", "True,"),
+        ('way == "split" and options.n_best == 1', "options.n_best == 1"),
+        ('way == "split" and options.n_best == 1', 'way == "split"'),
+        (" and not options.alignments", ""),
+        ("if not self.splits or sentence.prefix:", "if not self.splits:"),
+        ("if not self.splits or sentence.prefix:", "if not self.splits or True:"),
+        ('self.num_unsplit += self.way == "split"', "self.num_unsplit += 1"),
+        ("self.num_split += 1", "pass"),
+        ("is_long and any(len(part.source) > self.most for part in parts)", "is_long"),
+        ("[part.cut(self.most) for part in parts]", "parts"),
+        ("free += len(parts) - 1", "pass"),
+        ("source, [], part)", "source, [], 0)"),
+        ("in part.ids if id != END)", "in part.ids)"),
+        ("penalty(len(ids), self.options.length_penalty)", "1.0"),
+        ("return found[:num_lines]", "return found"),
+    ),
+    *by(
+        "decoding/test_long_lines.py",
+        f"{PACKAGE}/decoding/decoder.py",
+        ("sentence.number, sentence.part])", "sentence.number])"),
+    ),
+    *by(
         "decoding/test_search.py",
         SEARCH,
         ("2 * num_beams if num_beams > 1 else 1", "num_beams"),
@@ -591,6 +615,28 @@ DECODING = [
 ]
 
 TEXT = [
+    *by(
+        "text/test_splitting.py",
+        f"{PACKAGE}/text/splitting.py",
+        ("(?<!\\b\\w)", ""),
+        ("(?<!\\b\\d\\d)", ""),
+        ("“‘«‹]*", "]*"),
+        ("{_SPACED}|[。", "{_UNSPACED}|[。"),
+        ("\\.|[!?…‥؟۔։]", "\\.|[!…‥۔։]"),
+        ("[。！？｡।॥።။។]+", "[。！？｡।॥።။។]"),
+        ("．(?!\\d)", "．"),
+        ("[,;:،؛–—]{_SPACED}", "[,;:،؛–—]{_UNSPACED}"),
+        ("[，、；：､]", "[；：､]"),
+        ("LEVELS = (SENTENCE_END, CLAUSE_END, WHITE_SPACE)", "LEVELS = (SENTENCE_END, WHITE_SPACE)"),
+        ("if not levels or sizes_of([text])[0] <= most:", "if not levels:"),
+        ("if packs[-1] and size + its_size > most:", "if packs[-1]:"),
+        ("            size = 0\n", ""),
+        (".islower()", ".isdigit()"),
+        ("if start < len(text):", "if False:"),
+        ('is_wide and not unicodedata.name(character, "").startswith("HANGUL")', "is_wide"),
+        ('east_asian_width(character) in ("W", "F")', "east_asian_width(character) in ()"),
+        ("in filter(None, texts):", "in texts:"),
+    ),
     *by(
         "text/test_cleaning.py",
         f"{PACKAGE}/text/cleaning.py",
@@ -730,7 +776,7 @@ TEXT = [
     *by(
         "text/test_corpora.py",
         f"{PACKAGE}/text",
-        ("return (pair for pair in pairs if pair not in apart)", "return pairs"),
+        ("enumerate(pairs, start=1) if pair not in apart)", "enumerate(pairs, start=1))"),
         ("[pair for pair in train if apart.isdisjoint(pair)]", "list(train)"),
         ('encoding = "utf-8-sig" if number == 1 else "utf-8"', 'encoding = "utf-8"'),
         ("train.count // HELD_OUT_SHARE", "train.count // 2"),

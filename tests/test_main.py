@@ -81,7 +81,7 @@ def test_whatever_comes_has_a_line_out_for_each_line_in(run, stdin, num_lines):
     assert out.count(b"\n") == num_lines and (not out or out.endswith(b"\n"))
     assert b"\r" not in out and b"\0" not in out
     assert len(out.decode().splitlines()) == num_lines
-    assert ("were cut" in err) == (stdin.count(b"one ") == 5000)
+    assert ("1 line(s) were over" in err) == (stdin.count(b"one ") == 5000)
 
 
 def test_a_carriage_return_before_the_end_and_a_missing_end_change_nothing(run):
@@ -140,10 +140,17 @@ def test_sampling_repeats_by_seed(run):
     assert one == same != other
 
 
-def test_a_long_source_is_cut_where_asked_with_a_count(run):
-    status, out, err = run("translate", "--max-source-length", 3, stdin=b"one two three four five\none\n")
-    assert (status, out.count(b"\n")) == (0, 2)
-    assert err == "warning: 1 source(s) were over 3 pieces and were cut\n"
+def test_a_long_source_is_split_or_cut_where_asked_with_a_count(run, translator):
+    stdin = b"One two. Three. Four five.\none\n"
+    options = ("--max-source-length", 10, "--beams", 1)
+    parts = translator.translate(["One two.", "Three.", "Four five."], num_beams=1)
+    status, out, err = run("translate", *options, stdin=stdin)
+    assert (status, out.decode().splitlines()[0]) == (0, " ".join(parts))
+    assert err == "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n"
+    assert run("translate", *options, "--long", "split", stdin=stdin)[1] == out
+    status, cut, err = run("translate", *options, "--long", "cut", stdin=stdin)
+    assert (status, cut.count(b"\n")) == (0, 2) and cut != out
+    assert err == "warning: 1 source(s) were over 10 pieces and were cut\n"
 
 
 @pytest.mark.parametrize(

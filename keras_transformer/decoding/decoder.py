@@ -80,7 +80,7 @@ class Decoder(ABC):
     def _draw(self, sentences: list[Sentence], arrays: Arrays, options: SearchOptions) -> Found:
         uniforms = np.zeros((len(sentences), options.n_best, arrays.prefix_ids.shape[1]), "float32")
         for row, sentence, limit in zip(uniforms, sentences, arrays.limits, strict=True):
-            generator = np.random.default_rng([options.seed, sentence.number])
+            generator = np.random.default_rng([options.seed, sentence.number, sentence.part])
             row[:, :limit] = generator.random((options.n_best, limit), "float32")
         ids, log_probs = self.sample(arrays, uniforms, options)
         return Found(ids, log_probs / penalty(np.sum(ids != PAD, axis=-1), options.length_penalty))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
@@ -29,12 +29,14 @@ class Sentence:
         number: where it stands in the whole stream.
         source: its pieces.
         prefix: the pieces with which its translation must begin; a pad id leaves its place free.
+        part: of a line that was split, which part, from 0.
     """
 
     place: int
     number: int
     source: Ids
     prefix: Ids
+    part: int = 0
 
     def limit(self, max_length: int | None) -> int:
         """The most pieces to emit, the end included."""
@@ -43,7 +45,7 @@ class Sentence:
 
     def cut(self, length: int) -> Sentence:
         """The sentence with at most `length` pieces of its source and of its prefix."""
-        return Sentence(self.place, self.number, self.source[:length], self.prefix[:length])
+        return replace(self, source=self.source[:length], prefix=self.prefix[:length])
 
 
 def sentences_of(

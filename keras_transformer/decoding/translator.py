@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.decoding.attention import Attention, translation_attention
 from keras_transformer.decoding.decoder import Decoder, Emitted, decoder_of
+from keras_transformer.decoding.long_lines import LongLines, warn_of_cuts
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import own_search, require_whole
@@ -16,7 +17,7 @@ from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, sentences_of, with_prefixes
 from keras_transformer.decoding.sentences import is_blank as is_blank
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
@@ -104,12 +105,14 @@ class Translator:
         length_penalty: float | None = None,
         max_length: int | None = None,
         batch_size: int = 64,
+        long: str = "cut",
     ) -> str | list[str]:
         """The best translation of each line, by beam search. The translation of a blank line is empty.
 
         Args:
             lines: sentences, or one string. A line is translated the same whatever shares its batch.
             num_beams, length_penalty, max_length, batch_size: see `SearchOptions`; the model's own are the defaults.
+            long: see `stream`.
 
         Returns:
             A list with a translation for each line; one string for one string.
@@ -121,7 +124,7 @@ class Translator:
             num_beams=num_beams, length_penalty=length_penalty, max_length=max_length, batch_size=batch_size
         )
         sentences = [lines] if isinstance(lines, str) else lines
-        translations = [hypotheses[0].text for hypotheses in self.stream(sentences, options)]
+        translations = [hypotheses[0].text for hypotheses in self.stream(sentences, options, long=long)]
         return translations[0] if isinstance(lines, str) else translations
 
     def n_best(
@@ -143,6 +146,7 @@ class Translator:
         lines: Iterable[str],
         options: SearchOptions | None = None,
         prefixes: Iterable[str] | None = None,
+        long: str = "cut",
     ) -> Iterator[list[Hypothesis]]:
         """Translates while it reads: only a bounded number of lines is read ahead.
 
@@ -152,6 +156,7 @@ class Translator:
             prefixes: one for each line: the text with which the translation must begin. A blank prefix leaves the
                 translation free. The translation may continue the last word of the prefix. Where the prefix has a
                 character that the vocabulary lacks, any piece may stand.
+            long: a line of more than `max_source_length` pieces is "cut", or "split" into parts; see `LongLines`.
 
         Yields:
             The translations of each line, in the order of the lines. There are `options.n_best` of them, fewer where
@@ -165,15 +170,14 @@ class Translator:
         options = options or self.search_options()
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
-        num_cut = num_cut_prefixes = 0
+        long_lines = LongLines(self.source_tokenizer, self.max_source_length, long, options)
         while ahead := list(islice(numbered, num_ahead)):
             sentences = sentences_of(ahead, self.source_tokenizer, self.target_tokenizer)
-            num_cut += sum(len(sentence.source) > self.max_source_length for sentence in sentences)
-            num_cut_prefixes += sum(len(sentence.prefix) > self.max_source_length for sentence in sentences)
-            sentences = [sentence.cut(self.max_source_length) for sentence in sentences]
-            yield from self._translations(len(ahead), sentences, options)
-        self._warn_of_cuts(num_cut)
-        self._warn_of_cuts(num_cut_prefixes, "prefix(es)")
+            sentences, parts = long_lines.fitted([line for _, (line, _) in ahead], sentences)
+            num_places = len(ahead) + sum(len(places) - 1 for places in parts.values())
+            found = self._translations(num_places, sentences, options)
+            yield from long_lines.joined(found, parts, len(ahead))
+        long_lines.tell()
 
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
         """The model's probability of a given translation of each source.
@@ -272,12 +276,8 @@ class Translator:
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
         """The pieces of sources, cut where they are too long; a warning counts those."""
         encoded = self.source_tokenizer.encode(lines)
-        self._warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded))
+        warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
         return [ids[: self.max_source_length] for ids in encoded]
-
-    def _warn_of_cuts(self, num_cut: int, kind: str = "source(s)") -> None:
-        if num_cut:
-            warn(f"{num_cut} {kind} were over {self.max_source_length} pieces and were cut")
 
     def _translations(
         self, num_lines: int, sentences: list[Sentence], options: SearchOptions

@@ -138,13 +138,8 @@ def corpus_from_files(
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
     held_out = train.last_pairs[-max(1, train.count // HELD_OUT_SHARE) :]
 
-    def numbered() -> Iterator[tuple[int, Pair]]:
-        apart = set(held_out)
-        pairs = itertools.islice(train.pairs(), train.count - len(held_out))
-        return ((number, pair) for number, pair in enumerate(pairs, start=1) if pair not in apart)
-
     def remaining() -> Iterator[Pair]:
-        return (pair for _, pair in numbered())
+        return (pair for _, pair in train.apart_from(held_out))
 
     if next(remaining(), None) is None and any(map(any, held_out)):
         raise RequestError(
@@ -153,7 +148,7 @@ def corpus_from_files(
         )
 
     def lines() -> Iterator[int]:
-        return (number for number, _ in numbered())
+        return (number for number, _ in train.apart_from(held_out))
 
     return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity, lines=lines)
 
@@ -175,6 +170,11 @@ class _ParallelFiles:
 
     def pairs(self) -> Iterator[Pair]:
         return zip(read_lines(self.source), read_lines(self.target), strict=True)
+
+    def apart_from(self, held_out: list[Pair]) -> Iterator[tuple[int, Pair]]:
+        """The pairs before the held-out ones at the end, each with its line, without those that are held out too."""
+        apart, pairs = set(held_out), itertools.islice(self.pairs(), self.count - len(held_out))
+        return ((number, pair) for number, pair in enumerate(pairs, start=1) if pair not in apart)
 
 
 @dataclass(frozen=True)
