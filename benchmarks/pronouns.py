@@ -5,13 +5,15 @@
 
 The sentences are of pairs of nouns that no training sentence has. The heads are chosen on the validation, and measured
 on test sentences, whose pairs of nouns no validation sentence has. A word looks at the word of its largest score, of
-all words of the sentence. Sentences whose two nouns take the same pronoun are left out there. The command prints a
-Markdown table.
+all words of the sentence. French `qu'il` is two words. Sentences whose two nouns take the same pronoun are left out
+there. The last columns part the test sentences by the noun that the pronoun stands for: a head that always looks at
+the subject has 100 % and 0 %. The command prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,14 +23,15 @@ import numpy as np
 
 import keras_transformer
 from benchmarks.contest import check_picture, print_head, print_row
-from keras_transformer.decoding.attention import Attention
+from keras_transformer.decoding.attention import Attention, Tokens
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.pronouns import Example, known_examples, pronoun_examples
+from keras_transformer.text.pronouns import ANIMALS, Example, known_examples, pronoun_examples
 
 ASKED = 200  # sentences whose attention is looked at, of each part
+ELIDED = re.compile("'[aeiouyhâéèêîô]")
 PRONOUN = {"de": r"weil (\w+) zu", "fr": r"parce qu'(\w+) était"}
 
 
@@ -55,6 +58,7 @@ LOOKS = (
     Look("cross, from the pronoun to its noun", "cross", "pronoun", "noun"),
     Look("cross, from the pronoun to the adjective", "cross", "pronoun", "adjective"),
     Look("cross, from the pronoun to “it”", "cross", "pronoun", "it"),
+    Look("cross, from the word before the pronoun to the adjective", "cross", "before", "adjective"),
 )
 
 DRAWN = (LOOKS[4], LOOKS[2])
@@ -77,18 +81,26 @@ def main(arguments: list[str] | None = None) -> None:
         raise RequestError(f"expected a run of `--dataset pronouns:…`; received one of {corpus.get('name')!r}")
     translator, languages = keras_transformer.load(run), (corpus["source_language"], corpus["target_language"])
     _, valid, test = pronoun_examples(*languages)
-    print_head(["measured", "head", "validation", "test"])
+    print_head(["measured", "head", "validation", "test", "test: of the subject", "test: of the object"])
     both = [figures(translator, examples, languages[1]) for examples in (valid, test)]
     for name in both[0]:
-        print_row([name, "", *(f"{one[name]:.1%}" for one in both)])
-    asked = [[one for one in examples if one.genders_differ][:ASKED] for examples in (valid, test)]
-    shares = [looking(translator, examples) for examples in asked]
-    heads = [np.unravel_index(on_valid.argmax(), on_valid.shape) for on_valid in shares[0]]
-    for look, (layer, head), on_valid, on_test in zip(LOOKS, heads, *shares, strict=True):
-        found = [f"{share[layer, head]:.1%}" for share in (on_valid, on_test)]
-        print_row([look.title, f"{layer + 1}.{head + 1}", *found])
+        print_row([name, "", *(f"{one[name]:.1%}" for one in both), "", ""])
+    heads = print_heads(translator, *([one for one in part if one.genders_differ][:ASKED] for part in (valid, test)))
     if options.out:
-        draw(translator, dict(zip(LOOKS, heads, strict=True)), known_examples(languages[1]), options.out)
+        draw(translator, heads, known_examples(languages[1]), options.out)
+
+
+def print_heads(translator: Translator, valid: Sequence[Example], test: Sequence[Example]) -> dict[Look, tuple]:
+    """Prints a row for each of `LOOKS`; returns the head (layer, head) that looks so most often on the validation."""
+    is_subject = np.isin([one.refers_to for one in test], [animal.en for animal in ANIMALS])
+    heads: dict[Look, tuple] = {}
+    for look, on_valid, on_test in zip(LOOKS, looking(translator, valid), looking(translator, test), strict=True):
+        share = on_valid.mean(0)
+        layer, head = heads[look] = np.unravel_index(share.argmax(), share.shape)
+        of_head = on_test[:, layer, head]
+        parts = [on_valid[:, layer, head], of_head, of_head[is_subject], of_head[~is_subject]]
+        print_row([look.title, f"{layer + 1}.{head + 1}", *(f"{part.mean():.1%}" for part in parts)])
+    return heads
 
 
 def figures(translator: Translator, examples: Sequence[Example], language: str) -> dict[str, float]:
@@ -106,12 +118,26 @@ def figures(translator: Translator, examples: Sequence[Example], language: str) 
 
 
 def looking(translator: Translator, examples: Sequence[Example]) -> list[np.ndarray]:
-    """For each of `LOOKS` the share (layers, heads) of sentences in which the head looks so."""
+    """For each of `LOOKS`, whether each head looks so in each sentence: (sentences, layers, heads)."""
     seen = []
     for example in examples:
-        by_name = {name: one.joined() for name, one in translator.attention(example.source, example.target).items()}
+        by_name = {name: in_words(one) for name, one in translator.attention(example.source, example.target).items()}
         seen.append([_looks(by_name[look.attention], look, example) for look in LOOKS])
-    return [np.mean(rows, axis=0) for rows in zip(*seen, strict=True)]
+    return [np.stack(rows) for rows in zip(*seen, strict=True)]
+
+
+def in_words(attention: Attention) -> Attention:
+    """The attention between words, where French `qu'il` is two words."""
+    sides = (apart(attention.queries), apart(attention.keys))
+    return Attention(*sides, attention.scores).joined()
+
+
+def apart(tokens: Tokens) -> Tokens:
+    """The tokens, with another word after an apostrophe that ends a piece before a vowel or h, as in `qu'il`."""
+    labels, words = tokens
+    elided = [ELIDED.fullmatch(one[-1:] + other[:1]) is not None for one, other in itertools.pairwise(labels)]
+    begins = [one != other for one, other in itertools.pairwise(words)]
+    return Tokens(labels, tuple(np.cumsum([0, *np.logical_or(begins, elided)]).tolist()))
 
 
 def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
@@ -124,7 +150,7 @@ def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
         "translated noun": example.noun,
     }
     column = attention.keys.place_of(keys[look.key])
-    has_article = look.key == "translated noun" and "'" not in attention.keys.labels[column]  # French `l'animal` is one
+    has_article = look.key == "translated noun" and "'" not in attention.keys.labels[column]  # it may be one piece
     columns = [column - 1, column] if has_article else [column]
     return np.isin(attention.scores[:, :, row].argmax(-1), columns)
 
@@ -132,13 +158,10 @@ def _looks(attention: Attention, look: Look, example: Example) -> np.ndarray:
 def query_of(attention: Attention, look: Look, example: Example) -> int:
     """The place of the word that looks.
 
-    The decoder reads a word, and then writes the next: before the pronoun it reads `weil`. French `qu'il` is one word.
+    The decoder reads a word, and then writes the next: before the pronoun it reads `weil`, or French `qu'`.
     """
-    if look.query == "it":
-        return attention.queries.place_of("it")
-    place = attention.queries.place_of(example.pronoun)
-    is_apart = attention.queries.labels[place] == example.pronoun
-    return place - 1 if look.query == "before" and is_apart else place
+    place = attention.queries.place_of("it" if look.query == "it" else example.pronoun)
+    return place - 1 if look.query == "before" else place
 
 
 def draw(translator: Translator, heads: Mapping[Look, tuple], examples: Sequence[Example], path: str) -> None:
@@ -147,7 +170,7 @@ def draw(translator: Translator, heads: Mapping[Look, tuple], examples: Sequence
     for look in DRAWN:
         layer, head = heads[look]
         for example in examples:
-            attention = translator.attention(example.source)[look.attention].joined()
+            attention = in_words(translator.attention(example.source)[look.attention])
             row, title = query_of(attention, look, example), f"{look.attention}, head {layer + 1}.{head + 1}"
             panels.append(WordLines(attention, row, int(layer), int(head), title))
     word_lines_picture(panels, columns=len(examples)).savefig(path, dpi=110)
