@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from keras_transformer import family
 from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.plots.lines import tell_lines_apart
 from keras_transformer.text.corpora import load_corpus
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, Tokenizer
@@ -135,9 +136,12 @@ def draw(losses: Losses, entropy: float, path: str) -> None:
     figure = Figure(figsize=(4.5 * len(rates), 4), layout="constrained")
     panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, rates, strict=True):
+        tell_lines_apart(axes)
         for residual in dict.fromkeys(residual for residual, _ in losses):
             of_depth = {depth: by_rate[rate] for (one, depth), by_rate in losses.items() if one == residual}
-            axes.plot(list(of_depth), [sum(seeds) / len(seeds) for seeds in of_depth.values()], "o-", label=residual)
+            axes.plot(
+                list(of_depth), [sum(seeds) / len(seeds) for seeds in of_depth.values()], marker="o", label=residual
+            )
         axes.axhline(entropy, color="grey", linestyle="--", label="the frequencies alone")
         axes.set_title(f"rate {rate:g}, no warm-up")
         axes.set_xlabel("layers of the encoder, and of the decoder")

@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table and draws quality over speed.
+    """Prints the table and draws quality and speed.
 
     Raises:
         RequestError: the picture cannot be written there, or there is no such corpus.
@@ -105,7 +105,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1)
     add("--threads", type=at_least_one, default=2, help="in training (default: 2)")
     add("--rounds", type=at_least_one, default=3, help="of the ONNX translator (default: 3)")
-    add("--out", help="write a picture of quality over speed here, .png")
+    add("--out", help="write a picture of quality and speed here, .png")
     return parser.parse_args(arguments)
 
 
@@ -250,18 +250,22 @@ def cells(figures: Figures) -> list[str]:
 
 
 def draw(figures: dict[str, Figures], path: str) -> None:
-    """Draws the BLEU of both kinds of sentences over the speed of training, a point for each variant."""
+    """Draws a row for each variant: the BLEU of both kinds of sentences, and beside it the speed of training."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, 2), ("short", "long"), strict=True):
-        for variant, measured in figures.items():
-            place = measured.tokens_a_second, getattr(measured, kind).bleu
-            axes.plot(*place, "o")
-            axes.annotate(variant, place, fontsize="x-small")
-        axes.set_xlabel("target tokens a second in training")
-        axes.set_ylabel("BLEU" if kind == "short" else "BLEU of longer sources than in training")
+    figure = Figure(figsize=(9, 1.2 + 0.24 * len(figures)), layout="constrained")
+    quality, speed = figure.subplots(1, 2, sharey=True)
+    names = list(figures)
+    for kind, marker, label in (("short", "o", "sources as in training"), ("long", "D", "longer sources")):
+        quality.plot([getattr(one, kind).bleu for one in figures.values()], names, marker, mfc="none", label=label)
+    speed.plot([one.tokens_a_second for one in figures.values()], names, "o", color="black", markerfacecolor="none")
+    quality.set(xlabel="BLEU", xlim=(-3, 103))
+    speed.set(xlabel="target tokens a second in training", xlim=(0, None))
+    speed.xaxis.set_major_formatter("{x:,.0f}")
+    quality.invert_yaxis()  # the default on top; the panels share the axis
+    for axes in (quality, speed):
         axes.grid(True, alpha=0.3)
+    figure.legend(*quality.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=100)
 
 

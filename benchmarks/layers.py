@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.contest import at_least_one, check_picture, contenders, print_head, print_row, rounds
 from benchmarks.devices import configure_keras
 from keras_transformer.errors import exit_status
+from keras_transformer.plots.lines import tell_lines_apart
 
 WIDTH, NUM_HEADS = 256, 4  # d, and the heads of attention
 NEIGHBOURHOOD = 33  # r, the keys that a position sees in restricted self-attention
@@ -194,17 +195,21 @@ def slope(lengths: list[int], points: list[Point]) -> float:
 def draw(lengths: list[int], measured: dict[str, list[Point]], path: str) -> None:
     """Draws milliseconds and memory over length, on logarithmic axes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter, StrMethodFormatter
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     times, memory = figure.subplots(1, 2)
-    for name, points in measured.items():
-        times.loglog(lengths, [point.seconds * 1e3 for point in points], "o-", label=name)
-        memory.loglog(lengths, [point.mib for point in points], "o-", label=name)
-    for axes, label in ((times, "ms"), (memory, "MiB at the peak")):
-        axes.set_xlabel("length")
-        axes.set_ylabel(label)
+    for axes, label in ((times, "time, ms"), (memory, "memory at the peak, MiB")):
+        axes.set(xlabel="length, positions", ylabel=label)
         axes.grid(True, which="both", alpha=0.3)
-    times.legend(fontsize="small")
+        tell_lines_apart(axes)
+    for name, points in measured.items():
+        times.loglog(lengths, [point.seconds * 1e3 for point in points], marker="o", label=name)
+        memory.loglog(lengths, [point.mib for point in points], marker="o", label=name)
+    for axis in (times.xaxis, memory.xaxis, memory.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    memory.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # memory may stay within one power of ten
+    figure.legend(*times.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.savefig(path, dpi=100)
 
 

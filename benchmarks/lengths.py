@@ -22,6 +22,7 @@ from typing import NamedTuple
 from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from benchmarks.family import read_pairs, train, write_pairs
 from keras_transformer.errors import exit_status
+from keras_transformer.plots.lines import tell_lines_apart
 
 TASKS: dict[str, Callable[[list[str]], list[str]]] = {
     "copy": lambda digits: digits,
@@ -132,9 +133,10 @@ def draw(outcomes: dict[str, dict[str, list[Outcome]]], longest: int, path: str)
     for axes, (task, variants) in zip(
         figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes.items(), strict=True
     ):
+        tell_lines_apart(axes)
         for variant, runs in variants.items():
             shares = {length: sum(run.exact[length] for run in runs) / len(runs) for length in runs[0].exact}
-            axes.plot(list(shares), [100 * share for share in shares.values()], "o-", label=variant)
+            axes.plot(list(shares), [100 * share for share in shares.values()], marker="o", label=variant)
         axes.axvline(longest + 0.5, color="grey", linestyle="--")
         axes.set_title(f"{task}; trained up to {longest} digits")
         axes.set_xlabel("digits")

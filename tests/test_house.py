@@ -282,6 +282,7 @@ MAY_IMPORT = {
         f"{PACKAGE}.plots.{name}": [f"{PACKAGE}.plots.fonts", f"{PACKAGE}.decoding.attention"]
         for name in ("attention", "word_lines")
     },
+    **{f"{PACKAGE}.plots.{name}": [f"{PACKAGE}.plots.lines"] for name in ("curves", "positions", "schedule")},
     f"{PACKAGE}.plots.page": [f"{PACKAGE}.decoding.attention"],
 }
 FOR_ALL = (f"{PACKAGE}.errors", f"{PACKAGE}.tensor")

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.plots.lines import tell_lines_apart
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
+PANELS_IN_A_ROW = 3
 # What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
 _QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
     "loss": ("nats", min),
@@ -29,13 +31,21 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
         history: the columns of metrics.csv, with "step". The prefix "val_" marks validation.
 
     Returns:
-        A figure with a panel for each quantity that was measured. A mark and the title tell the best validation.
+        A figure with a panel for each quantity that was measured. Dashed lines are those of the validation; a mark
+        and the title tell its best.
     """
     from matplotlib.figure import Figure
 
     names = [name for name in _QUANTITIES if _has(history, name)]
-    figure = Figure(figsize=(3.2 * max(1, len(names)), 2.8), layout="constrained")
-    for name, axes in zip(names, figure.subplots(1, max(1, len(names)), squeeze=False)[0], strict=False):
+    count = max(1, len(names))
+    columns = min(PANELS_IN_A_ROW, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.8 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels[count:]:
+        axes.remove()
+    for name, axes in zip(names, panels, strict=False):
+        tell_lines_apart(axes)
         for column, label in ((name, "training"), (f"val_{name}", "validation")):
             if column in history:
                 axes.plot(history["step"], history[column], label=label)

@@ -24,6 +24,7 @@ def looks_picture(image: Any, pixel: tuple[int, int], looks: Mapping[str, Any]) 
         own, from 0 to its largest number, which the title tells.
     """
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
 
     size, count = len(image), 1 + len(looks)
     columns = min(count, PANELS_IN_A_ROW)
@@ -39,5 +40,6 @@ def looks_picture(image: Any, pixel: tuple[int, int], looks: Mapping[str, Any]) 
     for axes in panels:
         axes.set_axis_off()
     for axes in panels[:count]:
-        axes.plot(pixel[1], pixel[0], marker="x", color="red")
+        outline = [withStroke(linewidth=4, foreground="white")]  # or the mark is lost on grey
+        axes.plot(pixel[1], pixel[0], marker="x", markersize=8, markeredgewidth=2, color="red", path_effects=outline)
     return figure

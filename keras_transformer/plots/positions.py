@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.plots.lines import tell_lines_apart
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -45,6 +47,7 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_map(figure, left, vectors, "what is added", ("dimension", "position"))
+    tell_lines_apart(right)
     for dimension in (one for one in CURVES if one < hidden_dim):
         right.plot(places, vectors[:, dimension], label=f"dimension {dimension}")
     right.set(title="single dimensions", xlabel="position")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.plots.lines import tell_lines_apart
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,6 +25,7 @@ def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: i
 
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.subplots()
+    tell_lines_apart(axes)
     steps = np.unique(np.linspace(0, num_steps - 1, POINTS).astype(int))
     for name, schedule in schedules.items():
         rates = np.array([float(schedule(step)) for step in steps])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
@@ -26,11 +28,18 @@ def test_a_bar_for_each_artefact_in_each_panel(tmp_path):
     }
     assert widths["identical, %"] == [99.5, 99.5]
     assert widths["size, MB"] == pytest.approx([8.6, 1e-5])
-    assert widths["BLEU"] == [41.0, 0]
+    assert widths["BLEU (line: the model)"] == [41.0, 0]
     assert [bar.get_hatch() for bar in figure.axes[0].patches] == ["", "//"]
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [41.5, 41.5])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["good", "bad"]
+    assert figure.get_supxlabel() == "hatched: does not hold"
     figure.savefig(tmp_path / "certificate.png")
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), "labels run into each other"
+
+
+def test_where_all_hold_nothing_is_told_of_hatching():
+    assert not certificate_picture({"entries": ENTRIES[:1]}).get_supxlabel()
 
 
 def test_nothing_that_was_run_draws_nothing():

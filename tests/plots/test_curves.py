@@ -28,6 +28,7 @@ def test_a_panel_for_each_quantity():
     np.testing.assert_array_equal(training.get_xydata(), list(zip(HISTORY["step"], HISTORY["loss"], strict=True)))
     np.testing.assert_array_equal(validation.get_ydata(), HISTORY["val_loss"])
     legend = figure.axes[0].get_legend()
+    assert training.get_linestyle() != validation.get_linestyle(), "colour alone does not tell them apart"
     assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["training", "validation"]
 
 
@@ -36,6 +37,12 @@ def test_validation_alone_has_its_panel(tmp_path):
     assert [axes.get_title() for axes in figure.axes] == ["bleu\nbest 9, step 2"]
     figure.savefig(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_panels_stand_in_rows_of_three():
+    figure: Any = learning_curves({"step": [1.0], **dict.fromkeys(["loss", "perplexity", "accuracy", "bleu"], [0.5])})
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "perplexity", "accuracy", "bleu"]
+    assert [axes.get_subplotspec().rowspan.start for axes in figure.axes] == [0, 0, 0, 1]
 
 
 def test_nothing_measured_draws_nothing():

@@ -28,6 +28,7 @@ def test_sinusoids_are_a_map_and_curves():
     np.testing.assert_allclose(maps(figure)["what is added"], expected, atol=1e-6)
     curves = {str(line.get_label()): line.get_ydata() for line in figure.axes[1].lines}
     assert list(curves) == [f"dimension {number}" for number in (8, 9)]
+    assert len({line.get_linestyle() for line in figure.axes[1].lines}) == 2, "colour alone does not tell them apart"
     np.testing.assert_allclose(curves["dimension 8"], expected[:, 8], atol=1e-6)
 
 
@@ -85,5 +86,6 @@ def test_the_peak_of_the_learning_rate_is_marked():
     curves = [line for line in axes.lines if len(line.get_xdata()) > 1]
     marks = [line for line in axes.lines if len(line.get_xdata()) == 1]
     assert [line.get_label() for line in curves] == ["paper", "short"]
+    assert curves[0].get_linestyle() != curves[1].get_linestyle(), "colour alone does not tell them apart"
     assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx([4_000, 100], abs=20)
     np.testing.assert_allclose(curves[0].get_ydata()[0], 512**-0.5 * 4_000**-1.5, rtol=1e-5)
