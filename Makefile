@@ -10,7 +10,7 @@ PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
 # What `make docs` needs. It stays out of the lock, as no test needs it.
-SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
+SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
 # An index with a smaller build of PyTorch than the usual one, where you have one.
 TORCH_INDEX ?=
 

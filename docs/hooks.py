@@ -1,8 +1,8 @@
 """What mkdocs does besides rendering docs/: pages that are made from the repository, and the links between them.
 
 README.md, BUILD.md, RESULTS.md and CHANGELOG.md stand where readers of the repository look for them, and are pages of
-the site too. The reference is made of the names that packages export, and of the parsers of the commands, so that a
-new name or flag comes into it by itself.
+the site too; so is every notebook. The reference is made of the names that packages export, and of the parsers of the
+commands, so that a new name or flag comes into it by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from notebook_pages import notebook_page
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,8 @@ FROM_OUTSIDE = {
     "benchmarks/RESULTS.md": "results.md",
     "CHANGELOG.md": "changelog.md",
 }
+NOTEBOOKS = {f"notebooks/{path.name}": f"notebooks/{path.stem}.md" for path in sorted(ROOT.glob("notebooks/*.ipynb"))}
+FROM_OUTSIDE |= NOTEBOOKS
 PACKAGES = ["", *(f".{name}" for name in ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules"))]
 EXPORT = [
     "export.signatures.open_run",
@@ -41,7 +44,8 @@ CODE_OR_LINK = re.compile(
 
 
 def on_config(config: Any) -> Any:
-    """Anchors are named as on GitHub."""
+    """Anchors are named as on GitHub; the notebooks stand after the tutorials."""
+    config["nav"].insert(2, {"Notebooks": list(NOTEBOOKS.values())})
     config["mdx_configs"].setdefault("toc", {})["slugify"] = slugify(case="lower")
     return config
 
@@ -49,7 +53,9 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are not in docs/."""
     for source, page in FROM_OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        path = ROOT / source
+        content = notebook_page(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=content))
     pages = {f"reference/{package_name(package)}.md": package_page(package) for package in PACKAGES}
     pages |= {"reference/export.md": export_page(), "reference/commands.md": commands_page()}
     for page, content in pages.items():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import nbformat
 import pytest
 import yaml
 
@@ -112,6 +117,61 @@ def test_files_that_are_named_exist(page):
         rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", page.read_text("utf-8")
     ):
         assert (ROOT / name).exists(), name
+
+
+@EVERY_PAGE
+def test_pictures_have_a_text_that_tells_what_they_show(page):
+    text = text_of(page)
+    for told in [
+        *re.findall(r"!\[([^\]]*)\]\(", text),
+        *re.findall(r"<img\b[^>]*?(?:\balt=\"([^\"]*)\"[^>]*)?>", text),
+    ]:
+        assert len(told.split()) >= 8, f"expected a text of at least 8 words in place of the picture; found: {told!r}"
+
+
+@pytest.fixture
+def notebook_pages(monkeypatch) -> Any:
+    """docs/notebook_pages.py, with a stand-in for the library that the site alone needs."""
+    monkeypatch.setitem(sys.modules, "latex2mathml", ModuleType("latex2mathml"))
+    converter = ModuleType("latex2mathml.converter")
+    monkeypatch.setattr(converter, "convert", lambda tex, display: f"<{display}: {tex}>", raising=False)
+    monkeypatch.setitem(sys.modules, "latex2mathml.converter", converter)
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("notebook_pages")
+
+
+def test_a_notebook_becomes_a_page(notebook_pages, tmp_path):
+    v4 = nbformat.v4
+    results = [
+        v4.new_output("stream", text="one\n"),
+        v4.new_output("stream", text="two\n"),
+        v4.new_output("execute_result", {"image/png": "iVBO\nRw0=", "text/plain": "<Figure>"}),
+        v4.new_output("display_data", {"text/markdown": "| a |", "text/plain": "<Markdown>"}),
+        v4.new_output("execute_result", {"text/plain": "3"}),
+    ]
+    cells = [
+        v4.new_markdown_cell("# Title\n\nThe root $\\sqrt H$, not `$H$`:\n\n$$a = b$$"),
+        v4.new_code_cell("x = 1\ndraw(x)", outputs=results),
+    ]
+    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "one.ipynb")
+    assert notebook_pages.notebook_page(tmp_path / "one.ipynb").split("\n\n") == [
+        "# Title",
+        "The root <inline: \\sqrt H>, not `$H$`:",
+        "<div><block: a = b></div>",
+        "```python\nx = 1\ndraw(x)\n```",
+        "```text\none\ntwo\n```",
+        "![The picture that `draw(x)` shows; the text beside it tells what is seen.](data:image/png;base64,iVBORw0=)",
+        "| a |",
+        "```text\n3\n```\n",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_every_notebook_becomes_a_page_with_all_its_code(path, notebook_pages):
+    page = notebook_pages.notebook_page(path)
+    assert page.startswith("# ")
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert cell.cell_type != "code" or cell.source.rstrip() in page
 
 
 def test_the_reference_has_a_page_for_every_package():

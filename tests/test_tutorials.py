@@ -46,7 +46,7 @@ def place(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("page", "made"),
     [
-        ("start", ["runs/mine/model.keras"]),
+        ("start", ["runs/mine/model.keras", "look.html"]),
         ("fine_tuning", ["runs/tuned/model.keras"]),
         ("opus_to_phone", ["runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"]),
     ],
