@@ -145,3 +145,10 @@ def test_the_pronouns_are_right_and_two_heads_look_there(looking):
         re.findall(r"^(cross|decoder): head \d\.\d looks there in (\d+)% of 40 sentences$", looking, re.MULTILINE)
     )
     assert len(shares) == 2 and min(map(int, shares.values())) >= 90
+
+
+def test_training_goes_on_with_the_same_weights(training):
+    assert training.count("True") == 2
+    assert "computes in bfloat16 with weights in float32" in training
+    watched = re.findall(r"^(\d\.\d{3}) ", training, re.MULTILINE)
+    assert len(watched) == 2 and float(watched[1]) < float(watched[0])

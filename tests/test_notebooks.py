@@ -17,7 +17,7 @@ MAX_BYTES = 300_000
 # What makes a notebook quick to run: a cell after the one that is tagged "parameters", as papermill puts it.
 SHORTER = {
     "attention_step_by_step": "STEPS = 2",
-    "train_with_model_fit": "EPOCHS, PAIRS = 1, 2_000",
+    "train_with_model_fit": "EPOCHS, PAIRS, HELD_OUT = 1, 1_000, 4",
     "export_and_serve": "STEPS = 2",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
@@ -75,7 +75,7 @@ def test_it_runs_from_top_to_bottom(path, committed, tmp_path, monkeypatch):
     client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(work)}})
     run = client.execute()
     assert [cell.execution_count for cell in code_cells(run)] == list(range(1, len(code_cells(run)) + 1))
-    assert "arning" not in printed(run)
+    assert not re.search(r"(?<!le)arning", printed(run))  # neither Warning nor warning
     assert [entry.name for entry in work.iterdir()] == LEFT[path.stem]
     assert_what_holds_of_any_run("\n".join(cell.source for cell in code_cells(run)), printed(run))
 
@@ -94,7 +94,7 @@ def assert_what_holds_of_any_run(source: str, told: str) -> None:
 
 def test_it_defines_nothing(committed):
     for cell in code_cells(committed):
-        python = re.sub(r"(?m)^%.*$", "", cell.source)  # without IPython's own lines
+        python = re.sub(r"(?m)^( *)%.*$", r"\1pass", cell.source)  # without IPython's own lines
         defined = [node for node in ast.walk(ast.parse(python)) if hasattr(node, "body") and hasattr(node, "name")]
         assert not defined, cell.source
 
@@ -117,5 +117,5 @@ def test_it_tells_nothing_of_the_machine(committed):
 
 def test_the_notebook_for_fit_needs_five_import_lines():
     notebook = nbformat.read(ROOT / "notebooks" / "train_with_model_fit.ipynb", as_version=4)
-    lines = "\n".join(cell.source for cell in code_cells(notebook)).splitlines()
+    lines = "\n".join(cell.source for cell in code_cells(notebook)[1:]).splitlines()  # after the cell that installs
     assert len([line for line in lines if line.startswith(("import ", "from "))]) <= 5
