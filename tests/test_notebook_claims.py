@@ -43,6 +43,11 @@ def comparing() -> str:
     return told("word_vectors")
 
 
+@pytest.fixture(scope="module")
+def tuning() -> str:
+    return told("fine_tune")
+
+
 def test_numbers_that_were_never_seen_are_translated(training):
     share, count = re.findall(r"([\d.]+)% of (\d+) [\w ,-]*exactly", training)[0]
     assert float(share) >= 95 and int(count) >= 500
@@ -145,6 +150,25 @@ def test_the_pronouns_are_right_and_two_heads_look_there(looking):
         re.findall(r"^(cross|decoder): head \d\.\d looks there in (\d+)% of 40 sentences$", looking, re.MULTILINE)
     )
     assert len(shares) == 2 and min(map(int, shares.values())) >= 90
+
+
+def test_fine_tuning_forgets_and_old_pairs_mend_it(tuning):
+    rows = re.findall(r"^(\w[\w -]*\w) +old +([\d.]+) % +new +([\d.]+) %$", tuning, re.MULTILINE)
+    old, new = ({row[0]: float(row[place]) for row in rows} for place in (1, 2))
+    assert [*old] == ["parent", "from scratch", "fine-tuned", "fine-tuned on both"]
+    assert old["parent"] > 90 and new["parent"] == old["from scratch"] == 0
+    assert new["from scratch"] < 70 and new["fine-tuned"] > 85 and old["fine-tuned"] < 20
+    assert old["fine-tuned on both"] > 90 and abs(new["fine-tuned on both"] - new["fine-tuned"]) < 5
+
+
+def test_a_run_that_forgot_writes_ordinal_numbers_alone(tuning):
+    told_lines = re.sub(r"\n+", "\n", tuning)
+    asked = re.findall(r"^(forty-\w+)\n((?:    .+\n){4})", told_lines, re.MULTILINE)
+    answers = {text: dict(re.findall(r"^    (\w[\w -]*\w)  +(\S+)$", lines, re.MULTILINE)) for text, lines in asked}
+    assert {*answers} == {"forty-two", "forty-second"}
+    assert {answers[text]["fine-tuned"] for text in answers} == {"zweiundvierzigste"}
+    assert answers["forty-two"]["fine-tuned on both"] == answers["forty-two"]["parent"] == "zweiundvierzig"
+    assert answers["forty-second"]["fine-tuned on both"] == "zweiundvierzigste"
 
 
 def test_training_goes_on_with_the_same_weights(training):

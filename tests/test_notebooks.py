@@ -17,12 +17,14 @@ MAX_BYTES = 300_000
 # What makes a notebook quick to run: a cell after the one that is tagged "parameters", as papermill puts it.
 SHORTER = {
     "attention_step_by_step": "STEPS = 2",
+    "fine_tune": "STEPS, MORE_STEPS, TESTS = 2, 2, 2",
     "train_with_model_fit": "EPOCHS, PAIRS, HELD_OUT = 1, 1_000, 4",
     "export_and_serve": "STEPS = 2",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
 LEFT: dict[str, list[str]] = {
     "attention_step_by_step": [],
+    "fine_tune": [],
     "train_with_model_fit": ["number-words"],
     "export_and_serve": [],
     "word_vectors": [],
