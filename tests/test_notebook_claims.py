@@ -44,6 +44,11 @@ def comparing() -> str:
 
 
 @pytest.fixture(scope="module")
+def swapping() -> str:
+    return told("the_family")
+
+
+@pytest.fixture(scope="module")
 def tuning() -> str:
     return told("fine_tune")
 
@@ -169,6 +174,33 @@ def test_a_run_that_forgot_writes_ordinal_numbers_alone(tuning):
     assert {answers[text]["fine-tuned"] for text in answers} == {"zweiundvierzigste"}
     assert answers["forty-two"]["fine-tuned on both"] == answers["forty-two"]["parent"] == "zweiundvierzig"
     assert answers["forty-second"]["fine-tuned on both"] == "zweiundvierzigste"
+
+
+def test_positions_and_residual_sums_are_needed_and_other_parts_come_near(swapping):
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in swapping.splitlines() if line.count("|") == 8
+    ]
+    exact = {(part, variant): int(share.rstrip("%")) for part, variant, *_, share in rows if share.endswith("%")}
+    assert len(exact) == 9
+    without_positions, without_residual = exact.pop(("positions", "none")), exact.pop(("residual", "none"))
+    assert 40 <= without_positions <= 60 and without_residual <= 10 and min(exact.values()) >= 85
+
+
+def test_the_sources_of_parts_are_those_of_the_family(swapping):
+    from keras_transformer.family import SLOTS
+
+    for part, variant, help, source in re.findall(r"^\| (\w+) \| `(\w+)` \| (.+?) \| (.+?) \|", swapping, re.MULTILINE):
+        assert (SLOTS[part][variant].help, SLOTS[part][variant].source) == (help, source)
+
+
+def test_relatives_of_the_translator_work(swapping):
+    accuracies = [float(share) for share in re.findall(r"accuracy ([\d.]+)$", swapping, re.MULTILINE)]
+    assert len(accuracies) == 2 and accuracies[0] > 0.95 and accuracies[1] > 0.9
+    assert re.findall(r"^\S.* +(\w\w), \d+%$", swapping, re.MULTILINE) == ["en", "de", "fr", "es", "it"]
+    logs = [float(number) for number in re.findall(r"^log P = +(-[\d.]+)  ", swapping, re.MULTILINE)]
+    assert len(logs) == 4 and logs[0] > logs[1] + 5 and logs[2] > logs[3] + 5
+    known, count = map(int, re.findall(r"^(\d+) of (\d+) lines are numbers", swapping, re.MULTILINE)[0])
+    assert count >= 20 and known > 0.8 * count
 
 
 def test_training_goes_on_with_the_same_weights(training):

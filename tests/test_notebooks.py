@@ -18,6 +18,7 @@ MAX_BYTES = 300_000
 SHORTER = {
     "attention_step_by_step": "STEPS = 2",
     "fine_tune": "STEPS, MORE_STEPS, TESTS = 2, 2, 2",
+    "the_family": "STEPS, TESTS, SWAPS = 10, 2, {'positions': ['none']}",
     "train_with_model_fit": "EPOCHS, PAIRS, HELD_OUT = 1, 1_000, 4",
     "export_and_serve": "STEPS = 2",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
@@ -25,6 +26,7 @@ SHORTER = {
 LEFT: dict[str, list[str]] = {
     "attention_step_by_step": [],
     "fine_tune": [],
+    "the_family": [],
     "train_with_model_fit": ["number-words"],
     "export_and_serve": [],
     "word_vectors": [],
