@@ -20,7 +20,7 @@ SHORTER = {
     "fine_tune": "STEPS, MORE_STEPS, TESTS = 2, 2, 2",
     "the_family": "STEPS, TESTS, SWAPS = 10, 2, {'positions': ['none']}",
     "train_with_model_fit": "EPOCHS, PAIRS, HELD_OUT = 1, 1_000, 4",
-    "export_and_serve": "STEPS = 2",
+    "export_and_serve": "STEPS, LINES, BEAMS, PRECISIONS = 2, 2, [4], 'float32'",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
 LEFT: dict[str, list[str]] = {
