@@ -22,6 +22,7 @@ from keras_transformer.version import __version__ as __version__
 if TYPE_CHECKING:
     from keras_transformer.decoding.classifier import Classifier as Classifier
     from keras_transformer.decoding.classifier import load_classifier as load_classifier
+    from keras_transformer.decoding.ensembles import load_ensemble as load_ensemble
     from keras_transformer.decoding.generator import Generator as Generator
     from keras_transformer.decoding.generator import load_generator as load_generator
     from keras_transformer.decoding.neighbours import PieceVectors as PieceVectors
@@ -59,6 +60,7 @@ _HOMES = {
     "layers": "keras_transformer.layers",
     "load": "keras_transformer.decoding.translator",
     "load_classifier": "keras_transformer.decoding.classifier",
+    "load_ensemble": "keras_transformer.decoding.ensembles",
     "load_generator": "keras_transformer.decoding.generator",
     "load_piece_vectors": "keras_transformer.decoding.neighbours",
     "load_recommender": "keras_transformer.decoding.recommender",
@@ -73,8 +75,8 @@ _HOMES = {
 __all__ = [
     "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "PieceVectors", "Recognizer",
     "Recommender", "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files",
-    "import_huggingface", "load", "load_classifier", "load_generator", "load_piece_vectors", "load_recognizer",
-    "load_recommender",
+    "import_huggingface", "load", "load_classifier", "load_ensemble", "load_generator", "load_piece_vectors",
+    "load_recognizer", "load_recommender",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))

@@ -1650,4 +1650,29 @@ ATTENTION = [
         ("return one, one.queries.place_of(word)", "return last, last.queries.place_of(word)"),
     ),
 ]
-MUTANTS = [*LAYERS, *MODELS, *DECODING, *TEXT, *TRAINING, *FILES, *EXPORT, *ENGINES, *IMPORTING, *IMAGES, *ATTENTION]
+ENSEMBLES = by(
+    "decoding/test_ensembles.py",
+    PACKAGE,
+    ("return ops.logsumexp(log_probs, axis=0)", "return ops.mean(log_probs, axis=0)"),
+    ('ops.log_softmax(ops.cast(each, "float32")) for each in logits', 'ops.cast(each, "float32") for each in logits'),
+    ('["cross"][-self.decoder_layers :]', '["cross"][: self.decoder_layers]'),
+    ("self.max_source_length = min(one", "self.max_source_length = max(one"),
+    ("return self._models[0] if len(self._models) == 1 else super().model", "return self._models[0]"),
+    ("if vocabulary != vocabularies[0]:", "if False:"),
+    ("if others_of(arguments):\n            raise", "if False:\n            raise"),
+    ("if others_of(arguments):\n        yield", "if False:\n        yield"),
+)
+MUTANTS = [
+    *LAYERS,
+    *MODELS,
+    *DECODING,
+    *TEXT,
+    *TRAINING,
+    *FILES,
+    *EXPORT,
+    *ENGINES,
+    *IMPORTING,
+    *IMAGES,
+    *ATTENTION,
+    *ENSEMBLES,
+]

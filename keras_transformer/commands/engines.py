@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from keras_transformer.commands.exporting import export_module
 from keras_transformer.commands.kept_graphs import build, graphs_of
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.export_folder import PRECISIONS, ExportFolder, Graphs
-from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.training.devices import gpus_of_the_driver
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=PRECISIONS, help=precision)
     add("--threads", type=int, metavar="N", help="of the processor, in each process (default: one for each core)")
     add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+
+
+def add_ensemble_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the further runs that translate together with the first."""
+    others = "further runs: each piece has the mean of the probabilities of all; the first run's search options hold"
+    parser.add_argument("others", nargs="*", metavar="RUN", help=others)
 
 
 def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool = False) -> Translator:
@@ -70,6 +76,8 @@ def chosen_decoder(
     """What opens the decoder; the graphs of a run are built first if they are not there."""
     run, with_halves = RunFolder(arguments.run), options.sampling or has_prefixes
     if ExportFolder(run.path).is_export() and not run.is_run():
+        if others_of(arguments):
+            raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
         if arguments.engine == "keras":
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
         return partial(onnx_decoder, ExportFolder(run.path).graphs(arguments.precision), arguments.threads)
@@ -79,11 +87,18 @@ def chosen_decoder(
     graphs = graphs_of(run, options, arguments.precision or "float32", with_halves)
     if graphs.are_there() or was_built(arguments, graphs, options):
         return partial(onnx_decoder, graphs, arguments.threads)
-    return partial(keras_decoder, arguments.run, arguments.threads)
+    return partial(keras_decoder, [arguments.run], arguments.threads)
+
+
+def others_of(arguments: argparse.Namespace) -> list[str]:
+    """The runs that translate together with the first, if the command takes any."""
+    return getattr(arguments, "others", [])
 
 
 def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, with_halves: bool) -> Iterator[str]:
     """Why the engine must be Keras, or for `auto` should be."""
+    if others_of(arguments):
+        yield "a graph holds one model, and several runs translate together"
     if options.alignments:
         yield "--alignments needs the model's attention, which the graphs do not give"
     for package in PACKAGES:
@@ -102,7 +117,7 @@ def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Dec
         raise RequestError(f"--engine onnx cannot do this: {reason}")
     if arguments.precision not in (None, "float32"):
         raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
-    return partial(keras_decoder, arguments.run, arguments.threads)
+    return partial(keras_decoder, [arguments.run, *others_of(arguments)], arguments.threads)
 
 
 def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:
@@ -133,16 +148,16 @@ def onnx_decoder(graphs: Graphs, num_threads: int | None) -> Decoder:
     return OnnxDecoder(graphs, num_threads)
 
 
-def keras_decoder(run: str, num_threads: int | None) -> Decoder:
-    """A decoder of a run's Keras model."""
+def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:
+    """A decoder of the runs' Keras models."""
     load_tensorflow()
     import keras
 
-    from keras_transformer.decoding.keras_decoder import KerasDecoder
+    from keras_transformer.decoding.ensembles import ensemble_decoder
 
     if num_threads and keras.config.backend() == "tensorflow":
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
-    return KerasDecoder(load_model(run))
+    return ensemble_decoder(runs)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
-from keras_transformer.commands.engines import add_engine_options, open_translator
+from keras_transformer.commands.engines import add_engine_options, add_ensemble_option, open_translator
 from keras_transformer.commands.progress import counted
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, warn
@@ -84,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Lines are read 32 batches ahead and sorted by length; with --batch-size 1 each line is answered "
         "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0."
     )
+    add_ensemble_option(parser)
     add_search_options(parser)
     add_engine_options(parser)
     best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.models.ensemble import Ensemble
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tensor import Tensor
 
@@ -29,7 +30,7 @@ class Computation(Hashable, Protocol):
 class CompiledComputations:
     """Runs computations of one model and keeps what was compiled."""
 
-    def __init__(self, model: Transformer):
+    def __init__(self, model: Transformer | Ensemble):
         self.model = model
         self._compiled: dict[Computation, Compiled] = {}
 
@@ -41,7 +42,7 @@ class CompiledComputations:
         return [ops.convert_to_numpy(result) for result in results]
 
 
-def compiled(computation: Computation, model: Transformer, arrays: Sequence[np.ndarray]) -> Compiled:
+def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Sequence[np.ndarray]) -> Compiled:
     """The computation for arrays like these, compiled for the backend; PyTorch runs it as it is."""
 
     def compute(*arrays: Tensor) -> Sequence[Tensor]:
@@ -63,7 +64,7 @@ def traced(compute: Compiled, arrays: Sequence[np.ndarray]) -> Compiled:
     return tf.function(compute, input_signature=signature, autograph=False).get_concrete_function()
 
 
-def jitted(compute: Compiled, model: Transformer) -> Compiled:
+def jitted(compute: Compiled, model: Transformer | Ensemble) -> Compiled:
     """The function compiled by JAX. JAX compiles anew for every size, so arrays are padded to few sizes."""
     import jax
 

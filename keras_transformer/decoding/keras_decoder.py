@@ -11,35 +11,48 @@ from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
+from keras_transformer.models.ensemble import Ensemble
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, START
 
 
 class KerasDecoder(Decoder):
-    """Decodes with a `Transformer`; every computation is compiled once."""
+    """Decodes with a `Transformer`, or with several as an `Ensemble`; every computation is compiled once.
 
-    def __init__(self, model: Transformer):
-        self._model = model
-        self.max_source_length = model.max_source_length
-        self.vocabulary_sizes = model.source_vocabulary_size, model.vocabulary_size
-        self._computations = CompiledComputations(model)
+    Raises:
+        RequestError: the models cannot be an ensemble.
+    """
+
+    def __init__(self, *models: Transformer):
+        self._models = models
+        try:
+            joint = models[0] if len(models) == 1 else Ensemble(models)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        self.max_source_length = joint.max_source_length
+        self.vocabulary_sizes = joint.source_vocabulary_size, joint.vocabulary_size
+        self._computations = CompiledComputations(joint)
 
     def __repr__(self) -> str:
-        model = self.model
-        layers = f"{model.encoder_layers} + {model.decoder_layers} layers of width {model.hidden_dim}"
-        return f"{model.count_params():,} parameters, {layers}"
+        return " and ".join(
+            f"{one.count_params():,} parameters, {one.encoder_layers} + {one.decoder_layers} layers of width "
+            f"{one.hidden_dim}"
+            for one in self._models
+        )
 
     @property
     def model(self) -> Transformer:
-        return self._model
+        """See `Decoder.model`; an ensemble has no model of its own."""
+        return self._models[0] if len(self._models) == 1 else super().model
 
     def check_source_length(self, length: int) -> None:
-        num_positions = self.model.positions.max_length
-        if num_positions is not None and longest(length) > num_positions:
-            raise RequestError(
-                f"max_source_length must be at most {self.max_source_length}, because the model has no more learned "
-                f"positions; received: {length}"
-            )
+        for one in self._models:
+            num_positions = one.positions.max_length
+            if num_positions is not None and longest(length) > num_positions:
+                raise RequestError(
+                    f"max_source_length must be at most {self.max_source_length}, because the model has no more "
+                    f"learned positions; received: {length}"
+                )
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         search = Search(options.num_beams, options.length_penalty, options.n_best)

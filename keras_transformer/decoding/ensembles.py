@@ -1,0 +1,53 @@
+"""Runs that translate together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.translator import Translator, translator_of
+from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
+
+
+def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
+    """The translator of several runs: each piece has the mean of their probabilities, see `models.ensemble.Ensemble`.
+
+    Args:
+        runs: run folders whose vocabularies are the same, as those of runs that differ in their seeds are. The options
+            of the search are the first run's.
+        max_source_length: see `Translator`.
+
+    Raises:
+        RequestError: a folder holds no trained translator, or the vocabularies differ.
+
+    Example:
+
+    >>> translator = keras_transformer.load_ensemble(["runs/numbers-en-de-tiny", "runs/numbers-en-de-tiny"])
+    >>> translator.translate("twenty-one")
+    'einundzwanzig'
+    """
+    return translator_of(ensemble_decoder(runs), RunFolder(runs[0]), max_source_length)
+
+
+def ensemble_decoder(runs: Sequence[str | os.PathLike[str]]) -> KerasDecoder:
+    """The decoder of the runs' models, or of the one run's.
+
+    Raises:
+        RequestError: see `load_ensemble`.
+    """
+    if not runs or isinstance(runs, str | os.PathLike):
+        raise RequestError(f"expected a list of run folders; received {runs!r}")
+    models = [load_model(run, "translator") for run in runs]
+    vocabularies = [
+        [each.model for each in read_tokenizers(RunFolder(run), model.source_vocabulary_size, model.vocabulary_size)]
+        for run, model in zip(runs, models, strict=True)
+    ]
+    for run, vocabulary in zip(runs, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            raise RequestError(
+                f"expected runs with one vocabulary; {run} has another than {runs[0]}, so their pieces cannot be "
+                f"averaged: train it with --tokenizer {RunFolder(runs[0]).path}/tokenizer.model"
+            )
+    return KerasDecoder(*models)

@@ -1,0 +1,168 @@
+"""Runs that translate together: probabilities are averaged, and what cannot be averaged is refused."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import sys
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from export.onnx import export_onnx
+from export.signatures import Decoding, TrainedRun
+from keras_transformer import load, load_ensemble
+from keras_transformer.__main__ import main
+from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.translator import SearchOptions, Translator
+from keras_transformer.errors import RequestError
+from keras_transformer.models import make_model, model_config
+from keras_transformer.models.ensemble import Ensemble
+from keras_transformer.run_folder import RunFolder, save_model
+from keras_transformer.text.tokenizer import END, START
+from tests.layer_check import randomize
+
+pytest_plugins = ["tests.tiny_run"]
+
+SENTENCES = ["to the sea", "seven hundred and two", "one", "two dogs"]
+
+
+@pytest.fixture(scope="module")
+def runs(built_run, tiny_model, tmp_path_factory):
+    """Two runs of one vocabulary with different weights."""
+    other = shutil.copytree(built_run, tmp_path_factory.mktemp("ensemble") / "other")
+    model = make_model(model_config(tiny_model))
+    keras.utils.set_random_seed(7)
+    randomize(model)
+    save_model(RunFolder(other), model)
+    return built_run, other
+
+
+@pytest.fixture(scope="module")
+def together(runs):
+    return load_ensemble(runs)
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, "float64")
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
+
+
+def test_a_run_with_itself_translates_as_alone(runs):
+    options = SearchOptions(3, 0.8, 12, n_best=3)
+    alone, twice = (list(each.stream(SENTENCES, options)) for each in (load(runs[0]), load_ensemble([runs[0]] * 2)))
+    assert [[one.text for one in some] for some in twice] == [[one.text for one in some] for some in alone]
+    np.testing.assert_allclose(
+        [one.score for some in twice for one in some], [one.score for some in alone for one in some], rtol=1e-5
+    )
+
+
+def test_the_probability_of_a_piece_is_the_mean(runs, together):
+    """Against NumPy, from what each model says alone."""
+    (source,), (target,) = (together.source_tokenizer.encode([text]) for text in ("two dogs", "one sea"))
+    labels = [*target, END]
+    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *target]])}
+    each = [np.exp(log_softmax(load(run).model(inputs)))[0, np.arange(len(labels)), labels] for run in runs]
+    assert not np.allclose(each[0], each[1], rtol=0.1)
+    expected = np.log(np.mean(each, axis=0)).sum()
+    np.testing.assert_allclose(together.log_probs([source], [labels]), [expected], rtol=1e-5)
+
+
+def test_the_search_finds_what_scoring_says(together):
+    """Step by step with caches, and all at once."""
+    for line, (best,) in zip(SENTENCES, together.stream(SENTENCES, SearchOptions(3, 0.0, 12, n_best=1)), strict=True):
+        (source,) = together.source_tokenizer.encode([line])
+        np.testing.assert_allclose(together.log_probs([source], [list(best.ids)]), [best.log_prob], rtol=1e-4)
+
+
+def test_alignments_are_of_the_mean_attention(runs, together):
+    """Both models have two layers, of which the alignment reads the first."""
+    (best,) = next(
+        together.stream(["seven hundred and two"], SearchOptions(2, max_length=8, n_best=1, alignments=True))
+    )
+    (source,) = together.source_tokenizer.encode(["seven hundred and two"])
+    pieces = [id for id in best.ids if id != END]
+    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *pieces]])}
+    cross = [np.asarray(load(run).model.attention_scores(inputs)["cross"])[0, 0].mean(0) for run in runs]
+    places = np.mean(cross, axis=0)[: len(pieces), : len(source)].argmax(-1)
+    assert best.alignment == tuple((int(place), number) for number, place in enumerate(places))
+
+
+def test_members_may_have_other_sizes(runs, tiny_model, tokenizer):
+    config = {**model_config(tiny_model), "num_layers": 1, "hidden_dim": 8, "max_source_length": 6}
+    keras.utils.set_random_seed(5)
+    mixed = Translator(KerasDecoder(load(runs[0]).model, make_model(config)), tokenizer)
+    assert mixed.max_source_length == 6
+    found = mixed.n_best(SENTENCES, num_beams=2, max_length=6, alignments=True)
+    assert all(math.isfinite(one.score) for some in found for one in some)
+
+
+def test_an_ensemble_has_no_model_of_its_own(together):
+    assert "and" in repr(together)
+    for use in (lambda: together.model, lambda: together.attention("one"), lambda: together.save("nowhere")):
+        with pytest.raises(RequestError, match="expected a translator with a Keras model"):
+            use()
+
+
+def test_models_of_other_vocabularies_are_refused(tiny_model):
+    config = {**model_config(tiny_model), "vocabulary_size": 50}
+    with pytest.raises(ValueError, match=r"received 2 model\(s\) of the sizes .*50"):
+        Ensemble([tiny_model, make_model(config)])
+    with pytest.raises(RequestError, match="expected models of one source vocabulary"):
+        KerasDecoder(tiny_model, make_model(config))
+
+
+def test_runs_of_other_vocabularies_are_refused(runs, tmp_path):
+    """Their sizes are the same, and the pieces are not."""
+    from keras_transformer.text.tokenizer import Tokenizer
+
+    strange = shutil.copytree(runs[1], tmp_path / "strange")
+    size = load(runs[0]).source_tokenizer.vocabulary_size
+    text = [
+        "to the dogs of the sea and back",
+        "seven cats, nine dogs, and one hundred words more",
+        "quick brown foxes jump",
+    ]
+    Tokenizer.train(text * 3, size, "bpe").save(strange / "tokenizer.model")
+    with pytest.raises(RequestError, match="strange has another than .*tiny.* --tokenizer"):
+        load_ensemble([runs[0], strange])
+    nothing: tuple[list[str] | str, ...] = ([], str(runs[0]))
+    for none in nothing:
+        with pytest.raises(RequestError, match="expected a list of run folders"):
+            load_ensemble(none)
+
+
+@pytest.fixture
+def translate(monkeypatch, capfdbinary):
+    """`translate(*words)` → exit status, standard output, standard error."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(SENTENCES).encode())))
+        status = main(["translate", *map(str, words)])
+        out, err = capfdbinary.readouterr()
+        return status, out.decode(), err.decode()
+
+    return run
+
+
+def test_the_command_takes_several_runs(runs, together, translate):
+    status, out, _ = translate(*runs, "--beams", 3)
+    assert status == 0
+    assert out.splitlines() == together.translate(SENTENCES, num_beams=3)
+
+
+def test_what_graphs_alone_have_is_refused(runs, tmp_path, translate):
+    for flags in (["--engine", "onnx"], ["--precision", "int8"]):
+        status, _, err = translate(*runs, *flags)
+        assert status == 2 and "several runs translate together" in err
+    export_onnx(TrainedRun(load(runs[0])), tmp_path, Decoding(2))
+    for words in ((tmp_path, runs[1]), (runs[0], tmp_path)):
+        status, _, err = translate(*words)
+        assert status == 2 and str(tmp_path) in err
