@@ -1658,7 +1658,7 @@ ENSEMBLES = by(
     ('["cross"][-self.decoder_layers :]', '["cross"][: self.decoder_layers]'),
     ("self.max_source_length = min(one", "self.max_source_length = max(one"),
     ("return self._models[0] if len(self._models) == 1 else super().model", "return self._models[0]"),
-    ("if vocabulary != vocabularies[0]:", "if False:"),
+    ("if vocabulary != first:", "if False:"),
     ("if others_of(arguments):\n            raise", "if False:\n            raise"),
     ("if others_of(arguments):\n        yield", "if False:\n        yield"),
 )

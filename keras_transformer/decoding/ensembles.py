@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.translator import Translator, translator_of
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder, load_model, read_tokenizers
+
+if TYPE_CHECKING:
+    from keras_transformer.models.transformer import Transformer
 
 
 def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
@@ -40,14 +44,20 @@ def ensemble_decoder(runs: Sequence[str | os.PathLike[str]]) -> KerasDecoder:
     if not runs or isinstance(runs, str | os.PathLike):
         raise RequestError(f"expected a list of run folders; received {runs!r}")
     models = [load_model(run, "translator") for run in runs]
-    vocabularies = [
+    if len(runs) > 1:
+        _require_one_vocabulary(runs, models)
+    return KerasDecoder(*models)
+
+
+def _require_one_vocabulary(runs: Sequence[str | os.PathLike[str]], models: Sequence[Transformer]) -> None:
+    first, *others = (
         [each.model for each in read_tokenizers(RunFolder(run), model.source_vocabulary_size, model.vocabulary_size)]
         for run, model in zip(runs, models, strict=True)
-    ]
-    for run, vocabulary in zip(runs, vocabularies, strict=True):
-        if vocabulary != vocabularies[0]:
+    )
+    for run, vocabulary in zip(runs[1:], others, strict=True):
+        if vocabulary != first:
             raise RequestError(
                 f"expected runs with one vocabulary; {run} has another than {runs[0]}, so their pieces cannot be "
-                f"averaged: train it with --tokenizer {RunFolder(runs[0]).path}/tokenizer.model"
+                "averaged: train the two on one text with the same --seed and vocabulary, or give both "
+                "one joint vocabulary by --tokenizer"
             )
-    return KerasDecoder(*models)
