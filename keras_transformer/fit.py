@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer import auxiliary_losses
+from keras_transformer import auxiliary_losses, r_drop
 from keras_transformer.tensor import Tensor
 
 
@@ -105,11 +105,14 @@ class _TensorFlowFit(_WeightedFit):
       of other replicas.
     * With several workers the metrics travel as vectors, because their reduction does not support scalars (keras issue
       20585).
+    * `r_drop` = α > 0: each row passes the model twice in training, and α times the divergence of the two predictions
+      is added to the loss, see the module `r_drop`. The value that `fit` shows stays the loss of the labels alone.
     * `metrics_every` = n: the compiled metrics are updated at every n-th training step and at the first step after a
       reset. The loss is tracked at every step.
     """
 
     micro_batches: int = 1
+    r_drop: float = 0.0
     metrics_every: int = 1
     _compiled_gradients: Any = None
 
@@ -146,10 +149,11 @@ class _TensorFlowFit(_WeightedFit):
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         has_weights, takes_a_mean = weights is not None, self._sum_loss is not None
         if has_weights != takes_a_mean:
-            if takes_a_mean and training and self.micro_batches > 1:
+            if takes_a_mean and training and (self.micro_batches > 1 or self.r_drop):
                 raise ValueError(
-                    "`micro_batches` must be 1 for a loss that takes a mean, unless sample weights come: give weights, "
-                    f"or a loss whose reduction is 'sum'. Received: micro_batches={self.micro_batches}"
+                    "`micro_batches` must be 1 and `r_drop` 0 for a loss that takes a mean, unless sample weights come: "
+                    "give weights, or a loss whose reduction is 'sum'. Received: "
+                    f"micro_batches={self.micro_batches}, r_drop={self.r_drop}"
                 )
             return inputs, labels, weights  # a sum uses the weights that come, a mean needs none
         weights = tf.cast(tf.not_equal(labels, 0) if weights is None else weights, tf.float32)
@@ -177,7 +181,7 @@ class _TensorFlowFit(_WeightedFit):
 
         def counts_of_part(part: Tensor) -> Tensor:
             with auxiliary_losses.collected() as found:
-                self(_part_of(inputs, part, rows), training=True)
+                self(self._passes(_part_of(inputs, part, rows)), training=True)
             return auxiliary_losses.counts_of(found)
 
         of_parts = tf.map_fn(
@@ -188,6 +192,10 @@ class _TensorFlowFit(_WeightedFit):
         )
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_parts, axis=0))
 
+    def _passes(self, data: Any) -> Any:
+        """The rows that pass the model in a step: with R-Drop each twice."""
+        return r_drop.twice(data) if self.r_drop else data
+
     def _rows_of_a_part(self, data: Any) -> Tensor:
         """The number of rows of a micro-batch; the last may have fewer."""
         import tensorflow as tf
@@ -195,7 +203,9 @@ class _TensorFlowFit(_WeightedFit):
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
     def _tracked_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
-        inputs, labels, weights = data
+        inputs, labels, weights = self._passes(data)
+        if self.r_drop:
+            weights /= 2  # their sum stays: the loss is half of the paper's equation 4, which Adam does not see
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights, counts)
         self._track_loss(loss, weights)
@@ -211,6 +221,8 @@ class _TensorFlowFit(_WeightedFit):
             with auxiliary_losses.collected() as found:
                 logits = self(inputs, training=True)
             loss = self._compute_loss(inputs, labels, logits, weights, training=True)
+            if self.r_drop:
+                loss += auxiliary_losses.gradient_alone(self.r_drop * r_drop.divergence(logits, weights))
             if found:
                 loss += auxiliary_losses.gradient_alone(auxiliary_losses.total(found, counts))
             scaled_loss = self.optimizer.scale_loss(loss)

@@ -873,6 +873,19 @@ TRAINING = [
         ("self._compiled_gradients = None\n        if", "if"),
     ),
     *by(
+        "test_r_drop.py",
+        f"{PACKAGE}",
+        ("return r_drop.twice(data) if self.r_drop else data", "return data"),
+        ("weights /= 2", "pass"),
+        ("self.r_drop * r_drop.divergence(", "r_drop.divergence("),
+        (
+            "self(self._passes(_part_of(inputs, part, rows)), training=True)",
+            "self(_part_of(inputs, part, rows), training=True)",
+        ),
+        ("(ops.exp(one) - ops.exp(other)) * (one - other)", "ops.exp(one) * (one - other)"),
+        ("return ops.sum(first * both) / 2", "return ops.sum(first * both)"),
+    ),
+    *by(
         f"{ONE_MACHINE}[two replicas learn what one learns]\n"
         f"{ONE_MACHINE}[batches without weights learn the mean over their real tokens]",
         f"{PACKAGE}/fit.py",

@@ -170,7 +170,7 @@ MAY_IMPORT = {
     f"{PACKAGE}.commands": [PACKAGE],
     f"{PACKAGE}.slots": [f"{PACKAGE}.{name}" for name in ("lengths", "options")],
     f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
-    f"{PACKAGE}.fit": [f"{PACKAGE}.auxiliary_losses"],
+    f"{PACKAGE}.fit": [f"{PACKAGE}.{name}" for name in ("auxiliary_losses", "r_drop")],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("decoding.options", "family", "files", "version")],
     f"{PACKAGE}.importing": [

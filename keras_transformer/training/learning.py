@@ -48,6 +48,7 @@ def compiled_model(run: Run) -> FamilyModel:
     if not _has_checkpoint(run):
         _begin(run, model)
     model.micro_batches = settings.accumulate
+    model.r_drop = settings.r_drop
     model.metrics_every = METRICS_EVERY
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
     ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}

@@ -155,6 +155,13 @@ class Settings:
     learning_rate_factor: float = _positive(1.0, "factor on the paper's learning rate")
     warmup_steps: int = _count(4_000, "steps until the learning rate peaks")
     label_smoothing: float = _rate(0.1, "label smoothing")
+    r_drop: float = _flag(
+        0.0,
+        "R-Drop: train on two passes of each batch, and add this times the divergence of their predictions; such as 5",
+        lambda x: 0 <= x < float("inf"),
+        "a number of at least 0",
+        type=float,
+    )
     clip_norm: float | None = _positive(None, "clip the gradient to this global norm")  # type: ignore[arg-type]
     ema: float | None = _rate(None, "decay of a moving average of the weights; model.keras then holds the average")
     mixed_precision: str | None = _flag(

@@ -222,6 +222,7 @@ OPTIMISATION: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
     "clip_norm": ("0.5", lambda model: model.optimizer.global_clipnorm, 0.5),
     "ema": ("0.7", lambda model: (model.optimizer.use_ema, model.optimizer.ema_momentum), (True, 0.7)),
     "accumulate": ("2", lambda model: model.micro_batches, 2),
+    "r_drop": ("5", lambda model: model.r_drop, 5.0),
     "mixed_precision": ("bfloat16", lambda model: model.dtype_policy.name, "mixed_bfloat16"),
     "xla": ("", is_compiled_by_xla, True),
 }

@@ -1,0 +1,129 @@
+"""R-Drop against its equations (Wu et al. 2021, arXiv 2106.14448), with a model whose two passes differ as is wished."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from scipy.special import rel_entr, softmax
+
+from keras_transformer import r_drop
+from keras_transformer.fit import ReplicatedFit
+from keras_transformer.models import Transformer
+from keras_transformer.training.losses import SmoothedCrossEntropy
+from tests.layer_check import random
+from tests.models.variants import make_batch
+
+ROWS, WIDTH, CLASSES = 6, 3, 5
+X, LABELS = random(ROWS, WIDTH), np.array([1, 4, 2, 3, 3, 1], "int32")
+WEIGHTS = np.array([0.3, 0.1, 0.2, 0.05, 0.25, 0.1], "float32")
+KERNEL = 0.4 * random(WIDTH, CLASSES, seed=2)  # small, as Keras clips probabilities below 1e-7
+ALPHA = 3.0
+
+
+class Uneven(ReplicatedFit):
+    """A linear model. Where rows come twice in training, the logits of the second half are three times as large."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = self.add_weight(shape=KERNEL.shape, initializer=lambda *_, **__: ops.convert_to_tensor(KERNEL))
+        self.built = True
+
+    def call(self, x, training=False):
+        logits = ops.matmul(x, self.kernel)
+        if not (training and self.r_drop):
+            return logits
+        one, other = ops.split(logits, 2)
+        return ops.concatenate([one, 3.0 * other])
+
+    def symbolic_batch(self):
+        return (
+            keras.KerasTensor((None, WIDTH)),
+            keras.KerasTensor((None,), "int32"),
+            keras.KerasTensor((None,), "float32"),
+        )
+
+
+def step(alpha: float, micro_batches: int = 1, **options) -> tuple[np.ndarray, float]:
+    """The gradient of one step, and the loss that it shows."""
+    model = Uneven()
+    model.r_drop, model.micro_batches = alpha, micro_batches
+    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(0.0), **options)
+    loss = float(model.train_on_batch(X, LABELS, WEIGHTS))
+    return KERNEL - ops.convert_to_numpy(model.kernel), loss
+
+
+def expected(alpha: float) -> tuple[np.ndarray, float]:
+    """The gradient of half of equation 4, by automatic differentiation of Keras's own functions; the labels' loss."""
+    kernel = tf.Variable(KERNEL)
+    with tf.GradientTape() as tape:
+        passes = [tf.matmul(X, kernel), 3.0 * tf.matmul(X, kernel)]
+        losses = [keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True) for logits in passes]
+        p, q = (tf.nn.softmax(logits) for logits in passes)
+        divergence = (keras.losses.kl_divergence(p, q) + keras.losses.kl_divergence(q, p)) / 2
+        of_labels = tf.reduce_sum(WEIGHTS * (losses[0] + losses[1])) / 2
+        loss = of_labels + tf.reduce_sum(WEIGHTS * alpha * divergence) / 2
+    return tape.gradient(loss, kernel).numpy(), float(of_labels)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 4}, {"jit_compile": True}], ids=str)
+def test_a_step_is_that_of_the_equations_and_shows_the_loss_of_the_labels(options):
+    gradient, loss = expected(ALPHA)
+    ours, shown = step(ALPHA, **options)
+    np.testing.assert_allclose(ours, gradient, atol=1e-5)
+    assert shown == pytest.approx(loss, rel=1e-5)
+    assert np.abs(gradient - expected(0.0)[0]).max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_divergence_is_the_mean_of_both_directions(dtype):
+    logits = np.asarray(ops.cast(4 * random(4, 3, CLASSES), dtype)).astype("float32")
+    weights = np.abs(random(2, 3))
+    p, q = np.split(softmax(logits.astype("float64"), -1), 2)
+    both = (rel_entr(p, q) + rel_entr(q, p)).sum(-1) / 2
+    found = r_drop.divergence(ops.cast(logits, dtype), np.concatenate([weights, weights]))
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    assert float(found) == pytest.approx((weights * both).sum(), rel=1e-5)
+
+
+def test_an_impossible_class_gives_a_finite_divergence():
+    logits = np.array([[0.0, -1e4], [0.0, -2e4]], "float32")
+    assert np.isfinite(float(r_drop.divergence(logits, np.ones(2, "float32"))))
+
+
+@pytest.mark.parametrize("feed_forward", ["plain", {"name": "experts", "num_experts": 3, "alpha": 0.5}], ids=str)
+def test_passes_that_agree_learn_as_one_pass(feed_forward):
+    inputs, labels, weights = make_batch()
+    learned = []
+    for alpha in (0.0, 5.0):
+        keras.utils.set_random_seed(3)
+        model = Transformer(23, 1, 2, 8, 12, dropout=0.0, feed_forward=feed_forward)
+        model.r_drop, model.micro_batches = alpha, 2
+        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1))
+        losses = [float(model.train_on_batch(inputs, labels, weights)) for _ in range(3)]
+        learned.append([*losses, *(ops.convert_to_numpy(weight) for weight in model.trainable_variables)])
+    for one, other in zip(*learned, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_dropout_treats_the_two_passes_unlike():
+    inputs, labels, weights = make_batch()
+    learned = []
+    for alpha in (1e-9, 5.0):
+        keras.utils.set_random_seed(3)
+        model = Transformer(23, 1, 2, 8, 12, dropout=0.5)
+        model.r_drop = alpha
+        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1))
+        model.train_on_batch(inputs, labels, weights)
+        learned.append(ops.convert_to_numpy(model.trainable_variables[0]))
+    assert np.abs(learned[0] - learned[1]).max() > 1e-3
+
+
+def test_a_mean_without_weights_is_refused():
+    model = Uneven()
+    model.r_drop = ALPHA
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match=r"`r_drop` 0 for a loss that takes a mean.*r_drop=3\.0"):
+        model.train_on_batch(X, LABELS)
