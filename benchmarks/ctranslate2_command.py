@@ -16,7 +16,7 @@ pieces = sentencepiece.SentencePieceProcessor(model_file=vocabulary)
 translator = ctranslate2.Translator(
     folder, compute_type=compute_type, inter_threads=inter_threads, intra_threads=intra_threads
 )
-sources = [[*line, "</s>"] for line in pieces.encode(sys.stdin.read().splitlines(), out_type=str)]
+sources = pieces.encode(sys.stdin.read().splitlines(), out_type=str)
 results = translator.translate_batch(sources, beam_size=num_beams, length_penalty=0, max_batch_size=64)
 for text in pieces.decode([result.hypotheses[0] for result in results]):
     print(text)

@@ -113,7 +113,8 @@ def start_ctranslate2(folder: Path, cell: Cell) -> Translate:
         inter_threads=1,
     )
     ids = {piece: number for number, piece in enumerate(read_sentences(folder)["vocabulary"])}
-    batches = sentences_of(folder, cell, "pieces")
+    # CTranslate2 adds the end of a source.
+    batches = [[pieces[:-1] for pieces in batch] for batch in sentences_of(folder, cell, "pieces")]
     options: dict[str, Any] = {"beam_size": cell.num_beams, "length_penalty": cell.length_penalty}
     if cell.num_steps:
         options["max_decoding_length"] = cell.num_steps

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.decoders import Cell, artefact_folder, tflite_name
-from benchmarks.sentences import END, salad_words, trained_lines, vocabulary_of, word_salad, write_sentences
+from benchmarks.sentences import END, salad_words, trained_lines, word_salad, write_sentences
 from benchmarks.weights import arrays_of
 from keras_transformer.errors import RequestError
 
@@ -38,7 +38,8 @@ def prepare(
         source_length: pieces of a sentence, for random weights.
 
     Raises:
-        RequestError: a peer cannot hold the model: it is pre-norm, has two vocabularies, or a key size that is not D/N.
+        RequestError: a peer cannot hold the model: it has two vocabularies; for Marian also, it is pre-norm, or has a
+            key size that is not D/N.
     """
     from export.signatures import open_run
 
@@ -51,10 +52,10 @@ def prepare(
         arrays: dict[str, Any] = {**arrays_of(run.model)}
         np.savez(folder / "weights.npz", **arrays)
     if "ctranslate2" in others:
-        from benchmarks.ctranslate2_model import write_ctranslate2
+        from export.ctranslate2 import write_model
 
-        arrays = arrays_of(run.model)
-        write_ctranslate2(folder / "ctranslate2", arrays, run.model.encoder_layers, vocabulary_of(tokenizer))
+        (folder / "ctranslate2").mkdir()
+        write_model(run, folder / "ctranslate2", "float32")  # CTranslate2 converts it when it loads it
     for cell in cells:
         write_artefacts(folder, run, cell, others)
 

@@ -94,18 +94,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def prepare(folder: Path, run: str) -> None:
     """Writes the run's weights for CTranslate2, in float32 and in int8, and its vocabulary."""
-    from benchmarks.ctranslate2_model import write_ctranslate2
     from benchmarks.prepare import joint_tokenizer
-    from benchmarks.sentences import vocabulary_of
-    from benchmarks.weights import arrays_of
+    from export.ctranslate2 import write_model
     from export.signatures import open_run
 
     trained = open_run(run)
-    tokenizer = joint_tokenizer(trained)
-    tokenizer.save(folder / "tokenizer.model")
+    joint_tokenizer(trained).save(folder / "tokenizer.model")
     for precision in ("float32", "int8"):
-        weights, layers = arrays_of(trained.model), trained.model.encoder_layers
-        write_ctranslate2(folder / precision, weights, layers, vocabulary_of(tokenizer), precision)
+        (folder / precision).mkdir()
+        write_model(trained, folder / precision, precision)
 
 
 def contest(folder: Path, source: Path, precision: str, count: int, options: argparse.Namespace) -> list[str]:

@@ -1,1 +1,1 @@
-"""Exports a trained run as SavedModel, ONNX and TFLite translators, and certifies that they translate as the model."""
+"""Exports a trained run for TensorFlow, ONNX Runtime, LiteRT and CTranslate2, and certifies that it answers alike."""

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from .signatures import Decoding, TrainedRun
 
 # Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
-FORMATS = ("saved_model", "onnx", "tflite")
+FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2")
+DEFAULT_FORMATS = FORMATS[:3]
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
     "saved_model": ("tensorflow_text",),
     "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
     "tflite": ("tensorflow_text", "ai_edge_litert"),
+    "ctranslate2": ("ctranslate2",),
 }
 # (format, precision) that builds the model again from its configuration.
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
-DESCRIPTION = "Exports a trained run as SavedModel, ONNX and TFLite; certifies that each answers as the model does."
+DESCRIPTION = (
+    "Exports a trained run as SavedModel, ONNX and TFLite, and a translator for CTranslate2 too if you ask; certifies "
+    "that each answers as the model does."
+)
 # What an export folder may hold.
 NAMES = {
-    "saved_model", "saved_model-float16", "onnx", "tflite",
+    "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
     "items.txt", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
@@ -118,6 +123,10 @@ def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
             from .onnx.support import require_writers
 
             require_writers(model, precision)
+        elif format == "ctranslate2":
+            from .ctranslate2_spec import require_held
+
+            require_held(model, precision)
         elif (format, precision) in REMADE:
             require_own_parts(model, format, precision)
 
@@ -165,7 +174,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments and flags to a parser; `export` takes what it parsed."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("run", metavar="RUN", help="a run folder that training wrote")
-    parser.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="which formats to write")
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=FORMATS,
+        default=DEFAULT_FORMATS,
+        help="which formats to write; ctranslate2 takes translators",
+    )
     parser.add_argument(
         "--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="which precisions to write"
     )

@@ -26,6 +26,7 @@ KINDS = (
     Kind("onnx/encoder", ".onnx", "onnx", "halves"),
     Kind("tflite/translate", ".tflite", "tflite", "ids"),
     Kind("tflite/translate_text", ".tflite", "tflite", "text"),
+    Kind("ctranslate2", "", "ctranslate2", "pieces"),
     *(
         Kind(f"{format}/{name}", f".{format}", format, "text" if name.endswith("_text") else "ids")
         for format in ("onnx", "tflite")
@@ -53,8 +54,8 @@ class Artefact:
 
     Args:
         path: its file or folder; for the two halves, the encoder's file.
-        format: "saved_model", "onnx" or "tflite".
-        takes: "text", "ids", or "halves" for encoder and step, which the caller runs in a loop of its own.
+        format: "saved_model", "onnx", "tflite" or "ctranslate2".
+        takes: "text", "ids", "halves" for encoder and step, which the caller runs in a loop of its own, or "pieces".
         precision: "float32", "float16" or "int8".
     """
 

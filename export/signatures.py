@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from keras_transformer.decoding.translator import SearchOptions, Translator, loa
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.models import make_model, model_config
-from keras_transformer.models.inspection import Difference, difference
+from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -26,9 +26,6 @@ from keras_transformer.text.tokenizer import Tokenizer
 NO_SUCH_PRECISION = {
     ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
 }
-INSTALL_EXTRA = (
-    "install the extra: pip install 'keras-transformer[export]', or from a checkout: pip install -e '.[export]'"
-)
 
 
 Pipeline = Translator | Generator | Classifier | Recognizer | Recommender
@@ -184,8 +181,16 @@ def import_optional(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RequestError(
-            f"exporting needs the package of {module}, which is not installed ({error}): {INSTALL_EXTRA}"
+            f"exporting needs the package of {module}, which is not installed ({error}): {install_extra(module)}"
         ) from None
+
+
+def install_extra(module: str) -> str:
+    """How to install what holds a module."""
+    extra = "ctranslate2" if module == "ctranslate2" else "export"
+    return (
+        f"install the extra: pip install 'keras-transformer[{extra}]', or from a checkout: pip install -e '.[{extra}]'"
+    )
 
 
 def stem(name: str, precision: str) -> str:
@@ -208,6 +213,15 @@ def require_own_parts(model: Any, format: str, precision: str) -> None:
     """
     if found := difference(model):
         raise unwritable(format, precision, found)
+
+
+def parts_without_writer(model: Any, writable: Collection[type]) -> Iterator[Difference]:
+    """The parts of a model that are of no writable type."""
+    for path, part in parts_of(model, "model"):
+        if type(part) not in writable:
+            known = [each.__name__ for each in writable if isinstance(part, each)]
+            expected = known[0] if known else "parts of the family that have a writer"
+            yield Difference(path, expected, type(part).__name__)
 
 
 class Unwritable(RequestError):

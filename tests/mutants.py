@@ -1169,6 +1169,32 @@ EXPORT = [
         ("np.delete(np.arange(num_control_ids), END)", "np.delete(np.arange(4), END)"),
     ),
     *by(
+        "export/test_ctranslate2.py::test_a_translation_may_be_empty\n"
+        "export/test_ctranslate2.py::test_a_search_emits_no_control_id_but_the_end\n"
+        "export/test_ctranslate2.py::test_the_search_is_that_of_the_export",
+        "export/ctranslate2.py",
+        ('"min_decoding_length": 0', '"min_decoding_length": 2'),
+        ("if id not in (UNKNOWN, END)]", "if id > END]"),
+        ("else min(decoding.max_length, most)", "else decoding.max_length"),
+    ),
+    *by(
+        "export/test_ctranslate2.py::test_it_gives_translations_the_probabilities_of_the_model\n"
+        "export/test_ctranslate2.py::test_a_part_that_was_put_in_by_hand_is_refused",
+        "export/ctranslate2_spec.py",
+        ("attention.queries_scale = np.float32(1)", "pass"),
+        ("linear.bias = np.concatenate(", "_ = np.concatenate("),
+        ('require_own_parts(model, "ctranslate2", precision)', "pass"),
+    ),
+    *by(
+        "export/test_ctranslate2.py::test_a_limit_holds_for_each_sentence_of_a_batch\n"
+        "export/test_ctranslate2.py::test_beams_give_the_models_translations_and_scores\n"
+        "export/test_ctranslate2.py::test_hypotheses_are_ranked_by_the_models_own_length_penalty",
+        "export/certificate/ctranslate2_runner.py",
+        ("if max(map(len, found[place].hypotheses)) > limit:", "if False:"),
+        ("(pieces[-1:] == [END_PIECE], self.penalised(", "(True, self.penalised("),
+        ("sum(one.log_probs[: len(pieces)])", "sum(one.log_probs)"),
+    ),
+    *by(
         "export/test_onnx_int8.py",
         "export",
         ("keepdims=True), 1e-12) / 127", "keepdims=True), 1e-12) / 63"),

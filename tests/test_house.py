@@ -124,6 +124,8 @@ MAY_IMPORT = {
     "export.onnx.windows": ["export.onnx.graph"],
     "export.onnx.arithmetic": ["export.onnx.graph"],
     "export.onnx.graph": [PACKAGE],
+    "export.ctranslate2": [PACKAGE, *modules("export", "ctranslate2_spec", "signatures")],
+    "export.ctranslate2_spec": [PACKAGE, "export.signatures"],
     "export.tflite": [PACKAGE, *modules("export", "forms", "signatures", "traced")],
     "export.artefacts": ["export.signatures"],
     "export.certificate.__init__": [

@@ -184,6 +184,8 @@ def certified(
     name, rule = artefact.name_in(folder), judge.rules[artefact.precision]
     if artefact.takes == "halves":
         rule += "; compared with the model's greedy search"
+    if artefact.format == "ctranslate2":
+        rule += "; CTranslate2's hypotheses are ranked by the model's length penalty, and scored by all probabilities"
     entry = Entry(name, artefact.format, artefact.takes, artefact.precision, False, rule)
     say(f"certifying {name}")
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +48,13 @@ def contents_of(artefact: Artefact) -> Contents:
         BrokenArtefact: its files cannot be read, or are not of its format.
         RequestError: the package that reads the format is not installed.
     """
-    read = {"saved_model": saved_model_contents, "onnx": onnx_contents, "tflite": tflite_contents}[artefact.format]
+    readers: dict[str, Callable[[Path], Contents]] = {
+        "saved_model": saved_model_contents,
+        "onnx": onnx_contents,
+        "tflite": tflite_contents,
+        "ctranslate2": ctranslate2_contents,
+    }
+    read = readers[artefact.format]
     try:
         whole, *others = [read(path) for path in artefact.paths]
     except RequestError:
@@ -116,6 +123,15 @@ def tflite_contents(path: Path) -> Contents:
     places = [graph.Operators(index).OpcodeIndex() for graph in graphs for index in range(graph.OperatorsLength())]
     custom = [name for code, name in zip(codes, used, strict=True) if code.CustomCode()]
     return contents([path], Counter(used[place] for place in places), custom, {"schema": model.Version()})
+
+
+def ctranslate2_contents(path: Path) -> Contents:
+    """Reads the version of CTranslate2's specification; a model without a graph has no operators."""
+    with (path / "model.bin").open("rb") as model:
+        version, length = struct.unpack("<IH", model.read(6))  # the name that follows ends with a NUL
+        name = model.read(length)[:-1].decode()
+        (revision,) = struct.unpack("<I", model.read(4))
+    return contents(path.iterdir(), Counter(), [], {"binary": version, name: revision})
 
 
 def contents(files: Iterable[Path], operators: Counter[str], custom: Iterable[str], opset: dict[str, int]) -> Contents:

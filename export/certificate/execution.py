@@ -15,7 +15,7 @@ from keras_transformer.errors import RequestError
 
 from ..artefacts import Artefact, BrokenArtefact
 from ..forms import Form, Translation
-from ..signatures import INSTALL_EXTRA, Decoding
+from ..signatures import Decoding, install_extra
 from .device import may_use_gpu, why_no_gpu
 from .runner import Result, Task
 
@@ -87,7 +87,7 @@ def run_artefact(artefact: Artefact, task: Task) -> Execution:
     if "missing" in result:
         raise RequestError(
             f"certifying {artefact.path.name} needs the package of {result['missing']}, which is not installed: "
-            f"{INSTALL_EXTRA}"
+            f"{install_extra(result['missing'])}"
         )
     if "error" in result:
         reason = "; ".join(filter(None, [result["error"], why_no_gpu(log)]))

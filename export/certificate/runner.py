@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAD, START, END = 0, 2, 3
 WATCHED = ("keras_transformer", "export", "keras", "tensorflow", "tensorflow_text", "onnxruntime_extensions")
 ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions")
-PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "numpy")
+PACKAGES = ("tensorflow", "tensorflow-text", *ONNX_RUNTIME, "ai-edge-litert", "ctranslate2", "numpy")
 Sentences = Sequence[Any]  # texts, or rows of ids
 Batch = Any  # strings (B,), or ids (B, S) int32
 MakeBatch = Callable[[Sentences], Batch]
@@ -38,8 +38,8 @@ class Task(TypedDict):
     """What the runner is asked to do."""
 
     paths: list[str]  # one, or the two halves of a translator
-    format: str  # "saved_model", "onnx" or "tflite"
-    takes: str  # "text", "ids" or "halves"
+    format: str  # "saved_model", "onnx", "tflite" or "ctranslate2"
+    takes: str  # "text", "ids", "halves" or "pieces"
     signature: str  # of a SavedModel or a TFLite file
     outputs: list[str]  # which outputs are asked for
     gpu: bool  # whether the runtime may use a GPU
@@ -97,8 +97,9 @@ def main(task_path: str, result_path: str) -> None:
 
 def run(task: Task) -> Result:
     """Loads the artefact and runs it on the sentences in batches, alone and padded."""
-    prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}[task["format"]]
-    load = prepare(task)  # the runtime's import does not count
+    prepare = {"saved_model": prepare_saved_model, "onnx": prepare_onnx, "tflite": prepare_tflite}
+    script = Path(__file__).with_name(f"{task['format']}_runner.py")  # of a format with a script of its own
+    load = (prepare.get(task["format"]) or runpy.run_path(str(script))["prepare"])(task)  # the import does not count
     start = time.perf_counter()
     answers, device = load()
     load_seconds = time.perf_counter() - start
@@ -171,8 +172,7 @@ def prepare_onnx(task: Task) -> Load:
 def whole_graph(task: Task, session: onnxruntime.InferenceSession) -> Run:
     """A graph that answers by itself: if it searches, it holds the search."""
     (name,) = [argument.name for argument in session.get_inputs()]
-    outputs = task["outputs"]
-    return lambda batch: dict(zip(outputs, session.run(outputs, {name: batch}), strict=True))
+    return lambda batch: dict(zip(task["outputs"], session.run(task["outputs"], {name: batch}), strict=True))
 
 
 def greedy_search(
@@ -346,5 +346,4 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     main(*sys.argv[1:])

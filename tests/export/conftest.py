@@ -12,9 +12,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
+from export.__main__ import main
 from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
+from tests.layer_check import randomize
 from tests.tiny_text import lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +84,32 @@ def exported(run_with_validation, tmp_path_factory) -> Path:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def sure(tokenizer) -> Translator:
+    """A translator that finds ids of no text unlikely, as trained ones do. CTranslate2 leaves these out of its sums."""
+    keras.utils.set_random_seed(3)
+    model = Transformer(tokenizer.vocabulary_size, 2, 2, 16, 32, max_source_length=40, output_bias=True)
+    randomize(model)
+    bias = np.random.default_rng(1).normal(size=tokenizer.vocabulary_size)
+    bias[[PAD, UNKNOWN, START]] = -30
+    assert model.output_embedding.bias is not None
+    model.output_embedding.bias.assign(bias)
+    return Translator(model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def exported_ctranslate2(sure, tmp_path_factory) -> Path:
+    """What `python -m export` writes for CTranslate2, with its certificate."""
+    with shared_by_workers(tmp_path_factory, "ctranslate2") as folder:
+        if not (folder / "exported").exists():
+            sure.save(folder / "run")
+            for name, seed in {"validation.source": 5, "validation.target": 6}.items():
+                (folder / "run" / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+            flags = ["--format", "ctranslate2", "--out", str(folder / "exported"), *FLAGS]
+            assert main([str(folder / "run"), *flags]) == 0
+    return folder / "exported"
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ FILES = [
     "step.onnx",
     "translate.tflite",
     "translate_text.tflite",
+    "ctranslate2",
 ]
 
 
@@ -44,7 +45,10 @@ def test_every_artefact_has_a_program_of_under_25_lines():
 
 
 @pytest.mark.parametrize(("file", "program"), list(zip(FILES, PROGRAMS, strict=True)), ids=FILES)
-def test_it_runs_as_written(file, program, exported, translator, tmp_path):
+def test_it_runs_as_written(file, program, request, tmp_path):
+    is_ctranslate2 = file == "ctranslate2"
+    exported = request.getfixturevalue("exported_ctranslate2" if is_ctranslate2 else "exported")
+    translator = request.getfixturevalue("sure" if is_ctranslate2 else "translator")
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "demo").symlink_to(exported)
     command = [sys.executable, "-I", "-W", "ignore", "-c", program]

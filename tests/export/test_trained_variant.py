@@ -38,7 +38,8 @@ def test_every_artefact_of_a_trained_variant_holds(tmp_path):
     command(tmp_path, "export", "run", "--out", "exported", *EXPORT.split())
     certificate = json.loads((tmp_path / "exported" / "certificate.json").read_text(encoding="utf-8"))
     entries = certificate["entries"]
-    expected = {(kind.format, kind.takes, precision) for kind in KINDS for precision in PRECISIONS}
+    kinds = [kind for kind in KINDS if kind.format in EXPORT.split()]  # CTranslate2 has no norm inside a sub-layer
+    expected = {(kind.format, kind.takes, precision) for kind in kinds for precision in PRECISIONS}
     expected -= {each for each in expected if (each[0], each[2]) in NO_SUCH_PRECISION}
     assert {(entry["format"], entry["takes"], entry["precision"]) for entry in entries} == expected
     assert {entry["name"]: entry["reason"] for entry in entries if not entry["holds"]} == {}

@@ -1,0 +1,111 @@
+"""Runs an artefact of CTranslate2 for `runner`, which loads this script by its path. It imports nothing of ours.
+
+The search is the one of BUILD.md's program, for batches of ids in place of one text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import ctranslate2
+
+PAD, END = 0, 3
+END_PIECE = "</s>"
+Pieces = list[str]
+
+
+def prepare(task: dict[str, Any]) -> Callable[[], tuple[Callable, str]]:
+    """A function that loads the artefact and returns what answers, and the device that it runs on."""
+    import ctranslate2
+
+    def load() -> tuple[Callable, str]:
+        folder = Path(*task["paths"])
+        on_gpu = task["gpu"] and ctranslate2.get_cuda_device_count() > 0
+        options = {"device": "cuda" if on_gpu else "cpu", "inter_threads": 1, "intra_threads": task["threads"]}
+        return Search(ctranslate2.Translator(str(folder), **options), folder), "GPU" if on_gpu else "CPU"
+
+    return load
+
+
+class Search:
+    """The search of the run that was exported, with CTranslate2.
+
+    Args:
+        translator: of the folder.
+        folder: what the export wrote.
+    """
+
+    def __init__(self, translator: ctranslate2.Translator, folder: Path):
+        self.translator = translator
+        self.search = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))["search"]
+        self.source_pieces, self.target_pieces = (vocabulary(folder, side) for side in ("source", "target"))
+        self.ids = {piece: id for id, piece in enumerate(self.target_pieces)}
+
+    def __call__(self, source_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Ids (B, S) → the ids (B, T) of the best translations, and their scores (B,)."""
+        sources = [self.source(row) for row in source_ids.tolist()]
+        places = [place for place, source in enumerate(sources) if source]
+        best = {place: [END_PIECE] for place in range(len(sources))}  # a blank line has an empty translation
+        scores = np.zeros(len(sources))
+        if places:
+            best |= zip(places, self.translations([sources[place] for place in places]), strict=True)
+            scores[places] = self.scores([sources[place] for place in places], [best[place] for place in places])
+        ids = np.full((len(sources), max(map(len, best.values()))), PAD, "int32")
+        for place, pieces in best.items():
+            ids[place, : len(pieces)] = [self.ids[piece] for piece in pieces]
+        return {"target_ids": ids, "score": scores}
+
+    def source(self, ids: Sequence[int]) -> Pieces:
+        """The pieces that the model takes, without the end, which CTranslate2 adds."""
+        pieces = [self.source_pieces[id] for id in ids if id not in (PAD, END)]
+        return pieces[: self.search["max_source_length"]]
+
+    def translations(self, sources: Sequence[Pieces]) -> list[Pieces]:
+        """The best translations. CTranslate2 has one limit for a batch; where it was too long, a search follows."""
+        limits = [self.limit(source) for source in sources]
+        found = self.hypotheses(sources, max(limits))
+        for place, limit in enumerate(limits):
+            if max(map(len, found[place].hypotheses)) > limit:
+                found[place] = self.hypotheses([sources[place]], limit)[0]
+        return [self.best(result) for result in found]
+
+    def limit(self, source: Pieces) -> int:
+        """The most pieces of a translation, with its end."""
+        return min(len(source) + self.search["extra_length"], self.search["max_length"])
+
+    def hypotheses(self, sources: Sequence[Pieces], limit: int) -> list[Any]:
+        """CTranslate2's results."""
+        return self.translator.translate_batch(sources, max_decoding_length=limit, **self.search["options"])
+
+    def best(self, result: Any) -> Pieces:
+        """The best hypothesis by the run's length penalty; those that ended stand before those that were cut."""
+        ranked = [
+            (pieces[-1:] == [END_PIECE], self.penalised(pieces, log_prob), pieces)
+            for pieces, log_prob in zip(result.hypotheses, result.scores, strict=True)
+        ]
+        return max(ranked, key=lambda one: one[:2])[2]
+
+    def penalised(self, pieces: Pieces, log_prob: float) -> float:
+        """The score of a translation with its end: log P / ((5 + |y|) / 6)^α."""
+        return log_prob / ((5 + len(pieces)) / 6) ** self.search["length_penalty"]
+
+    def scores(self, sources: Sequence[Pieces], translations: Sequence[Pieces]) -> list[float]:
+        """Scores by all probabilities; those of the search leave out the ids that may not be emitted."""
+        texts = [[piece for piece in pieces if piece != END_PIECE] for pieces in translations]
+        results = self.translator.score_batch(sources, texts, max_input_length=0)  # it would cut translations too
+        # CTranslate2 scores an end behind each; a translation that was cut has none.
+        sums = [sum(one.log_probs[: len(pieces)]) for one, pieces in zip(results, translations, strict=True)]
+        return [self.penalised(pieces, log_prob) for pieces, log_prob in zip(translations, sums, strict=True)]
+
+
+def vocabulary(folder: Path, side: str) -> Pieces:
+    """The pieces of "source" or "target", in the order of their ids; a joint vocabulary has one list."""
+    names = (f"{side}_vocabulary.json", "shared_vocabulary.json")
+    (path,) = (folder / name for name in names if (folder / name).is_file())
+    return json.loads(path.read_text(encoding="utf-8"))

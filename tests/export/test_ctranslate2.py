@@ -1,0 +1,332 @@
+"""CTranslate2's models hold the run's weights, and the search around them gives the run's translations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import keras
+import numpy as np
+import pytest
+
+from export import ctranslate2 as exporting
+from export.__main__ import main, planned
+from export.artefacts import Artefact, BrokenArtefact
+from export.certificate import certify, contents_of
+from export.certificate.ctranslate2_runner import Search
+from export.ctranslate2 import export_ctranslate2, search_of, write_model
+from export.ctranslate2_spec import PARTS, require_held
+from export.signatures import Decoding, TrainedRun, Unwritable
+from keras_transformer import family
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.translator import Translator, is_blank
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import read_huggingface, translator_of
+from keras_transformer.models import Encoder, LanguageModel, Transformer
+from keras_transformer.text.tokenizer import END, START, UNKNOWN
+from tests.export.conftest import ODD
+from tests.importing.marian_folder import write_marian
+from tests.layer_check import randomize
+from tests.tiny_text import lines
+
+pytest_plugins = ["tests.tiny_run"]
+
+SOURCES, TARGETS = lines(5, 20), lines(6, 20)
+# Every part and every argument that CTranslate2 can hold stands in one of these.
+HELD: dict[str, dict[str, Any]] = {
+    "the default": {},
+    "pre-norm": {"residual": "pre_norm", "activation": "gelu", "positions": "learned:offset=2,separate=true"},
+    "modern": {
+        "positions": "rotary:base=100", "norm": "rms:epsilon=0.01", "residual": "pre_norm", "feed_forward": "gated",
+        "activation": "silu", "attention": "full:num_key_value_heads=2",
+    },
+    "T5": {
+        "positions": "buckets:num_buckets=8,max_distance=6", "score": "dot", "norm": "rms", "residual": "pre_norm",
+        "feed_forward": "gated:use_bias=true", "activation": "gelu_tanh", "tied_output": False, "embedding_scale": 1.0,
+    },
+    "BART": {
+        "positions": "sinusoidal:offset=2,interpolation=1.5", "embedding_norm": True, "attention_bias": True,
+        "output_bias": True, "norm": "layer:epsilon=0.01", "embedding_scale": 3.0,
+    },
+    "unlike sides": {
+        "positions": "none", "source_vocabulary_size": 50, "encoder_layers": 1, "decoder_layers": 3, "key_dim": 6,
+        "decoder_attention": "full:num_key_value_heads=1",
+    },
+}  # fmt: skip
+REFUSED = {
+    "positions=alibi": "AlibiPositions",
+    "positions=xpos": "XposPositions",
+    "attention=windowed": "WindowedAttention",
+    "attention=local": "LocalAttention",
+    "attention=compressed": "LocalAttention",
+    "score=general": "General",
+    "score=additive": "Additive",
+    "score=location": "Location",
+    "residual=sub_norm": "SubNorm",
+    "residual=none": "NoResidual",
+    "feed_forward=experts": "Experts",
+    "stack=universal": "UniversalStack",
+}
+
+
+def parsed(parts: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with parts that are spelled as on a command line in full."""
+    slots = {name: option.slot for name, option in family.ARGUMENTS.items()}
+    return {
+        name: family.parse(value, slots[name], name) if isinstance(value, str) else value
+        for name, value in parts.items()
+    }
+
+
+def make_run(parts: dict[str, Any], source, target) -> TrainedRun:
+    """A run of a small model with random weights."""
+    keras.utils.set_random_seed(3)
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 16, "intermediate_dim": 32, "max_source_length": 40}
+    model = Transformer(target.vocabulary_size, **{**sizes, **parsed(parts)})
+    randomize(model)
+    return TrainedRun(Translator(model, source, target))
+
+
+@pytest.fixture(scope="module", params=HELD)
+def held(request, tokenizer, other_tokenizer, tmp_path_factory):
+    """A run of a variant, and its folder for CTranslate2."""
+    parts = HELD[request.param]
+    run = make_run(parts, other_tokenizer if "source_vocabulary_size" in parts else tokenizer, tokenizer)
+    (path,) = export_ctranslate2(run, tmp_path_factory.mktemp("held"), Decoding(1, 0.8))
+    return run, path
+
+
+def loaded(path: Path) -> ctranslate2.Translator:
+    return ctranslate2.Translator(str(path), intra_threads=1)
+
+
+def search_in(path: Path, **options: Any) -> Search:
+    """The runner's search, perhaps with other options."""
+    search = Search(loaded(path), path)
+    search.search["options"] |= options
+    return search
+
+
+def ids_of(run: TrainedRun, text: list[str]) -> list[list[int]]:
+    """What an artefact is given for lines of text; of blank ones the end alone."""
+    return [[*row, END] for row in run.tokenizers[0].encode(["" if is_blank(line) else line for line in text])]
+
+
+def rows_of(ids: np.ndarray) -> list[list[int]]:
+    return [np.trim_zeros(row, "b").tolist() for row in ids]
+
+
+def test_it_gives_translations_the_probabilities_of_the_model(held):
+    run, path = held
+    source, target = run.tokenizers
+    sources, targets = source.encode(SOURCES), target.encode(TARGETS)
+    found = loaded(path).score_batch([source.pieces(row) for row in sources], list(map(target.pieces, targets)))
+    expected = run.pipeline.log_probs(sources, [[*row, END] for row in targets])
+    assert [sum(one.log_probs) for one in found] == pytest.approx(list(expected), rel=1e-5, abs=1e-4)
+
+
+def test_greedy_search_gives_the_models_translations_and_scores(held):
+    run, path = held
+    source_ids = ids_of(run, ODD + SOURCES)
+    found = search_in(path)(padded(source_ids))
+    expected = [one for (one,) in run.pipeline.n_best(ODD + SOURCES, num_beams=1, length_penalty=0.8)]
+    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
+
+
+def test_a_limit_holds_for_each_sentence_of_a_batch(translator, tmp_path):
+    (path,) = export_ctranslate2(TrainedRun(translator), tmp_path, Decoding(2, 0.8))
+    lengths = [1, 9, 30]
+    rows = padded([[9] * length + [END] for length in lengths])
+    search = search_in(path, suppress_sequences=[["</s>"], ["<s>"], ["<pad>"]])
+    assert [len(row) for row in rows_of(search(rows)["target_ids"])] == [length + 50 for length in lengths]
+
+
+def test_beams_give_the_models_translations_and_scores(sure, tmp_path):
+    run = TrainedRun(sure)
+    (path,) = export_ctranslate2(run, tmp_path, Decoding(4, 0.8))
+    found = search_in(path)(padded(ids_of(run, ODD + SOURCES)))
+    expected = [one[0] for one in sure.n_best(ODD + SOURCES, num_beams=4, length_penalty=0.8)]
+    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert found["score"] == pytest.approx([one.score for one in expected], rel=1e-5, abs=1e-4)
+
+
+class Result(NamedTuple):
+    """What CTranslate2 gives for a sentence."""
+
+    hypotheses: list[list[str]]
+    scores: list[float]
+
+
+@pytest.mark.parametrize(("length_penalty", "best"), [(0.0, "a"), (0.3, "a"), (1.0, "bbbbbb")])
+def test_hypotheses_are_ranked_by_the_models_own_length_penalty(exported_ctranslate2, length_penalty, best):
+    search = search_in(exported_ctranslate2 / "ctranslate2")
+    search.search["length_penalty"] = length_penalty
+    hypotheses = [[*pieces, "</s>"] for pieces in ("a", "bbbbbb", "ccc")] + [list("cut")]
+    # The second is worse by as much as α = 0.69 makes good: (12 / 7)^α = 1.45.
+    found = search.best(Result(hypotheses, [-2.0, -2.9, -3.0, -0.1]))
+    assert "".join(found[:-1]) == best
+    assert search.best(Result(hypotheses[3:], [-0.1])) == list("cut")
+
+
+def test_the_certificate_holds_and_nothing_of_ours_ran(exported_ctranslate2):
+    certificate = json.loads((exported_ctranslate2 / "certificate.json").read_text(encoding="utf-8"))
+    (entry,) = certificate["entries"]
+    assert (entry["name"], entry["takes"], entry["holds"]) == ("ctranslate2", "pieces", True)
+    assert entry["judgement"]["measured"]["modules"] == []
+    assert "ctranslate2" in entry["judgement"]["measured"]["versions"]
+    assert "ranked by the model's length penalty" in entry["held_against"]
+
+
+def test_a_search_emits_no_control_id_but_the_end(tokenizer, tmp_path):
+    run = make_run({"output_bias": True, "num_control_ids": 6}, tokenizer, tokenizer)
+    run.model.output_embedding.bias.assign([20.0 if id < 6 and id != END else 0.0 for id in range(64)])
+    (path,) = export_ctranslate2(run, tmp_path, Decoding(3, 0.8))
+    ids = search_in(path)(padded([[*row, END] for row in tokenizer.encode(SOURCES)]))["target_ids"]
+    assert not np.isin(ids, [UNKNOWN, START, 4, 5]).any() and ids.any()
+
+
+def test_a_translation_may_be_empty(tokenizer, tmp_path):
+    run = make_run({"output_bias": True}, tokenizer, tokenizer)
+    run.model.output_embedding.bias.assign([30.0 if id == END else 0.0 for id in range(64)])
+    (path,) = export_ctranslate2(run, tmp_path, Decoding(1))
+    assert rows_of(search_in(path)(padded(ids_of(run, SOURCES)))["target_ids"]) == [[END]] * len(SOURCES)
+
+
+def test_an_imported_marian_model_gives_the_same_translations(tmp_path):
+    pipeline = translator_of(read_huggingface(write_marian(tmp_path / "marian")))
+    run = TrainedRun(pipeline)
+    (path,) = export_ctranslate2(run, tmp_path, run.decoding(num_beams=1))
+    found = search_in(path)(padded(ids_of(run, SOURCES[:6])))
+    expected = [one for (one,) in pipeline.n_best(SOURCES[:6], num_beams=1)]
+    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
+    assert {file.name for file in path.iterdir()} >= {"source_vocabulary.json", "target_vocabulary.json"}
+
+
+@pytest.mark.parametrize(("variant", "name"), REFUSED.items())
+def test_what_ctranslate2_lacks_is_refused_by_its_name(variant, name):
+    slot, part = variant.split("=")
+    model = Transformer(64, 2, 2, 16, 32, max_source_length=40, **parsed({slot: part}))
+    with pytest.raises(Unwritable, match=f"ctranslate2 in int8 can write only .* with {name} there"):
+        require_held(model, "int8")
+
+
+def test_every_variant_is_held_or_refused():
+    variants = {f"{slot}={name}" for slot, parts in family.SLOTS.items() for name in parts}
+    classes = {f"{slot}={name}": part.load() for slot, parts in family.SLOTS.items() for name, part in parts.items()}
+    assert {name for name in variants if classes[name] not in PARTS} == REFUSED.keys()
+
+
+@pytest.mark.parametrize("model_class", [LanguageModel, Encoder])
+def test_models_of_other_kinds_are_refused_by_their_names(model_class):
+    with pytest.raises(Unwritable, match=f"with {model_class.__name__} there"):
+        require_held(model_class(64, num_layers=1, num_heads=2, hidden_dim=16, intermediate_dim=32), "float32")
+
+
+def test_a_part_that_was_put_in_by_hand_is_refused(tiny_model):
+    twin = Transformer.from_config(tiny_model.get_config())
+    require_held(twin, "float32")
+    twin.encoder_blocks[0].feed_forward_residual.norm.epsilon = 0.5
+    with pytest.raises(Unwritable, match=r"encoder_stack\.blocks\[0\]\.feed_forward_residual\.norm\.epsilon"):
+        require_held(twin, "float32")
+
+
+def test_the_command_refuses_before_it_writes(tokenizer, tmp_path, capsys):
+    pipeline = make_run({"score": "general"}, tokenizer, tokenizer).pipeline
+    assert isinstance(pipeline, Translator)
+    pipeline.save(tmp_path / "run")
+    flags = ["--format", "onnx", "ctranslate2", "--out", str(tmp_path / "out")]
+    assert main([str(tmp_path / "run"), *flags]) == 2
+    assert "with General there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_missing_package_names_its_extra(monkeypatch, built_run, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(RequestError, match=r"'keras-transformer\[ctranslate2\]', or .* -e '\.\[ctranslate2\]'"):
+        planned(["ctranslate2"], ["float32"])
+    assert main([str(built_run), "--format", "ctranslate2", "--out", str(tmp_path / "out")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    planned(["onnx"], ["float32"])
+
+
+def test_an_export_without_a_format_is_without_ctranslate2():
+    from export.__main__ import make_parser
+
+    assert "ctranslate2" not in make_parser().parse_args(["run"]).format
+
+
+def test_precisions_differ_in_size(translator, tmp_path):
+    paths = [
+        export_ctranslate2(TrainedRun(translator), tmp_path, None, one)[0] for one in ("float32", "float16", "int8")
+    ]
+    sizes = [(path / "model.bin").stat().st_size for path in paths]
+    assert [path.name for path in paths] == ["ctranslate2", "ctranslate2-float16", "ctranslate2-int8"]
+    assert sizes[0] > 1.5 * sizes[1] and sizes[1] > sizes[2]
+    assert json.loads((paths[2] / "metadata.json").read_text())["precision"] == "int8"
+
+
+def test_a_folder_appears_whole_or_not_at_all(translator, tmp_path, monkeypatch):
+    run = TrainedRun(translator)
+    (path,) = export_ctranslate2(run, tmp_path)
+    before = (path / "model.bin").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(exporting, "search_of", full)  # the last of the files fails
+    with pytest.raises(OSError, match="No space left"):
+        export_ctranslate2(run, tmp_path)
+    assert (path / "model.bin").read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["ctranslate2"]
+
+
+def test_something_else_in_its_place_is_not_replaced(translator, tmp_path):
+    (tmp_path / "ctranslate2").mkdir()
+    (tmp_path / "ctranslate2" / "letter").write_text("dear ...")
+    with pytest.raises(RequestError, match="remove it"):
+        export_ctranslate2(TrainedRun(translator), tmp_path)
+    assert (tmp_path / "ctranslate2" / "letter").read_text() == "dear ..."
+
+
+def test_the_same_run_gives_the_same_bytes(translator, tmp_path):
+    paths = [export_ctranslate2(TrainedRun(translator), tmp_path / name)[0] for name in "ab"]
+    contents = [{file.name: file.read_bytes() for file in path.iterdir()} for path in paths]
+    assert contents[0] == contents[1]
+    assert {*contents[0]} == {
+        "model.bin", "config.json", "shared_vocabulary.json", "tokenizer.model", "metadata.json",
+    }  # fmt: skip
+
+
+def test_contents_and_damage(translator, tmp_path):
+    run = TrainedRun(translator)
+    (path,) = export_ctranslate2(run, tmp_path, Decoding(2))
+    artefact = Artefact(path, "ctranslate2", "pieces", "float32")
+    found = contents_of(artefact)
+    assert found.opset == {"binary": 6, "TransformerSpec": 7} and not found.operators
+    assert found.bytes == sum(file.stat().st_size for file in path.iterdir())
+    model = (path / "model.bin").read_bytes()
+    (path / "model.bin").write_bytes(model[: len(model) // 2])
+    (entry,) = certify(run, tmp_path, [artefact], Decoding(2), SOURCES[:2]).entries
+    assert not entry.holds and entry.verified == "nothing" and entry.reason
+    (path / "model.bin").write_bytes(model[:5])
+    with pytest.raises(BrokenArtefact, match="it cannot be read"):
+        contents_of(artefact)
+
+
+def test_the_search_is_that_of_the_export(translator):
+    run = TrainedRun(translator)
+    search = search_of(run, Decoding(3, 0.7, max_length=9))
+    assert search["options"]["beam_size"] == search["options"]["num_hypotheses"] == 3
+    assert search["options"]["suppress_sequences"] == [["<pad>"], ["<s>"]]
+    assert (search["length_penalty"], search["max_length"], search["extra_length"]) == (0.7, 9, 50)
+    assert search_of(run, Decoding(max_length=9_999))["max_length"] == 90 == search_of(run, Decoding())["max_length"]
+
+
+def test_a_model_for_ctranslate2_alone_needs_no_search(translator, tmp_path):
+    write_model(TrainedRun(translator), tmp_path, "float32")
+    assert {file.name for file in tmp_path.iterdir()} == {"model.bin", "config.json", "shared_vocabulary.json"}
