@@ -151,7 +151,7 @@ class _TensorFlowFit(_WeightedFit):
         if has_weights != takes_a_mean:
             if takes_a_mean and training and (self.micro_batches > 1 or self.r_drop):
                 raise ValueError(
-                    "`micro_batches` must be 1 and `r_drop` 0 for a loss that takes a mean, unless sample weights come: "
+                    "`micro_batches` must be 1 and `r_drop` 0 for a loss that takes a mean, unless weights come: "
                     "give weights, or a loss whose reduction is 'sum'. Received: "
                     f"micro_batches={self.micro_batches}, r_drop={self.r_drop}"
                 )

@@ -51,6 +51,7 @@ class RunFolder:
         self.items = self.path / "items.txt"
         self.valid_images = self.path / "validation.npz"
         self.cleaning = self.path / "cleaning.json"
+        self.cleaning_more = self.path / "cleaning-more.json"
         self.metrics = self.path / "metrics.csv"
         self.curves = self.path / "curves.png"
         self.samples = self.path / "samples.txt"
@@ -59,7 +60,16 @@ class RunFolder:
     def parts(self) -> list[Path]:
         """Every path that a run may have in its folder; whatever else lies there is not the run's."""
         validation = [self.valid_source, self.valid_target, self.valid_text, self.valid_images]
-        records = [*validation, self.items, self.cleaning, self.metrics, self.curves, self.samples, self.tensorboard]
+        records = [
+            *validation,
+            self.items,
+            self.cleaning,
+            self.cleaning_more,
+            self.metrics,
+            self.curves,
+            self.samples,
+            self.tensorboard,
+        ]
         tokenizers = {*self.tokenizers(False), *self.tokenizers(True)}
         return [self.config, self.model, self.checkpoints, self.cache, *records, *sorted(tokenizers)]
 

@@ -682,7 +682,7 @@ TEXT = [
         "training/test_cleaned_runs.py",
         PACKAGE,
         ("yield from compress(corpus.train(), is_kept())", "return compress(corpus.train(), is_kept())"),
-        ("self.items, self.cleaning, self.metrics", "self.items, self.metrics"),
+        ("self.items, self.cleaning, self.cleaning_more", "self.items, self.cleaning_more"),
     ),
     *by(
         "commands/test_evaluate.py",
@@ -873,6 +873,23 @@ TRAINING = [
         ("self._compiled_gradients = None\n        if", "if"),
     ),
     *by(
+        "text/test_mixing.py",
+        f"{PACKAGE}/text",
+        ("return ((start + source if source.strip() else source, target)", "return ((start + source, target)"),
+        ("more, more_tags = corpus.more, [*there,", "more, more_tags = corpus.more, ["),
+        ("valid=lambda: tagged(corpus.valid(), *there)", "valid=corpus.valid"),
+        ("sha256_of([corpus.identity, more.identity])", "corpus.identity"),
+        ("one.type == one.USER_DEFINED and one.piece != LINE_BREAK", "one.type == one.USER_DEFINED"),
+        ("for part in self._around_whole.split(word) if part", "for part in [word]"),
+    ),
+    *by(
+        "training/test_mixed_runs.py",
+        f"{PACKAGE}",
+        ("run.corpus = replace(run.corpus, more=further)", "pass"),
+        ("if missing := [tag for tag in tags if tag not in tokenizers.source.tags]", "if missing := []"),
+        ("else start + text for text in texts]", "else text for text in texts]"),
+    ),
+    *by(
         "test_r_drop.py",
         f"{PACKAGE}",
         ("return r_drop.twice(data) if self.r_drop else data", "return data"),
@@ -1035,7 +1052,7 @@ TRAINING = [
         ),
         ('{**inherited, **usual} if "preset" in given else {**usual, **inherited}', "{**inherited, **usual}"),
         ("lambda x: 0 <= x < 1,", "lambda x: 0 <= x <= 1,"),
-        ("    _check_together(settings)", "    pass"),
+        ("    check_together(settings)", "    pass"),
     ),
     *by(
         "training/test_settings.py",

@@ -1,4 +1,4 @@
-"""R-Drop against its equations (Wu et al. 2021, arXiv 2106.14448), with a model whose two passes differ as is wished."""
+"""R-Drop against its equations (Wu et al. 2021, arXiv 2106.14448), with a model whose two passes differ as wished."""
 
 from __future__ import annotations
 

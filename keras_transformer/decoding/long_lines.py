@@ -61,12 +61,24 @@ class LongLines:
         if not self.splits or sentence.prefix:
             self.num_unsplit += self.way == "split"
             return [sentence]
-        texts = divided(line, self.most, lambda texts: list(map(len, self.tokenizer.encode(texts))))
-        sources = filter(None, self.tokenizer.encode(["" if is_blank(text) else text for text in texts]))
+        start, text = self._without_tags(line)
+        texts = divided(text, self.most, lambda texts: list(map(len, self._encoded(texts, start))))
+        sources = filter(None, self._encoded(texts, start))
         return [
             Sentence(free + part - 1 if part else sentence.place, sentence.number, source, [], part)
             for part, source in enumerate(sources)
         ]
+
+    def _encoded(self, texts: Sequence[str], start: str) -> list[list[int]]:
+        """The pieces of texts that begin with `start`; none of a blank text."""
+        return self.tokenizer.encode(["" if is_blank(text) else start + text for text in texts])
+
+    def _without_tags(self, line: str) -> tuple[str, str]:
+        """The tags before a line, which each of its parts begins with, and the rest."""
+        rest = line.lstrip()
+        while tag := next(filter(rest.startswith, self.tokenizer.tags), None):
+            rest = rest.removeprefix(tag).lstrip()
+        return (line[: len(line) - len(rest)], rest) if self.tokenizer.tags else ("", line)
 
     def joined(
         self, found: list[list[Hypothesis]], places: dict[int, list[int]], num_lines: int

@@ -7,7 +7,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,6 +80,7 @@ class Corpus(Generic[Item]):
         identity: the SHA-256 of the text, with which a resumed run checks that its corpus is the same.
         recipe: settings that suit the corpus; they override those of a preset.
         lines: each call returns the line numbers of `train`, from 1; None if every line is in `train`.
+        more: further text to train on, beside the corpus's own.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Corpus(Generic[Item]):
     identity: str
     recipe: dict[str, Any] = field(default_factory=dict)
     lines: Callable[[], Iterator[int]] | None = None
+    more: Corpus[Item] | None = None
 
     def numbered(self) -> Iterator[tuple[int, Item]]:
         """What to train on, each with the number of its line."""
@@ -151,6 +153,17 @@ def corpus_from_files(
         return (number for number, _ in train.apart_from(held_out))
 
     return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity, lines=lines)
+
+
+def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus[Pair]:
+    """The corpus with further pairs from files, all of them to train on, such as pairs that a model made half of.
+
+    Raises:
+        RequestError: see `corpus_from_files`.
+    """
+    files = _ParallelFiles(Path(source), Path(target))
+    more = Corpus(f"{source}, {target}", None, None, files.pairs, corpus.valid, files.identity)
+    return replace(corpus, more=more, identity=sha256_of([corpus.identity, more.identity]))
 
 
 class _ParallelFiles:

@@ -42,7 +42,7 @@ class SubwordSampler:
     Unigram: draws from all segmentations, each weighted by its probability to the power `alpha`, by forward filtering
     and backward sampling (Kudo 2018, arXiv 1804.10959). BPE: skips each possible merge at each step with the
     probability `alpha` (Provilkov et al. 2020, arXiv 1910.13267). Words are drawn one by one, because no piece crosses
-    a space.
+    a space. A tag is never divided.
 
     Args:
         tokenizer: the vocabulary.
@@ -53,8 +53,9 @@ class SubwordSampler:
 
     def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str):
         model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]
-        drawn_types = (model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED)
-        pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type in drawn_types]
+        pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type == piece.NORMAL]
+        self._whole = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.USER_DEFINED}
+        self._around_whole = re.compile("({})".format("|".join(map(re.escape, self._whole)) or "(?!)"))
         self._ids = {piece.piece: id for id, piece in pieces}
         self._scores = {piece.piece: piece.score for _, piece in pieces}
         self._longest = max(map(len, self._ids))
@@ -69,7 +70,8 @@ class SubwordSampler:
     def sample(self, line: str) -> list[int]:
         """Ids of one segmentation of a line; a run of unknown characters is one id."""
         words = re.findall("▁[^▁]*|^[^▁]+", self._normalize(line))
-        ids = [id for word in words for id in self._draw(word)]
+        parts = [part for word in words for part in self._around_whole.split(word) if part]
+        ids = [id for part in parts for id in ([self._whole[part]] if part in self._whole else self._draw(part))]
         return [id for unit, run in groupby(ids) for id in ([UNKNOWN] if unit == UNKNOWN else run)]
 
     def _draw_unigram(self, word: str) -> list[int]:

@@ -92,6 +92,12 @@ class Tokenizer:
         """Whether id 4 is the mask, which no text gives."""
         return self._processor.id_to_piece(MASK) == MASK_PIECE and self._processor.is_control(MASK)
 
+    @property
+    def tags(self) -> list[str]:
+        """Words before a source that are one piece wherever they stand, such as `<2de>`."""
+        pieces = self._specification().pieces
+        return [one.piece for one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK]
+
     def decoding_model(self) -> bytes:
         """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""
         if not self.has_unused_pieces:
@@ -117,6 +123,7 @@ class Tokenizer:
         num_threads: int = 1,
         keeps_text: bool = False,
         has_mask: bool = False,
+        tags: Sequence[str] = (),
     ) -> Tokenizer:
         """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
 
@@ -125,7 +132,7 @@ class Tokenizer:
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
         give the lines of both languages. With `keeps_text`, text is not normalised, and a line break is a piece.
-        With `has_mask`, id 4 is the mask.
+        With `has_mask`, id 4 is the mask. Each of the `tags`, such as `<2de>`, is one piece wherever it stands.
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
@@ -135,9 +142,13 @@ class Tokenizer:
             raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
         if vocabulary_size <= len(CONTROL_PIECES):
             raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
+        if reserved := {*tags} & {*CONTROL_PIECES, MASK_PIECE}:
+            raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
         sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
         try:
             options = {**(_KEEPING_TEXT if keeps_text else _NORMALISING), **(_MASK if has_mask else {})}
+            if tags:
+                options["user_defined_symbols"] = [*options.get("user_defined_symbols", []), *tags]
             return cls(_trained_model(sample, vocabulary_size, model_type, num_threads, options))
         except RuntimeError as error:
             raise _training_error(str(error), vocabulary_size) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
@@ -15,12 +16,17 @@ SHOWN_CHARACTERS = 60  # of an example on standard error
 
 
 def clean(run: Run) -> None:
-    """Leaves pairs out of the run's training text, if the run has `--clean`.
+    """Leaves pairs out of the run's training text and its further pairs, if the run has `--clean`.
 
     The text is read when the run first asks for it. A run that goes on with text that is tokenised already does not.
     """
-    if run.settings.clean:
-        run.corpus = cleaned(run.corpus, lambda found: _tell(run, found))
+    if not run.settings.clean:
+        return
+    corpus, folder = run.corpus, run.folder
+    run.corpus = cleaned(corpus, lambda found: _tell(run, corpus.name, found, folder.cleaning))
+    if more := corpus.more:
+        further = cleaned(more, lambda found: _tell(run, more.name, found, folder.cleaning_more))
+        run.corpus = replace(run.corpus, more=further)
 
 
 def tell_of_overlap(overlap: Overlap) -> None:
@@ -32,8 +38,8 @@ def tell_of_overlap(overlap: Overlap) -> None:
         )
 
 
-def _tell(run: Run, found: Cleaning) -> None:
-    say(f"{run.corpus.name}: --clean keeps {found.num_kept:,} of {len(found.reasons):,} pairs")
+def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
+    say(f"{name}: --clean keeps {found.num_kept:,} of {len(found.reasons):,} pairs")
     for reason, examples in found.examples.items():
         first = examples[0]
         place = f"line {first.line:,}" + (f" as line {first.like:,}" if first.like else "")
@@ -49,5 +55,5 @@ def _tell(run: Run, found: Cleaning) -> None:
             "left_out": found.counts,
             "examples": {reason: [asdict(one) for one in examples] for reason, examples in found.examples.items()},
         }
-        write_text(run.folder.cleaning, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-        say(f"{run.folder.cleaning} has more examples")
+        write_text(report_path, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+        say(f"{report_path} has more examples")

@@ -15,7 +15,8 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The parent's text, how it was cleaned, and the machine that it ran on, are not handed on.
 NOT_INHERITED = (
     "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
-    "valid_images", "clean", "tokenizer", "init_from", "word_vectors", "devices", "threads",
+    "valid_images", "clean", "more_source", "more_target", "more_tag", "copies", "both_directions",
+    "tokenizer", "init_from", "word_vectors", "devices", "threads",
 )  # fmt: skip
 
 

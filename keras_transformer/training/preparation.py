@@ -16,6 +16,7 @@ from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.cleaning import Overlap
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
+from keras_transformer.text.mixing import directions, mixed
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
 from keras_transformer.training.cleaning import tell_of_overlap
@@ -54,10 +55,12 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
         num_replicas: of all workers.
 
     Raises:
-        RequestError: the text does not support the vocabulary, or cleaning leaves nothing of it.
+        RequestError: the text does not support the vocabulary, the vocabulary has no piece for a tag, or cleaning
+            leaves nothing of the text.
     """
     settings = run.settings
-    tokenizers = _tokenizers(run)
+    tags = _mix(run)
+    tokenizers = _tokenizers(run, tags)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
     train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)
@@ -69,6 +72,13 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)
     sources, targets = [source for source, _ in valid_pairs], [target for _, target in valid_pairs]
     return Text(tokenizers, plan, valid_plan, sources, targets)
+
+
+def _mix(run: Run) -> list[str]:
+    """Puts further pairs and the other direction into the training text, where asked for; returns the tags."""
+    settings, corpus = run.settings, run.corpus
+    run.corpus = mixed(corpus, settings.copies, settings.more_tag, settings.both_directions)
+    return [*(directions(corpus) if settings.both_directions else ()), *filter(None, [settings.more_tag])]
 
 
 def validation_pairs(run: Run) -> list[Pair]:
@@ -153,7 +163,17 @@ def one_tokenizer(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) ->
     return tokenizer
 
 
-def _tokenizers(run: Run) -> Tokenizers:
+def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
+    tokenizers = _tokenizers_of(run, tags)
+    if missing := [tag for tag in tags if tag not in tokenizers.source.tags]:
+        raise RequestError(
+            f"expected a vocabulary with the tag {missing[0]} as one piece; received that of "
+            f"{run.settings.tokenizer or run.settings.init_from}: leave it out, or begin with a run that has the tag"
+        )
+    return tokenizers
+
+
+def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
     settings, folder = run.settings, run.folder
     source_path, target_path = folder.tokenizers(settings.separate_vocabularies)
     if run.is_resumed and source_path.is_file() and target_path.is_file():
@@ -166,24 +186,24 @@ def _tokenizers(run: Run) -> Tokenizers:
         tokenizers = Tokenizers(joint, joint)
     else:
         with naming_files(training_files(settings)):
-            tokenizers = _learned_tokenizers(run)
+            tokenizers = _learned_tokenizers(run, tags)
     if run.is_chief:
         tokenizers.source.save(source_path)
         tokenizers.target.save(target_path)
     return tokenizers
 
 
-def _learned_tokenizers(run: Run) -> Tokenizers:
+def _learned_tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     pairs = run.corpus.train
     if run.settings.separate_vocabularies:
-        source = learned(run, lambda: (source for source, _ in pairs()))
+        source = learned(run, lambda: (source for source, _ in pairs()), tags=tags)
         target = learned(run, lambda: (target for _, target in pairs()))
         return Tokenizers(source, target)
-    joint = learned(run, lambda: (line for pair in pairs() for line in pair))
+    joint = learned(run, lambda: (line for pair in pairs() for line in pair), tags=tags)
     return Tokenizers(joint, joint)
 
 
-def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: bool) -> Tokenizer:
+def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokenizer:
     """Learns a vocabulary; of the largest size that the text supports if the run may lower the size.
 
     Args:

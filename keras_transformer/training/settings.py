@@ -13,6 +13,7 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import PRESETS
+from keras_transformer.training.combinations import check_together
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
 
 DEFAULT_PRESET = "tiny"
@@ -109,6 +110,21 @@ class Settings:
     clean: bool = _switch(
         "leave out duplicate pairs, copies of the source, pairs in another script, and pairs of validation; "
         "cleaning.json in the run folder reports them"
+    )
+    more_source: str | None = _flag(
+        None, "further text to train on, such as translations back from --more-target; none of it is held out"
+    )
+    more_target: str | None = _flag(None, "the translation of --more-source, line by line")
+    more_tag: str | None = _flag(
+        None,
+        "begin each line of --more-source with this tag, such as <bt>",
+        lambda x: bool(re.fullmatch(r"<[^<>\s]+>", x)),
+        "a name in angle brackets, such as <bt>",
+    )
+    copies: int = _count(1, "train on the corpus this many times for each time of --more-source")
+    both_directions: bool = _switch(
+        "translate from target to source too; a source begins with the tag of the language to translate into, such as "
+        "<2de>, or <2target> and <2source> for your own text"
     )
     # Model
     preset: str = _flag(
@@ -265,36 +281,7 @@ def check(settings: Settings) -> None:
             raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
     with _told_as_flags():
         family.complete(settings.model_arguments(), TASKS[settings.task].kind)
-    _check_together(settings)
-
-
-def _check_together(settings: Settings) -> None:
-    if (settings.source is None) != (settings.target is None):
-        raise RequestError("--source and --target go together; received only one of them")
-    if settings.source is None and (settings.valid_source or settings.valid_target):
-        raise RequestError("--valid-source and --valid-target need --source and --target; received none")
-    if settings.source and settings.text:
-        raise RequestError("--text is one text, and --source and --target are pairs of texts; received both: give one")
-    if settings.clean and settings.source is None and settings.task != "translation":
-        raise RequestError("--clean is for pairs: give --source and --target too; received none")
-    if settings.valid_text and settings.text is None:
-        raise RequestError("--valid-text needs --text; received none")
-    if settings.valid_images and settings.images is None:
-        raise RequestError("--valid-images needs --images; received none")
-    if settings.random_shift >= settings.image_size:
-        raise RequestError(
-            f"--random-shift must be less than --image-size, {settings.image_size}; received: {settings.random_shift}"
-        )
-    if settings.vocabulary_type == "char" and settings.task == "translation":
-        raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
-    if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
-        raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
-    if settings.word_vectors and settings.init_from:
-        raise RequestError(
-            "--word-vectors begins an embedding, and --init-from brings a whole model; received both: give one"
-        )
-    if settings.task == "translation" and settings.patience and not settings.bleu_sentences:
-        raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
+    check_together(settings)
 
 
 def as_given(given: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,8 @@ _OF_TEXT = frozenset({"vocabulary_type", "tokenizer", "word_vectors"}) | _OF_IDS
 _OF_TRANSLATION = frozenset(
     {
         "data_dir", "separate_vocabularies", "sampling", "static_shapes", "bleu_sentences", "encoder_layers",
-        "decoder_layers", "decoder_attention", "max_source_length",
+        "decoder_layers", "decoder_attention", "max_source_length", "more_source", "more_target", "more_tag", "copies",
+        "both_directions",
     }
 )  # fmt: skip
 _OF_PAIRS = frozenset({"source", "target", "valid_source", "valid_target", "max_length", "clean"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import bleu
 from keras_transformer.models import make_model
-from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus
+from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.training.preparation import Text, prepare_text
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
@@ -24,14 +24,18 @@ prepare = prepare_text
 
 
 def corpus(settings: Settings) -> Corpus[Pair]:
-    """The user's own parallel text, or a named corpus.
+    """The user's own parallel text, or a named corpus, with further pairs if there are some.
 
     Raises:
         RequestError: see `corpus_from_files` and `load_corpus`.
     """
     if settings.source is not None and settings.target is not None:
-        return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
-    return load_corpus(settings.name, settings.data_dir)
+        found = corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+    else:
+        found = load_corpus(settings.name, settings.data_dir)
+    if settings.more_source is not None and settings.more_target is not None:
+        return with_more(found, settings.more_source, settings.more_target)
+    return found
 
 
 def loss(settings: Settings) -> keras.losses.Loss:

@@ -260,6 +260,11 @@ def test_fine_tuning_begins_with_the_weights_of_that_run(begin, built_run, tiny_
 
 # What only a whole run shows: flag, and the test that sees it.
 ELSEWHERE = {
+    **dict.fromkeys(
+        ("more_source", "more_target", "more_tag", "copies"),
+        "training/test_mixed_runs.py::test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus",
+    ),
+    "both_directions": "training/test_mixed_runs.py::test_both_directions_validate_with_the_tag_that_users_give",
     "task": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
     "text": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
     "context_length": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
