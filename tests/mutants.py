@@ -675,14 +675,14 @@ TEXT = [
         f"{PACKAGE}/training",
         ("        clean(run)\n", ""),
         ("    tell_of_overlap(overlap)\n", ""),
-        ('"valid_images", "clean", "tokenizer"', '"valid_images", "tokenizer"'),
+        ('"valid_images", "clean", "more_source"', '"valid_images", "more_source"'),
         ("if settings.clean and settings.source is None", "if False and settings.source is None"),
     ),
     *by(
         "training/test_cleaned_runs.py",
         PACKAGE,
         ("yield from compress(corpus.train(), is_kept())", "return compress(corpus.train(), is_kept())"),
-        ("self.items, self.cleaning, self.cleaning_more", "self.items, self.cleaning_more"),
+        ("            self.cleaning,\n", ""),
     ),
     *by(
         "commands/test_evaluate.py",
