@@ -18,6 +18,7 @@ from export.__main__ import FORMATS, main, write_artefacts
 from export.certificate import artefacts_in, certify, comparison, runner
 from export.certificate.execution import Execution
 from export.certificate.judgement import Judge
+from export.forms import Form, Searching
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, open_run
 from keras_transformer import family
 from keras_transformer import run_folder as runs
@@ -195,6 +196,8 @@ def runs_here(subject, monkeypatch):
         monkeypatch.setattr(tf.config.threading, name, lambda count: None)
     monkeypatch.setattr(comparison, "judge_of", lambda run, decoding, *_: subject.judge_of(decoding))
     monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
+    # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
+    monkeypatch.setattr(Searching, "signatures", Form.signatures)
 
 
 @pytest.mark.usefixtures("runs_here")
