@@ -49,8 +49,9 @@ def compiled_model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("home", ["keras_transformer", "keras_transformer.models"])
-def test_importing_the_model_is_quiet(home):
-    assert python(f"from {home} import Transformer").stderr == ""
+def test_importing_the_model_is_quiet_and_leaves_the_garbage_collector_on(home):
+    done = python(f"import gc\nfrom {home} import Transformer\nprint(gc.isenabled())")
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.mark.parametrize(
