@@ -163,7 +163,10 @@ from keras_transformer.training import records
 from tests.interrupted import interrupt
 records.Records._write_curves = lambda self: None  # the picture takes longer than the steps
 from export.__main__ import main as export
+from export.forms import Form, Searching
 from keras_transformer.__main__ import main as command
+# A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
+Searching.signatures = Form.signatures
 
 outcomes = {{}}
 def run(name, main, *arguments):

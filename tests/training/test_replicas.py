@@ -102,17 +102,16 @@ CASES = {
         assert_same(trained(1, sgd), trained(1, sgd, weighted=False, micro_batches=5), 1e-6)
     """,
     "the ponder cost is the mean over all tokens of the batch": """
-        again = functools.partial(trained.__wrapped__, optimizer=sgd, encoder_layers=3, decoder_layers=2)
+        one_shape = list(batches(steps=1)) * 5
+        again = functools.partial(trained.__wrapped__, optimizer=sgd, encoder_layers=2, data=lambda: one_shape)
         def costing(cost):
             return {"name": "universal", "ponder_cost": cost}
         once, free = again(stack=costing(0.5)), again(stack=costing(0.0))
         assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0])) > 1e-3
         np.testing.assert_allclose(once[1]["loss"], free[1]["loss"], 0.02, err_msg="that of the labels alone")
-        for spread_out in dict(micro_batches=3), dict(num_replicas=2, micro_batches=2):
+        compiled = dict(num_replicas=2, jit_compile=True)
+        for spread_out in dict(micro_batches=3), dict(num_replicas=2, micro_batches=2), compiled:
             assert_same(once, again(stack=costing(0.5), **spread_out), 1e-6)
-        one_shape = list(batches(steps=1)) * 5
-        compiled = functools.partial(again, stack=costing(0.5), data=lambda: one_shape)
-        assert_same(compiled(), compiled(num_replicas=2, jit_compile=True), 1e-6)
     """,
     "any loss of Keras learns from weighted batches what their weighted sum teaches": """
         expected = trained(1, sgd, loss=SmoothedCrossEntropy(0.0))
