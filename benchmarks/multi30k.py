@@ -2,6 +2,9 @@
 
     python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
 
+Several runs are an ensemble: each piece has the mean of their probabilities. `--split val` scores the validation text
+in the same ways, so that a choice needs no look at the test set.
+
 * cased and detokenised, with sacreBLEU's default tokenisation (13a) and beam 4;
 * like the published figures of this test set: both sides Moses-tokenised and lower-cased, `tok:none`, beam 5.
 
@@ -25,24 +28,26 @@ from keras_transformer.text.corpora import multi30k_file, read_lines
 
 
 def main() -> None:
-    """Translates the test set twice, and prints sacreBLEU's scores.
+    """Translates the text twice, and prints sacreBLEU's scores.
 
     Raises:
-        RequestError: there is no such run, it was not trained on Multi30k, or sacremoses is missing.
+        RequestError: there is no such run, it was not trained on Multi30k, the runs' vocabularies differ, or sacremoses
+            is missing.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run")
-    parser.add_argument("--data-dir", help="folder with test_2016_flickr.* (default: fetch it)")
+    parser.add_argument("runs", metavar="RUN", nargs="+")
+    parser.add_argument("--split", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
+    parser.add_argument("--data-dir", help="folder with the files of Multi30k (default: fetch it)")
     parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
     arguments = parser.parse_args()
-    corpus = read_config(arguments.run).get("corpus", {})
+    corpus = read_config(arguments.runs[0]).get("corpus", {})
     if not str(corpus.get("name")).startswith("multi30k:"):
         raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
     languages = corpus["source_language"], corpus["target_language"]
     tokenize = moses(languages[1])
-    files = [multi30k_file("test_2016_flickr", language, arguments.data_dir) for language in languages]
+    files = [multi30k_file(arguments.split, language, arguments.data_dir) for language in languages]
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
-    translator = keras_transformer.load(arguments.run)
+    translator = keras_transformer.load_ensemble(arguments.runs)
 
     def translate(num_beams: int) -> list[str]:
         return translator.translate(sources, num_beams=num_beams)
