@@ -13,6 +13,7 @@ from keras_transformer.commands import (
     attention,
     classify,
     compare,
+    distill,
     evaluate,
     generate,
     importing,
@@ -70,6 +71,10 @@ COMMANDS = {
     "compare": Command(
         compare.compare, "compare runs with the first on the same text: a JSON object for each", compare.add_options,
         takes="",
+    ),
+    "distill": Command(
+        distill.distill, "let translators teach a smaller one: they translate a text, and it learns from that",
+        distill.add_options, takes="a teacher: " + RUN_OR_EXPORT,
     ),
     "generate": Command(generate.generate, "continue prompts with a language model", generate.add_options),
     "classify": Command(

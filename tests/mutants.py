@@ -1718,6 +1718,44 @@ ENSEMBLES = by(
     ("if others_of(arguments):\n            raise", "if False:\n            raise"),
     ("if others_of(arguments):\n        yield", "if False:\n        yield"),
 )
+DISTILLATION = [
+    *by(
+        "text/test_distillation.py",
+        f"{PACKAGE}/text/distillation.py",
+        ("if not translation.is_finished:", "if False:"),
+        ("if not source.strip():", "if False:"),
+        ("if _is_absurd(", "if False and _is_absurd("),
+        ("longer > FEW_LETTERS and longer", "longer"),
+        ("> max(MAX_TIMES, times_in_a_row(source)):", "> MAX_TIMES:"),
+        ("same = same + 1 if word == before else 0", "same += word == before"),
+        ("text.casefold().split()", "text.split()"),
+        ("if any(len(word) > LONG_WORD for word in words):", "if False:"),
+        ("enumerate(lines, start=1)", "enumerate(lines)"),
+    ),
+    *by(
+        "commands/test_distill.py",
+        f"{PACKAGE}/commands",
+        ("for shard in range(num_shards) if not self._shard(shard).is_file()]", "for shard in range(num_shards)]"),
+        ('"shard_lines": SHARD_LINES, **making, **before}', '**before, **making, "shard_lines": SHARD_LINES}'),
+        ("if before.get(name) != making[name]]:", "if False]:"),
+        ("cleaning.reasons == 0))", "cleaning.reasons >= 0))"),
+        ("return faultless(translated())", "return ((one, other.text) for one, other in translated())"),
+        ("    text.check()\n", ""),
+        ("    elif not text.is_filtered():", "    elif False:"),
+        ('"resume": student.is_run()})', '"resume": False})'),
+        ('"run": arguments.out, "others": [], "precision": None})', '"others": [], "precision": None})'),
+        ("if given.get(name) not in (None, False)]:", "if False]:"),
+        ('"valid_source": str(teacher.valid_source), "valid_target"', '"valid_target"'),
+    ),
+    *by(
+        "decoding/test_processes.py",
+        f"{PACKAGE}/decoding/processes.py",
+        ("        process.kill()\n        process.join()", "        process.join()"),
+        ("    _depend_on_parent()\n    try:", "    try:"),
+        ("    if error is not None:\n        raise error", ""),
+        ("    except TOLD as error:", "    except RequestError as error:"),
+    ),
+]
 MUTANTS = [
     *LAYERS,
     *MODELS,
@@ -1731,4 +1769,5 @@ MUTANTS = [
     *IMAGES,
     *ATTENTION,
     *ENSEMBLES,
+    *DISTILLATION,
 ]

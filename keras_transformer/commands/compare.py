@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
-from keras_transformer.commands.evaluate import add_tokenize_option, read_both
+from keras_transformer.commands.evaluate import ParallelLines, add_tokenize_option, read_both
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.options import SearchOptions
     from keras_transformer.decoding.translator import Translator
 
 
@@ -23,18 +24,35 @@ def compare(arguments: argparse.Namespace) -> None:
     of_each = [argparse.Namespace(**{**vars(arguments), "run": run}) for run in arguments.runs]
     asked = [search_options(one, own_search_of(one)) for one in of_each]
     translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
-    tokenize = common_tokenizer(arguments.tokenize, translators)
+    options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
+    for run, row in zip(arguments.runs, compared(translators, options, lines, arguments.tokenize), strict=True):
+        print(json.dumps({"run": run, **row}))
+
+
+def compared(
+    translators: list[Translator], options: list[SearchOptions], lines: ParallelLines, tokenize: str | None
+) -> list[dict[str, Any]]:
+    """What `bleu.paired_quality` tells of each translator against the first, the number of sentences, and the search.
+
+    Args:
+        translators: at least two.
+        options: of each translator's search.
+        lines: the text, and its correct translation.
+        tokenize: the name of BLEU's tokenizer; by default the one of the target language.
+
+    Raises:
+        RequestError: see `common_tokenizer`.
+    """
     from keras_transformer.bleu import paired_quality
 
-    options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
+    tokenize = common_tokenizer(tokenize, translators)
     translations = [
         [hypotheses[0].text for hypotheses in each.stream(lines.sources, its)]
         for each, its in zip(translators, options, strict=True)
     ]
     rows = paired_quality(translations, lines.targets, tokenize)
-    for run, row, its in zip(arguments.runs, rows, options, strict=True):
-        search = {"beams": its.num_beams, "length_penalty": its.length_penalty}
-        print(json.dumps({"run": run, **row, "sentences": len(lines.targets), **search}))
+    searches = [{"beams": its.num_beams, "length_penalty": its.length_penalty} for its in options]
+    return [{**row, "sentences": len(lines.targets), **search} for row, search in zip(rows, searches, strict=True)]
 
 
 def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str:

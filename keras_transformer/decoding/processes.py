@@ -1,4 +1,4 @@
-"""Decodes in several processes, each with a decoder of its own."""
+"""Work in other processes: decoders side by side, and a job that must have a process of its own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence
-from keras_transformer.errors import JobError
+from keras_transformer.errors import JobError, RequestError
+
+Result = TypeVar("Result")
+TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
 
 
 class ProcessDecoder(Decoder):
@@ -91,3 +94,43 @@ def _depend_on_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
+
+
+def apart(job: Callable[..., Result], *arguments: Any) -> Result:
+    """What a job returns in a process of its own, such as one in which TensorFlow is set up in another way.
+
+    The process ends when this one stops to wait for it, for whatever reason.
+
+    Args:
+        job: a function of a module.
+        arguments: what it is called with. They are pickled, and so is the result.
+
+    Raises:
+        JobError: the process died.
+        RequestError, OSError, MemoryError: what the job raised; so is a `JobError`. The process prints the traceback of
+            another error, and dies.
+    """
+    context = multiprocessing.get_context("spawn")
+    answers, answer = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(answer, job, arguments))
+    process.start()
+    answer.close()
+    try:
+        result, error = answers.recv()
+    except EOFError:
+        raise JobError("a process of this command died, perhaps because memory ran out") from None
+    finally:
+        answers.close()
+        process.kill()
+        process.join()
+    if error is not None:
+        raise error
+    return result
+
+
+def _report(answer: Connection, job: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    _depend_on_parent()
+    try:
+        answer.send((job(*arguments), None))
+    except TOLD as error:
+        answer.send((None, error))
