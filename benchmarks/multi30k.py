@@ -3,7 +3,8 @@
     python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
 
 Several runs are an ensemble: each piece has the mean of their probabilities. `--split val` scores the validation text
-in the same ways, so that a choice needs no look at the test set.
+in the same ways, so that a choice needs no look at the test set. `--beams` and `--length-penalty` search in another
+way, and `--out` keeps the translations of the first figure, for sacreBLEU's `--paired-bs`.
 
 * cased and detokenised, with sacreBLEU's default tokenisation (13a) and beam 4;
 * like the published figures of this test set: both sides Moses-tokenised and lower-cased, `tok:none`, beam 5.
@@ -17,12 +18,15 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import sacrebleu
 
 import keras_transformer
 from benchmarks.contest import at_least_one
 from keras_transformer.errors import RequestError, exit_status
+from keras_transformer.files import write_text
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.corpora import multi30k_file, read_lines
 
@@ -34,12 +38,7 @@ def main() -> None:
         RequestError: there is no such run, it was not trained on Multi30k, the runs' vocabularies differ, or sacremoses
             is missing.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="RUN", nargs="+")
-    parser.add_argument("--split", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
-    parser.add_argument("--data-dir", help="folder with the files of Multi30k (default: fetch it)")
-    parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
-    arguments = parser.parse_args()
+    arguments = options().parse_args()
     corpus = read_config(arguments.runs[0]).get("corpus", {})
     if not str(corpus.get("name")).startswith("multi30k:"):
         raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
@@ -49,11 +48,15 @@ def main() -> None:
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
     translator = keras_transformer.load_ensemble(arguments.runs)
 
-    def translate(num_beams: int) -> list[str]:
-        return translator.translate(sources, num_beams=num_beams)
+    @cache
+    def translations(num_beams: int) -> list[str]:
+        return translator.translate(sources, num_beams, arguments.length_penalty)
 
-    cased, cased_signature = bleu(translate(4), references, tokenize="13a")
-    published, published_signature = bleu(tokenize(translate(5)), tokenize(references), tokenize="none")
+    first, second = (arguments.beams or num_beams for num_beams in (4, 5))
+    cased, cased_signature = bleu(translations(first), references, tokenize="13a")
+    published, published_signature = bleu(tokenize(translations(second)), tokenize(references), tokenize="none")
+    if arguments.out:
+        write_text(arguments.out, "".join(f"{line}\n" for line in translations(first)))
     figures = {
         "bleu": cased,
         "signature": cased_signature,
@@ -62,6 +65,19 @@ def main() -> None:
         "sentences": len(sources),
     }
     print(json.dumps(figures, indent=2))
+
+
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUN", nargs="+")
+    parser.add_argument("--split", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
+    parser.add_argument("--data-dir", help="folder with the files of Multi30k (default: fetch it)")
+    parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
+    parser.add_argument("--beams", type=at_least_one, help="of both figures (default: 4 and 5)")
+    parser.add_argument("--length-penalty", type=float, help="of both figures (default: the first run's, mostly 0.6)")
+    parser.add_argument("--out", type=Path, help="a file for the translations of the first figure, a line each")
+    return parser
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[float, str]:
