@@ -6,7 +6,8 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 # from machine to machine.
 TORCH ?= torch==2.13.0
 JAX ?= jax
-PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10 tensorflow-serving-api==2.21.0
+PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.10 tensorflow-serving-api==2.21.0 \
+  ray[data,train]==2.60.0
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
 # What `make docs` needs. It stays out of the lock, as no test needs it.

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "keras_transformer"
-OURS = (PACKAGE, "export", "train", "benchmarks", "tests")
+OURS = (PACKAGE, "export", "train", "benchmarks", "examples", "tests")
 
 
 def modules(package: str, *names: str) -> list[str]:
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "train": [PACKAGE],
     "notebooks": [PACKAGE, "export", "train"],
     "benchmarks": [PACKAGE, "export", "benchmarks"],
+    "examples": [PACKAGE],
     "export.__main__": [PACKAGE, "export"],
     "export.forms": [PACKAGE, "export.signatures", "export.traced"],
     "export.traced": [PACKAGE, "export.signatures"],
@@ -410,7 +411,7 @@ def place(path: Path, found: Import) -> str:
 def test_imports_go_one_way() -> None:
     wrong = [
         place(path, found)
-        for path, module, found in read_imports("train.py", PACKAGE, "export", "notebooks", "benchmarks")
+        for path, module, found in read_imports("train.py", PACKAGE, "export", "notebooks", "benchmarks", "examples")
         if found.name.split(".")[0] in OURS
         and not any(under(file_of(found.name), allowed) for allowed in [*most_exact(module), *FOR_ALL])
     ]
@@ -525,7 +526,7 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
 def test_everything_public_is_documented() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
-        for path in python_files("train.py", PACKAGE, "export")
+        for path in python_files("train.py", PACKAGE, "export", "examples")
         for name in undocumented(ast.parse(source(path)))
     ]
     assert not wrong, "\n".join(wrong)
@@ -544,7 +545,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def test_files_and_functions_are_short() -> None:
-    wrong = [line for path in python_files("train.py", PACKAGE, "export") for line in too_long(path)]
+    wrong = [line for path in python_files("train.py", PACKAGE, "export", "examples") for line in too_long(path)]
     assert not wrong, "\n".join(wrong)
 
 
