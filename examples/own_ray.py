@@ -7,8 +7,10 @@ import importlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,26 +25,28 @@ def start_ray(
 
     Ray sends no usage reports unless the environment variable `RAY_USAGE_STATS_ENABLED` asks for them, and logs
     warnings and errors alone. A Ray of its own is apart from every other Ray of this machine. It ends with this
-    process, even if SIGKILL ends that.
+    process, even if SIGKILL ends that: then at once, but for agents of Ray's, which take a minute.
 
     Args:
         address: of a cluster, as `ray.init` takes it: `auto`, or `HOST:PORT`. None starts a Ray on this machine.
         num_cpus: how many processors Ray may use; None for all of the machine. A cluster has its own number.
-        dashboard: whether Ray serves its page of this program, at http://127.0.0.1:8265 if that port is free.
+        dashboard: whether Ray serves its page of this program, at http://127.0.0.1:8265 if that port is free. A
+            cluster has its own.
         worker_output: whether this process prints what its workers print.
 
     Raises:
-        RequestError: Ray is not installed, or there is none at the address.
+        RequestError: Ray, or what its dashboard needs, is not installed; or there is no Ray at the address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"logging_level": logging.WARNING, "log_to_driver": worker_output}
     if address is None:
         _lock()
-        ray = _import_ray()
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=dashboard, **quiet)
-    else:
-        ray = _import_ray()
-        _join(ray, address, quiet)
+    ray = _import_ray(dashboard)
+    with _own_answer_to_sigterm():
+        if address is None:
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=dashboard, **quiet)
+        else:
+            _join(ray, address, quiet)
     try:
         yield
     finally:
@@ -69,8 +73,22 @@ def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
         raise RequestError(f"expected a Ray at --address {address}; none answers: {error}") from error
 
 
-def _import_ray() -> Any:
+@contextlib.contextmanager
+def _own_answer_to_sigterm() -> Iterator[None]:
+    """Gives the program its own answer back, where it has one: Ray's would end the process without `finally`."""
+    answer = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(answer) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, answer)
+
+
+def _import_ray(dashboard: bool) -> Any:
     try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
+        if dashboard:
+            importlib.import_module("ray.dashboard.optional_deps")
+        return ray
     except ModuleNotFoundError as error:
-        raise RequestError("expected Ray, which is not installed: pip install 'ray[data,train]>=2.50,<3'") from error
+        extras = "default,data,train" if dashboard else "data,train"
+        reason = f"expected Ray, of which {error.name} is not installed: pip install 'ray[{extras}]>=2.50,<3'"
+        raise RequestError(reason) from error

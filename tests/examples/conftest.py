@@ -1,0 +1,63 @@
+"""A small export, and an environment in which Ray leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+pytest_plugins = ["tests.tiny_run"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def small_export(translator, tmp_path_factory) -> Path:
+    """An export with random weights, which finds its own translations of number words."""
+    from export.onnx import export_onnx
+    from export.signatures import Decoding, TrainedRun
+
+    folder = tmp_path_factory.mktemp("exports") / "small"
+    run = TrainedRun(translator)
+    export_onnx(run, folder, Decoding(num_beams=2), "float32")
+    run.save_tokenizers(folder)
+    return folder
+
+
+@pytest.fixture
+def ray_environment() -> Iterator[dict[str, str]]:
+    """Variables for a program on Ray, with a home and a folder for Ray's files: the paths of its sockets may have 107
+    bytes. No process may be left after the program. After SIGKILL, an agent of Ray seeks its dead Ray for a minute.
+    """
+    with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        yield {**inherited, "RAY_TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(ROOT)}
+        deadline = time.monotonic() + 240
+        while (left := processes_of(folder)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for process in left:
+            os.kill(process, signal.SIGKILL)
+        assert not left, f"processes are left: {left}"
+
+
+def processes_of(folder: str) -> dict[int, str]:
+    """The names of the processes whose environment names Ray's folder, by their ids."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"RAY_TMPDIR={folder}\0".encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found
+
+
+@pytest.fixture
+def ray_processes(ray_environment):
+    """What tells the processes of the test's programs."""
+    return lambda: processes_of(ray_environment["RAY_TMPDIR"])
