@@ -27,7 +27,7 @@ SITE_ENVIRONMENT := .venv/installed-docs
 
 help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
-	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too'
+	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too, and runs Ray'
 	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
 	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'

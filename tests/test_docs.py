@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import keras_transformer
+from bulk_translate import parser as bulk_parser
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
 from keras_transformer.training.flags import parser as train_parser
@@ -29,6 +30,7 @@ FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PARSERS = {
     ("python", "train.py"): train_parser,
     ("python", "-m", "export"): export_parser,
+    ("python", "examples/bulk_translate.py"): bulk_parser,
     ("python", "-m", "keras_transformer"): make_parser,
     ("keras-transformer",): make_parser,
 }
@@ -112,7 +114,7 @@ def test_targets_of_make_exist(page):
 @EVERY_PAGE
 def test_files_that_are_named_exist(page):
     """Paths in backticks that begin with a folder of the repository."""
-    folders = "keras_transformer|export|tests|docs|docker|benchmarks|notebooks|\\.github"
+    folders = "keras_transformer|export|tests|docs|docker|benchmarks|examples|notebooks|\\.github"
     for name in re.findall(
         rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", page.read_text("utf-8")
     ):

@@ -1,0 +1,142 @@
+"""Inputs of a bulk translation: whatever the shards, their rows are the rows of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bulk_inputs import Row, find_inputs, read_rows, scan
+from keras_transformer.errors import RequestError
+
+LINES = ["one", "", "  two ", "dreißig", "four\tand\r", "\u2028five", "six\x0bseven", "eight"]
+
+
+def in_shards(path: Path, rows_per_shard: int, column: str = "text") -> list[Row]:
+    """All rows of a file, read shard by shard, the last shard first."""
+    found = scan(path, column, rows_per_shard)
+    rows = [read_rows(path, column, start, rows_per_shard) for start in reversed(found.starts)]
+    assert sum(map(len, rows)) == found.num_rows
+    assert all(len(some) == rows_per_shard for some in rows[1:])
+    return [row for some in reversed(rows) for row in some]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+@pytest.mark.parametrize("rows_per_shard", [1, 2, 3, 8, 100])
+def test_lines_end_at_line_feeds_alone(tmp_path, rows_per_shard, end):
+    path = tmp_path / "lines.en"
+    path.write_bytes(((end or "\n").join(LINES) + end).encode())
+    expected = [line.removesuffix("\r") for line in LINES] if end != "\r\n" else LINES
+    assert in_shards(path, rows_per_shard) == [Row(line) for line in expected]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "marked.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert in_shards(path, 1) == [Row("one"), Row("\ufefftwo")]
+
+
+def test_an_empty_file_has_no_shard(tmp_path):
+    path = tmp_path / "empty.txt"
+    path.touch()
+    assert scan(path, "text", 5)[1:] == (0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", 0, [])
+
+
+def test_the_identity_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\ntwo\n")
+    (tmp_path / "b").write_bytes(b"one\ntwo")
+    a, b, again = (scan(tmp_path / name, "text", 1) for name in "aba")
+    assert a == again and a.sha256 != b.sha256
+    assert (a.num_bytes, a.num_rows, a.starts) == (8, 2, [0, 4])
+
+
+def test_what_is_no_string_is_a_row_with_a_reason(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = ['{"text": "one", "n": 1}', '{"text": null}', '{"text": 7}', "", "{", '{"n": 1}', '["text"]']
+    rows += ['{"text": "half \\ud800"}', '{"text": ""}', "[" * 100_000]
+    path.write_bytes("\n".join(rows).encode() + b'\n{"text": "\xff"}\n')
+    found = in_shards(path, 4)
+    assert [row.source for row in found] == ["one", *[None] * 6, "half ?", "", None, None]
+    reasons = ["string; received None", "string; received 7", "not JSON", "not JSON", "expected an object with 'text'"]
+    reasons += ["expected an object with 'text'", "not Unicode", "", "not JSON", "not JSON"]
+    assert [number for number, row in enumerate(found) if row.error is None] == [0, 8]
+    assert [reason in (row.error or "") for row, reason in zip(found[1:], reasons, strict=True)] == [True] * 10
+
+
+def test_bytes_that_are_not_utf8_stay_visible(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("Straße\nWeg\n".encode("latin-1"))
+    (first, second) = in_shards(path, 2)
+    assert first.source == "Stra\ufffde" and "not UTF-8" in str(first.error) and second == Row("Weg")
+
+
+def test_inputs_come_in_the_order_of_their_paths(tmp_path):
+    for name in ("b.txt", "a.txt", ".hidden", "_SUCCESS"):
+        (tmp_path / name).touch()
+    (tmp_path / "inner").mkdir()
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert find_inputs([str(tmp_path)]) == find_inputs([str(paths[1]), str(paths[0])]) == paths
+
+
+def test_wrong_inputs_are_refused(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "c.gz").touch()
+    for given, reason in {
+        "missing": "no such file or folder",
+        "empty": "the folder has none",
+        "packed": "unpack it first",
+        ".": "named twice",
+    }.items():
+        with pytest.raises(RequestError, match=reason):
+            find_inputs([str(tmp_path / given)])
+
+
+def test_another_column_is_asked_for_by_name(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"en": "one", "de": "eins"}\n')
+    with pytest.raises(RequestError, match=r"expected 'text' in .*; its first line has en, de: give --column"):
+        scan(path, "text", 1)
+    assert in_shards(path, 1, "de") == [Row("eins")]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("rows_per_shard", [1, 3, 7, 50])
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_rows_of_parquet(tmp_path, rows_per_shard, kind):
+    import pyarrow
+    import pyarrow.parquet
+
+    values = [None if number % 5 == 2 else f"Straße {number}" for number in range(23)]
+    table = pyarrow.table({"n": range(23), "text": pyarrow.array(values, getattr(pyarrow, kind)())})
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=4)
+    assert in_shards(path, rows_per_shard) == [Row(value) for value in values]
+
+
+@pytest.mark.parity
+def test_parquet_with_bytes_that_are_not_utf8(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    made = pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": made}), tmp_path / "rows.parquet")
+    assert [row.source for row in in_shards(tmp_path / "rows.parquet", 1)] == ["one", "\ufffdtwo"]
+
+
+@pytest.mark.parity
+def test_wrong_parquet_is_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(RequestError, match="is no Parquet file"):
+        scan(path, "text", 1)
+    pyarrow.parquet.write_table(pyarrow.table({"en": ["one"], "n": [1]}), path)
+    with pytest.raises(RequestError, match="it has en, n: give --column"):
+        scan(path, "text", 1)
+    with pytest.raises(RequestError, match="expected strings in the column 'n' of .*; it has int64"):
+        scan(path, "n", 1)

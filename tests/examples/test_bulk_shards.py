@@ -1,0 +1,215 @@
+"""Shards of a bulk translation: each is written once, whole, and the same whoever writes it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bulk_inputs import scan
+from bulk_shards import FORMATS, Job, alone, shards_of
+from bulk_translator import BulkTranslator
+from keras_transformer.errors import RequestError
+
+LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]
+WITH_PARQUET = ["jsonl", pytest.param("parquet", marks=pytest.mark.parity)]
+
+
+class Upper(BulkTranslator):
+    """Stands for a translator: its translations are capitals. It fails at `broken` and where there is no string."""
+
+    def __init__(self, export: Path, column: str = "text"):
+        super().__init__(str(export), column)
+        self.num_calls = 0
+
+    def files(self) -> list[Path]:
+        return [Path(self.export)]
+
+    def __call__(self, batch):
+        self.num_calls += 1
+        values = batch[self.column].tolist()
+        good = [isinstance(value, str) and value != "broken" for value in values]
+        return {
+            "translation": np.array(
+                [value.upper() if ok else None for value, ok in zip(values, good, strict=True)], object
+            ),
+            "score": np.array([-len(value) / 3 if ok else np.nan for value, ok in zip(values, good, strict=True)]),
+            "error": np.array([None if ok else "it fails" for ok in good], object),
+        }
+
+
+@pytest.fixture
+def export(tmp_path) -> Path:
+    path = tmp_path / "graph.onnx"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path) -> list[Path]:
+    """Two texts of 33 and 17 lines."""
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    paths[0].write_text("\n".join(LINES[:33]) + "\n")
+    paths[1].write_text("\n".join(LINES[33:]) + "\n")
+    return paths
+
+
+def start(job: Job, inputs: list[Path]):
+    """The shards of a job that is begun."""
+    with alone(job.out):
+        return job.begin([scan(path, job.translator.column, job.rows_per_shard) for path in inputs])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file in a folder, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rows_of(folder: Path) -> list[dict]:
+    """The rows of all shards in JSON lines."""
+    return [json.loads(line) for path in sorted(folder.glob("shard-*")) for line in path.read_text().splitlines()]
+
+
+def test_no_row_is_lost_doubled_or_moved(tmp_path, export, inputs):
+    job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
+    shards = start(job, inputs)
+    assert [shard.num_rows for shard in shards] == [10, 10, 10, 3, 10, 7]
+    outcomes = [job.finish(shard) for shard in shards]
+    rows = rows_of(job.out)
+    assert [row["row_id"] for row in rows] == list(range(50)) and [row["source"] for row in rows] == LINES
+    for row in rows:
+        failed = row["source"] == "broken"
+        assert row["translation"] == (None if failed else row["source"].upper())
+        assert row["score"] == (None if failed else -len(row["source"]) / 3)
+        assert row["error"] == ("it fails" if failed else None)
+    assert sum(one.num_failed for one in outcomes) == LINES.count("broken") and all(one.is_new for one in outcomes)
+    assert sum(one.num_rows for one in outcomes) == 50
+
+
+@pytest.mark.parametrize("form", WITH_PARQUET)
+def test_the_files_are_the_same_in_any_order(tmp_path, export, inputs, form):
+    ordered, shuffled = (Job(Upper(export), tmp_path / name, form, 8) for name in ("ordered", "shuffled"))
+    for shard in start(ordered, inputs):
+        ordered.finish(shard)
+    shards = start(shuffled, inputs)
+    random.Random(5).shuffle(shards)
+    for shard in shards:
+        shuffled.finish(shard)
+    assert contents(ordered.out) == contents(shuffled.out)
+
+
+@pytest.mark.parametrize("form", WITH_PARQUET)
+def test_whole_shards_stay_and_others_are_made_again(tmp_path, export, inputs, form):
+    job = Job(Upper(export), tmp_path / "out", form, 10)
+    shards = start(job, inputs)
+    first = [job.finish(shard) for shard in shards]
+    before = contents(job.out)
+    paths = [job.path(shard) for shard in shards]
+    paths[1].write_bytes(paths[1].read_bytes()[:-20])  # cut
+    paths[2].write_bytes(before[paths[0].name])  # another's rows
+    paths[3].write_bytes(b"")
+    paths[4].unlink()
+    (job.out / f".77-{paths[5].name}").write_bytes(b"what a killed process left")
+    (job.out / ".77-manifest.json").write_bytes(b"{")
+    again = Job(upper := Upper(export), job.out, form, 10)
+    second = [again.finish(shard) for shard in start(again, inputs)]
+    again.end()
+    assert [one.is_new for one in second] == [False, True, True, True, True, False] and upper.num_calls == 4
+    assert contents(job.out) == before
+    assert [one[:2] for one in first] == [one[:2] for one in second], "failures in found shards count too"
+
+
+def test_a_shard_that_cannot_be_written_leaves_nothing(tmp_path, export, inputs, monkeypatch):
+    job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
+    shard = start(job, inputs)[0]
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        job.finish(shard)
+    assert [path.name for path in job.out.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("changed", ["inputs", "export", "column", "search", "rows_per_shard", "format", "version"])
+def test_another_request_into_the_folder_is_refused(tmp_path, export, inputs, changed, monkeypatch):
+    job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
+    start(job, inputs)
+    before, other = contents(job.out), Job(Upper(export), job.out, "jsonl", 10)
+    if changed == "inputs":
+        inputs[1].write_text(inputs[1].read_text().replace("line 40", "line 04"))
+    elif changed == "export":
+        export.write_bytes(b"Weights")
+    elif changed == "column":
+        other.translator.column = "other"
+    elif changed == "search":
+        other.translator.search = {"batch_size": 4}
+    elif changed == "version":
+        monkeypatch.setattr("bulk_shards.__version__", "9")
+    else:
+        other = Job(Upper(export), job.out, *(("jsonl", 11) if changed == "rows_per_shard" else ("parquet", 10)))
+    with pytest.raises(RequestError, match=f"has shards with another {changed} .*--out"):
+        start(other, inputs)
+    assert contents(job.out) == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, export, inputs):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("my life's work")
+    with pytest.raises(RequestError, match="is not empty, and has no manifest.json"):
+        start(Job(Upper(export), tmp_path / "out", "jsonl"), inputs)
+    (tmp_path / "out" / "manifest.json").write_text("[]")
+    with pytest.raises(RequestError, match="is damaged"):
+        start(Job(Upper(export), tmp_path / "out", "jsonl"), inputs)
+
+
+def test_inputs_without_rows_are_refused(tmp_path, export):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(RequestError, match="expected rows to translate"):
+        start(Job(Upper(export), tmp_path / "out"), [tmp_path / "empty.txt"])
+
+
+def test_an_input_that_changes_meanwhile_is_no_shard(tmp_path, export, inputs):
+    job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
+    shards = start(job, inputs)
+    inputs[1].write_text("short\n")
+    with pytest.raises(OSError, match="b.txt has changed"):
+        job.finish(shards[-1])
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    with alone(tmp_path / "out"), pytest.raises(RequestError, match="another process"), alone(tmp_path / "out"):
+        pass
+    with alone(tmp_path / "out"):
+        pass  # it is free again
+
+
+def test_a_row_that_cannot_be_read_is_not_translated(tmp_path, export):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\n{"text": 2}\n{"text": "half \\ud800"}\n')
+    job = Job(Upper(export), tmp_path / "out", "jsonl")
+    [shard] = start(job, [path])
+    assert job.finish(shard)[:2] == (3, 2)
+    one, two, half = rows_of(job.out)
+    assert (one["translation"], two["translation"], half["translation"]) == ("ONE", None, None)
+    assert two["source"] is None and two["error"] == "expected a string; received 2"
+    assert half["source"] == "half ?" and "not Unicode" in half["error"]
+
+
+@pytest.mark.parity
+def test_parquet_has_the_rows_of_json_lines(tmp_path, export, inputs):
+    import pyarrow.parquet
+
+    jobs = {form: Job(Upper(export), tmp_path / form, form, 10) for form in FORMATS}
+    for job in jobs.values():
+        for shard in start(job, inputs):
+            job.finish(shard)
+    table = pyarrow.parquet.read_table(sorted((tmp_path / "parquet").glob("shard-*")))
+    assert table.to_pylist() == rows_of(tmp_path / "jsonl")
+    types = {"row_id": "int64", "source": "string", "translation": "string", "score": "double", "error": "string"}
+    assert {field.name: str(field.type) for field in table.schema} == types
+
+
+def test_numbers_of_shards_and_rows_go_through_all_inputs(tmp_path, inputs):
+    shards = list(shards_of([scan(path, "text", 20) for path in inputs], 20))
+    assert [(one.number, one.first_id, one.num_rows) for one in shards] == [(0, 0, 20), (1, 20, 13), (2, 33, 17)]

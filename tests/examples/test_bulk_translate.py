@@ -1,0 +1,209 @@
+"""Bulk translation on Ray Data: the same files whatever is killed, and however many workers there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import keras_transformer
+from bulk_inputs import scan
+from bulk_shards import Job
+from bulk_translate import parser
+from bulk_translator import BulkTranslator
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "bulk_translate.py"
+NUM_LINES, NUM_SHARDS = 3_000, 30
+LINE = "a dog runs to the sea {} and two dogs "
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+
+
+def write_manifest(words: list[str], folder: Path) -> None:
+    """Writes the manifest of a command's job, as a start does that is killed at once."""
+    arguments = parser().parse_args(words[2:])
+    translator = BulkTranslator(arguments.export)
+    job = Job(translator, folder / arguments.out, arguments.format, arguments.shard_rows)
+    aside = folder / "aside"
+    aside.mkdir()
+    job.out = aside
+    job.begin([scan(Path(one), "text", arguments.shard_rows) for one in arguments.inputs])
+    (aside / "manifest.json").rename(folder / arguments.out / "manifest.json")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file in a folder, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def wait_for(condition: Callable[[], object], program: subprocess.Popen) -> None:
+    """Waits while a program runs, until the condition holds."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert program.poll() is None and time.monotonic() < deadline, "the program ended before"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Lines, of which two are not UTF-8."""
+    path = tmp_path_factory.mktemp("inputs") / "text.en"
+    lines = [LINE.format(number).encode() for number in range(NUM_LINES)]
+    lines[7], lines[2_999] = b"\xff one", b"\xfe two"
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def request_of(small_export, text, tmp_path) -> Callable[..., list[str]]:
+    """The command that translates the text into a folder beside others."""
+    shared = [text, "--export", small_export, "--shard-rows", NUM_LINES // NUM_SHARDS, "--format", "jsonl"]
+    return lambda out, *more: command(*shared, "--out", tmp_path / out, *more)
+
+
+@pytest.fixture
+def run(ray_environment, tmp_path) -> Callable[[list[str]], str]:
+    """Runs a command in another folder than the repository, and returns what it said."""
+
+    def run(words: list[str]) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0 and done.stdout == "", done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parity
+def test_killed_and_started_again_it_gives_the_same_files(
+    request_of, run, ray_environment, ray_processes, tmp_path, text, small_export
+):
+    undisturbed = run(request_of("whole", "--workers", 1))
+    shards = [f"shard-{number:06d}.jsonl" for number in range(NUM_SHARDS)]
+    whole = contents(tmp_path / "whole")
+    assert sorted(whole) == ["manifest.json", *shards]
+
+    # The rows are those of the text, with the translator's own translations.
+    rows = [json.loads(line) for name in shards for line in whole[name].splitlines()]
+    lines = text.read_text(encoding="utf-8", errors="replace").split("\n")
+    assert [row["row_id"] for row in rows] == list(range(NUM_LINES)) and [row["source"] for row in rows] == lines
+    failed = [row["row_id"] for row in rows if row["error"]]
+    assert failed == [7, 2_999] and rows[7]["translation"] is None and "not UTF-8" in rows[7]["error"]
+    some = keras_transformer.load(small_export).translate(lines[100:150])
+    assert [row["translation"] for row in rows[100:150]] == some
+
+    # It says what it did, and Ray says nothing.
+    said = undisturbed.splitlines()
+    assert said[-1].startswith("warning: 2 row(s) failed") and "3,000 rows: 3,000 translated now" in said[-2]
+    assert all(" rows · " in line or "ray log level" in line for line in said[:-2])
+
+    # Both workers are killed, one after the other, and then the program itself. Finally it runs to its end.
+    out = tmp_path / "killed"
+    words = request_of("killed", "--workers", 2)
+    with subprocess.Popen(words, cwd=tmp_path, env=ray_environment, stderr=subprocess.DEVNULL) as program:
+        for number in (1, 4):
+            wait_for(lambda: len(list(out.glob("shard-*"))) >= number, program)  # noqa: B023
+            workers = [one for one, name in ray_processes().items() if name.startswith("ray::MapWorker")]
+            os.kill(workers[-1], signal.SIGKILL)
+        wait_for(lambda: len(list(out.glob("shard-*"))) >= 8, program)
+        program.send_signal(signal.SIGKILL)
+    finished = contents(out)
+    assert 8 <= len([name for name in finished if name.startswith("shard-")]) < NUM_SHARDS
+    assert {name: finished[name] for name in whole if name in finished} == {
+        name: whole[name] for name in whole if name in finished
+    }, "every file that has its name is whole"
+    said_again = run(words)
+    assert contents(out) == whole
+    assert "3,000 rows" in said_again and " 0 found" not in said_again and "warning: 2 row(s) failed" in said_again
+    assert "3,000 rows: 0 translated now" in run(words), "nothing is left to do"
+
+
+@pytest.mark.parity
+def test_a_worker_that_dies_is_restarted(request_of, ray_environment, ray_processes, tmp_path):
+    words = request_of("out", "--workers", 1)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, env=ray_environment, stderr=pipe, text=True) as program:
+        wait_for(lambda: list((tmp_path / "out").glob("shard-*")), program)
+        [worker] = [one for one, name in ray_processes().items() if name.startswith("ray::MapWorker")]
+        os.kill(worker, signal.SIGKILL)
+        said = program.communicate(timeout=400)[1]
+    assert program.returncode == 0 and "3,000 rows: " in said and "Traceback" not in said, said
+    rows = [
+        json.loads(line)["row_id"]
+        for path in sorted((tmp_path / "out").glob("shard-*"))
+        for line in path.read_text().splitlines()
+    ]
+    assert rows == list(range(NUM_LINES))
+
+
+@pytest.mark.parity
+def test_parquet_in_and_out(small_export, run, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = ["two dogs", None, "", *(f"one dog runs {number}" for number in range(20))]
+    (tmp_path / "in").mkdir()
+    for part in (0, 1):
+        table = pyarrow.table({"id": range(len(lines)), "en": lines})
+        pyarrow.parquet.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=6)
+    said = run(command("in", "--export", small_export, "--out", "out", "--column", "en", "--shard-rows", 9))
+    table = pyarrow.parquet.read_table(sorted((tmp_path / "out").glob("shard-*.parquet")))
+    assert table["row_id"].to_pylist() == list(range(46)) and table["source"].to_pylist() == lines * 2
+    translator = keras_transformer.load(small_export)
+    expected = [None if line is None else translator.translate(line) for line in lines]
+    assert table["translation"].to_pylist() == expected * 2
+    assert [error is None for error in table["error"].to_pylist()] == [line is not None for line in lines] * 2
+    assert "warning: 2 row(s) failed" in said
+
+
+@pytest.mark.parity
+def test_a_shard_that_cannot_be_written_fails_the_job(request_of, run, ray_environment, tmp_path, text):
+    words = request_of("out", "--workers", 1)
+    (tmp_path / "out" / "shard-000004.jsonl").mkdir(parents=True)  # nothing can be renamed to it
+    write_manifest(words, tmp_path)
+    done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1, done.stderr
+    [error] = [line for line in done.stderr.splitlines() if "error" in line]
+    assert error.startswith("error: shard-000004.jsonl: ") and error.endswith("the same command goes on")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        ([], 2, "the following arguments are required"),
+        (["missing.txt"], 2, "error: no such file or folder"),
+        (["text.txt", "--export", "nothing"], 2, "error: expected an export with graphs for ONNX Runtime"),
+        (["text.txt", "--workers", "0"], 2, "must be a whole number from 1; received: 0"),
+        (["text.txt", "--precision", "int8"], 2, "error: expected graphs in int8"),
+        (["rows.jsonl"], 2, "its first line has en: give --column"),
+        (["empty.txt"], 2, "error: expected rows to translate"),
+        (["text.txt", "--out", "."], 2, "is not empty, and has no manifest.json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_requests(small_export, tmp_path, arguments, status, reason):
+    (tmp_path / "text.txt").write_text("one\n")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "rows.jsonl").write_text('{"en": "one"}\n')
+    given = arguments and ["--export", small_export, "--out", "out", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command(*given),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == status and reason in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not list(tmp_path.rglob("shard-*"))
