@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
+
+
+class WorkerLost(JobError):
+    """Another worker stopped, or cannot be reached. The checkpoints are intact, and all workers may start again."""
 
 
 class Workers(NamedTuple):
@@ -33,6 +39,23 @@ def num_workers() -> int:
 def worker_index() -> int:
     """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
     return _workers().own
+
+
+@contextmanager
+def lost_workers() -> Iterator[None]:
+    """Raises `WorkerLost` where an operation fails because another worker is gone; TensorFlow notices in seconds."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        is_lost = isinstance(error, tf.errors.UnavailableError) or "Collective ops is aborted" in error.message
+        if num_workers() == 1 or not is_lost:
+            raise
+        raise WorkerLost(
+            "another worker stopped, or cannot be reached; the checkpoints are intact: start all workers again with "
+            "--resume"
+        ) from error
 
 
 def _workers() -> Workers:

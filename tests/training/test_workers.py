@@ -1,12 +1,15 @@
-"""Several workers: two processes learn what one process with two replicas learns."""
+"""Several workers: two processes learn what one process with two replicas learns, also if one of them dies."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,10 @@ from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+# `python -c WORKER WEIGHTS STEPS FLAG…` trains and writes the weights; after STEPS it kills itself, as `kill -9` does.
 WORKER = """
+import os
+import signal
 import sys
 import numpy as np
 import train
@@ -27,11 +33,20 @@ from keras_transformer.training import run
 
 fit = run.fit
 def fit_and_tell(begun, text, model, strategy):
+    from keras_transformer.training.callbacks import Follow
+    follow = Follow.on_train_batch_end
+    def follow_and_die(self, batch, logs=None):
+        follow(self, batch, logs)
+        if self.progress.step == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    Follow.on_train_batch_end = follow_and_die
     fit(begun, text, model, strategy)
     np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
 run.fit = fit_and_tell
-sys.exit(train.main(sys.argv[2:]))
+sys.exit(train.main(sys.argv[3:]))
 """
+NEVER = 0
+FLAGS = ["--steps", "7", "--dropout", "0"]  # a checkpoint follows step 5
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,32 +59,53 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+@contextmanager
+def worker(
+    weights: Path, flags: list[str], tf_config: str = "{}", dies_after: int = NEVER
+) -> Iterator[subprocess.Popen]:
+    """A process that trains; it is killed at the end, as a worker may wait for one that has failed."""
+    command = [sys.executable, "-c", WORKER, str(weights), str(dies_after), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config}
+    with log_of(weights).open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def log_of(weights: Path) -> Path:
+    return weights.with_suffix(".log")
+
+
+@contextmanager
+def two_workers(folder: Path, flags: list[str], dies_after: int = NEVER) -> Iterator[list[subprocess.Popen]]:
+    """Two workers, which write `worker 0.npz` and `worker 1.npz`; after step `dies_after` the second kills itself."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    one, other = (json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(2))
+    with (
+        worker(folder / "worker 0.npz", flags, one) as first,
+        worker(folder / "worker 1.npz", flags, other, dies_after) as second,
+    ):
+        yield [first, second]
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, list[np.ndarray]]:
     """The weights that each process ended with: "worker 0", "worker 1", and "alone"."""
     folder = tmp_path_factory.mktemp("workers")
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    processes = {}
-    for name, devices in (("worker 0", "cpu"), ("worker 1", "cpu"), ("alone", "cpu:2")):
-        out = folder / ("alone" if name == "alone" else "together")
-        flags = [*tiny_flags(folder, out), "--steps", "7", "--dropout", "0", "--devices", devices]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        if name != "alone":
-            task = {"type": "worker", "index": int(name[-1])}
-            environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        command = [sys.executable, "-c", WORKER, str(folder / f"{name}.npz"), *flags]
-        with (folder / f"{name}.log").open("wb") as log:
-            processes[name] = subprocess.Popen(command, env=environment, stderr=log)
-    try:
-        for name, process in processes.items():
-            assert process.wait(timeout=900) == 0, (folder / f"{name}.log").read_text()
-    finally:
-        for process in processes.values():  # where one fails, the other workers wait for it
-            process.kill()
-            process.wait()
+    names = ("worker 0", "worker 1", "alone")
+    flags_alone = [*tiny_flags(folder, folder / "alone"), *FLAGS, "--devices", "cpu:2"]
+    with (
+        two_workers(folder, [*tiny_flags(folder, folder / "together"), *FLAGS]) as together,
+        worker(folder / "alone.npz", flags_alone) as alone,
+    ):
+        for name, process in zip(names, [*together, alone], strict=True):
+            assert process.wait(timeout=900) == 0, log_of(folder / f"{name}.npz").read_text()
     for out in ("together", "alone"):
         assert (folder / out / "model.keras").exists()
-    return {name: arrays_in(folder / f"{name}.npz") for name in processes}
+    return {name: arrays_in(folder / f"{name}.npz") for name in names}
 
 
 def arrays_in(path: Path) -> list[np.ndarray]:
@@ -86,6 +122,37 @@ def test_two_workers_learn_what_one_learns_from_the_same_batches(weights):
     """Each takes its own half of every batch: were it the same half, they would learn from half of the text."""
     for together, alone in zip(weights["worker 0"], weights["alone"], strict=True):
         np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4)
+
+
+def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_if_nothing_had_happened(tmp_path, weights):
+    out = tmp_path / "together"
+    with two_workers(tmp_path, [*tiny_flags(tmp_path, out), *FLAGS], dies_after=6) as (survivor, victim):
+        assert victim.wait(timeout=900) == -signal.SIGKILL, log_of(tmp_path / "worker 1.npz").read_text()
+        assert survivor.wait(timeout=300) == 1
+    log = log_of(tmp_path / "worker 0.npz").read_text()
+    assert "error: another worker stopped, or cannot be reached; the checkpoints are intact: start all" in log
+    assert "Traceback" not in log
+    with two_workers(tmp_path, ["--resume", "--out", str(out)]) as both:
+        for name, process in zip(("worker 0", "worker 1"), both, strict=True):
+            log_path = log_of(tmp_path / f"{name}.npz")
+            assert process.wait(timeout=900) == 0, log_path.read_text()
+            assert "resuming at step 5\n" in log_path.read_text()
+            for undisturbed, resumed in zip(weights[name], arrays_in(tmp_path / f"{name}.npz"), strict=True):
+                np.testing.assert_array_equal(resumed, undisturbed)
+    assert (out / "model.keras").exists()
+
+
+def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": MACHINES, "task": {"type": "worker", "index": 1}}))
+    with pytest.raises(tf.errors.InvalidArgumentError), workers.lost_workers():
+        raise tf.errors.InvalidArgumentError(None, None, "a shape does not fit")
+    with pytest.raises(workers.WorkerLost), workers.lost_workers():
+        raise tf.errors.InternalError(None, None, "Collective ops is aborted by: a peer")
+    monkeypatch.delenv("TF_CONFIG")
+    with pytest.raises(tf.errors.UnavailableError), workers.lost_workers():
+        raise tf.errors.UnavailableError(None, None, "a file system is away")
 
 
 @pytest.mark.parametrize(("index", "expected"), [(0, range(0, 2)), (1, range(2, 4)), (2, range(4, 6))])
