@@ -21,6 +21,7 @@ from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
 from keras_transformer.training.flags import parser as train_parser
 from tests.test_names import MODULES
+from train_on_ray import parser as ray_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
@@ -31,6 +32,7 @@ PARSERS = {
     ("python", "train.py"): train_parser,
     ("python", "-m", "export"): export_parser,
     ("python", "examples/bulk_translate.py"): bulk_parser,
+    ("python", "examples/train_on_ray.py"): ray_parser,
     ("python", "-m", "keras_transformer"): make_parser,
     ("keras-transformer",): make_parser,
 }

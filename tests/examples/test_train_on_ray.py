@@ -1,0 +1,190 @@
+"""Ray's workers learn what two processes learn that were launched by hand, though the program is stopped and a worker
+killed on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import train_on_ray
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.training.workers import WorkerLost
+from tests.tiny_corpus import tiny_flags
+from tests.training.test_workers import arrays_in, log_of, two_workers
+from train_on_ray import Launch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 40  # with a checkpoint after every fifth
+
+
+@contextlib.contextmanager
+def program(environment: dict[str, str], log: Path, *flags: str) -> Iterator[subprocess.Popen]:
+    """`train_on_ray.py` as a process, which is killed at the end. What killed workers leave goes to Ray's folder."""
+    command = [sys.executable, str(ROOT / "examples" / "train_on_ray.py"), *flags]
+    with log.open("wb") as file:
+        temporary = {"TMPDIR": environment["RAY_TMPDIR"]}
+        process = subprocess.Popen(command, env=environment | temporary, cwd=log.parent, stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def newest_checkpoint(run: Path) -> int:
+    """The step of the newest whole checkpoint, which the next one may replace meanwhile; 0 if there is none."""
+    return max((int(path.name.split(".")[0]) for path in run.glob("checkpoints/[0-9]*.state.npz")), default=0)
+
+
+def wait_for_checkpoint(run: Path, process: subprocess.Popen, after: int = 0) -> None:
+    """Waits until there is a checkpoint after a step."""
+    deadline = time.monotonic() + 600
+    while newest_checkpoint(run) <= after:
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.02)
+
+
+def wait_for_none(ray_processes: Callable[[], dict[int, str]]) -> dict[int, str]:
+    """The processes that are left after a minute at most."""
+    deadline = time.monotonic() + 60
+    while ray_processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return ray_processes()
+
+
+@pytest.mark.parity
+def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, ray_processes, tmp_path) -> None:
+    by_hand, run, log = tmp_path / "by_hand", tmp_path / "run", tmp_path / "log"
+    flags = [*tiny_flags(tmp_path, by_hand), "--steps", str(STEPS), "--dropout", "0.1"]
+    with two_workers(tmp_path, flags) as both:
+        for index, process in enumerate(both):
+            assert process.wait(timeout=900) == 0, log_of(tmp_path / f"worker {index}.npz").read_text()
+
+    # A path may be relative to where the program runs, which is not where its workers are.
+    flags[flags.index("--out") + 1] = "run"
+    with program(ray_environment, log, *flags) as process:
+        wait_for_checkpoint(run, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=300) == 128 + signal.SIGTERM, log.read_text()
+    assert wait_for_none(ray_processes) == {}
+
+    with program(ray_environment, log, "--resume", "--out", "run") as process:
+        wait_for_checkpoint(run, process, after=newest_checkpoint(run))
+        workers = [process for process, name in ray_processes().items() if "RayTrainWorker" in name]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        assert process.wait(timeout=900) == 0, log.read_text()
+    lines = log.read_text()
+    assert "all begin again from the newest checkpoint (retry 1 of 3)\n" in lines
+    assert lines.count("resuming at step ") == 2, "when the program began, and when the workers began again"
+    assert lines.count("wrote run/model.keras\n") == 1 and "INFO" not in lines and "Traceback" not in lines
+    for undisturbed, disturbed in zip(last_weights(by_hand), last_weights(run), strict=True):
+        np.testing.assert_array_equal(disturbed, undisturbed)
+    assert (run / "metrics.csv").read_text().count("\n") == (by_hand / "metrics.csv").read_text().count("\n")
+
+
+def last_weights(run: Path) -> list[np.ndarray]:
+    return arrays_in(run / "checkpoints" / f"{STEPS:08}.weights.npz")
+
+
+@pytest.mark.parity
+def test_what_a_worker_refuses_ends_all_at_once(ray_environment, tmp_path) -> None:
+    flags = [*tiny_flags(tmp_path, tmp_path / "run"), "--vocabulary-size", "5000"]  # more than this text has
+    with program(ray_environment, tmp_path / "log", *flags) as process:
+        assert process.wait(timeout=600) == 2
+    log = (tmp_path / "log").read_text()
+    assert log.count("error: ") == 1 and "a vocabulary of 5000 is larger" in log.splitlines()[-1]
+    assert "begin again" not in log and "Traceback" not in log
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workers", "0"], "expected an integer of at least 1; received '0'"),
+        (["--retries", "-1"], "expected an integer of at least 0; received '-1'"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--source", "no-such-file", "--target", "no-such-file"], "no-such-file"),
+        (["--resume"], "--resume: there is no run in"),
+    ],
+    ids=str,
+)
+def test_a_wrong_request_is_refused_before_ray_starts(flags, message, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(train_on_ray, "start_ray", None)
+    try:
+        status = train_on_ray.main([*flags, "--out", str(tmp_path / "run")])
+    except SystemExit as end:  # so argparse ends
+        status = int(end.code or 0)
+    assert status == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error: " in last and message in last
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Callable[[dict[str, Any]], None]]:
+    """What Ray's workers do, one function for each time that they begin; they are given the flags."""
+    to_come: list[Callable[[dict[str, Any]], None]] = []
+    nothing = contextlib.nullcontext
+    monkeypatch.setattr(train_on_ray, "_check", lambda given: tmp_path)
+    monkeypatch.setattr(train_on_ray, "start_ray", lambda *_, **__: nothing())
+    monkeypatch.setattr(train_on_ray, "_shown_lines", nothing)
+    monkeypatch.setattr(train_on_ray, "_fit", lambda launch, given, *_: to_come.pop(0)(given))
+    return to_come
+
+
+def test_workers_begin_again_as_asked_until_the_run_has_begun(tries, tmp_path) -> None:
+    """The run that --overwrite replaces has a config.json too, and must not go on in its place."""
+    (tmp_path / "config.json").write_text("the run before")
+    asked = {"overwrite": True, "out": str(tmp_path)}
+    seen = []
+
+    def die(given: dict[str, Any]) -> None:
+        seen.append(given)
+        raise WorkerLost("worker 1 died")
+
+    def begin_and_die(given: dict[str, Any]) -> None:
+        (tmp_path / "begun").write_text("the new run")
+        (tmp_path / "begun").replace(tmp_path / "config.json")
+        die(given)
+
+    tries += [die, begin_and_die, seen.append]
+    train_on_ray.train(Launch(retries=2), asked)
+    assert seen == [asked, asked, {"resume": True, "out": str(tmp_path)}]
+
+
+def test_retries_come_to_an_end(tries, tmp_path) -> None:
+    def die(given: dict[str, Any]) -> None:
+        raise WorkerLost("worker 1 died")
+
+    tries += [die, die]
+    with pytest.raises(JobError, match=f"^worker 1 died, and no retry is left; .* --resume --out {tmp_path}$"):
+        train_on_ray.train(Launch(retries=1), {})
+    assert tries == []
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "message"),
+    [
+        ({0: WorkerLost("another"), 1: RequestError("a flag")}, RequestError, "^a flag$"),
+        ({0: JobError("NaN"), 1: WorkerLost("another")}, JobError, "^NaN$"),
+        ({0: WorkerLost("another")}, WorkerLost, "^a worker died$"),
+        ({0: WorkerLost("another"), 1: KeyError("a\nb")}, WorkerLost, r"^worker 1 failed \(KeyError: 'a\\nb'\)$"),
+    ],
+    ids=str,
+)
+def test_what_would_come_again_is_not_a_lost_worker(failures, kind, message) -> None:
+    error = train_on_ray._told(failures)
+    assert type(error) is kind
+    with pytest.raises(kind, match=message):
+        raise error
