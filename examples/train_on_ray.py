@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -162,13 +163,37 @@ def _fit(launch: Launch, given: dict[str, Any], of_ray: str, lines: Any) -> None
         ),
     )
     try:
-        trainer.fit()
+        with _sigterm_as_ctrl_c():
+            trainer.fit()
     except ray_train.WorkerGroupError as error:
         raise _told(error.worker_failures) from error
     except ray_train.TrainingFailedError as error:
         raise JobError(f"Ray Train failed: {' '.join(str(error).split()):.500}") from error
     except SystemExit:  # so Ray Train ends after Ctrl-C
         raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Ends Ray Train at SIGTERM as at Ctrl-C, for which it has a handler. It swallows what another handler raises."""
+    received = []
+
+    def stop(number: int, frame: Any) -> None:
+        received.append(number)
+        at_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(at_ctrl_c):
+            at_ctrl_c(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        if not received:
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if received:
+        raise Stopped(signal.SIGTERM, "stopped by SIGTERM; the checkpoints are intact: go on with --resume")
 
 
 @contextlib.contextmanager
