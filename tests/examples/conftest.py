@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-pytest_plugins = ["tests.tiny_run"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

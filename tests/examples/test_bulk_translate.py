@@ -19,6 +19,8 @@ from bulk_shards import Job
 from bulk_translate import parser
 from bulk_translator import BulkTranslator
 
+pytest_plugins = ["tests.tiny_run"]
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "bulk_translate.py"
 NUM_LINES, NUM_SHARDS = 3_000, 30

@@ -16,6 +16,8 @@ import keras_transformer
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import RequestError
 
+pytest_plugins = ["tests.tiny_run"]
+
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["two dogs", "", "seven hundred and two", "one dog runs to the sea", "the quick brown dog " * 30]
 
