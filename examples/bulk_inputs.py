@@ -142,9 +142,11 @@ def _require_column(path: Path, line: bytes, column: str) -> None:
 
 def _parquet(path: Path, column: str) -> Any:
     """A Parquet file with a column of strings."""
-    import pyarrow
-    import pyarrow.parquet
-
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise RequestError(f"{path} is Parquet, which pyarrow reads: pip install 'ray[data]>=2.60,<3'") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowException as error:

@@ -90,5 +90,5 @@ def _import_ray(dashboard: bool) -> Any:
         return ray
     except ModuleNotFoundError as error:
         extras = "default,data,train" if dashboard else "data,train"
-        reason = f"expected Ray, of which {error.name} is not installed: pip install 'ray[{extras}]>=2.50,<3'"
+        reason = f"expected Ray, of which {error.name} is not installed: pip install 'ray[{extras}]>=2.60,<3'"
         raise RequestError(reason) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_another_column_is_asked_for_by_name(tmp_path):
     with pytest.raises(RequestError, match=r"expected 'text' in .*; its first line has en, de: give --column"):
         scan(path, "text", 1)
     assert in_shards(path, 1, "de") == [Row("eins")]
+
+
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(RequestError, match="is Parquet, which pyarrow reads: pip install"):
+        scan(tmp_path / "rows.parquet", "text", 1)
 
 
 @pytest.mark.parity
