@@ -23,7 +23,7 @@ def start_ray(
 ) -> Iterator[None]:
     """Runs the `with` block on Ray, and shuts Ray down after it, or leaves the cluster.
 
-    Ray sends no usage reports unless the environment variable `RAY_USAGE_STATS_ENABLED` asks for them, and logs
+    Ray sends no usage reports: the environment variable `RAY_USAGE_STATS_ENABLED` becomes 0, unless it is set. It logs
     warnings and errors alone. A Ray of its own is apart from every other Ray of this machine. It ends with this
     process, even if SIGKILL ends that: then at once, but for agents of Ray's, which take a minute.
 

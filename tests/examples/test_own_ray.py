@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -93,5 +94,11 @@ def test_without_ray_the_message_says_how_to_install_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "")  # given back after the test
+        monkeypatch.delenv(name)
     with pytest.raises(RequestError, match=r"pip install 'ray\[data,train\]"), start_ray():
         pass
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0", "before Ray is imported"
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
+    with pytest.raises(RequestError), start_ray():
+        pass
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "1", "the user's choice stays"
