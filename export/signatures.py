@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_transformer.decoding.classifier import Classifier, load_classifier
+from keras_transformer.decoding.ensembles import load_ensemble
 from keras_transformer.decoding.generator import Generator, load_generator
 from keras_transformer.decoding.recognizer import Recognizer, load_recognizer
 from keras_transformer.decoding.recommender import Recommender, load_recommender
@@ -90,8 +91,8 @@ class TrainedRun:
 
     @property
     def model(self) -> Any:
-        """The model, in float32."""
-        return self.pipeline.model
+        """The model, in float32; of several runs an `Ensemble`."""
+        return self.pipeline.decoder.joint if isinstance(self.pipeline, Translator) else self.pipeline.model
 
     @property
     def labels(self) -> list[str]:
@@ -158,14 +159,15 @@ class TrainedRun:
         }
 
 
-def open_run(run: str | os.PathLike[str]) -> TrainedRun:
-    """Reads a run folder. It may be a stranger's: nothing in it is executed.
+def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> TrainedRun:
+    """Reads a run folder, or several that translate together. They may be a stranger's: nothing in them is executed.
 
     Raises:
-        RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file.
+        RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file. Or several
+            runs cannot translate together, see `load_ensemble`.
     """
     config = read_config(run)
-    pipeline = PIPELINES[config["model"]["kind"]](run)
+    pipeline = load_ensemble([run, *others]) if others else PIPELINES[config["model"]["kind"]](run)
     corpus = config.get("corpus", {})
     languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
     return TrainedRun(pipeline, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))

@@ -1417,11 +1417,11 @@ ENGINES = [
     *by(
         "commands/test_engines.py",
         f"{PACKAGE}/commands",
-        ("repr((__version__, content))", "repr(content)"),
-        ("repr((__version__, content))", "repr(__version__)"),
+        ("digest((__version__, content))", "digest(content)"),
+        ("digest((__version__, content))", "digest(__version__)"),
         ('f"-longest{options.max_length}"', '""'),
         ('f"-best{options.n_best}"', '""'),
-        ("if other != graphs.main.parent:", "if False:"),
+        ("if other != kept:", "if False:"),
         ("if gpus_of_the_driver():", "if False:"),
         ("if options.alignments:", "if False:"),
         ("    may_use_keras = arguments.engine", "    may_use_keras = False and arguments.engine"),
@@ -1706,18 +1706,31 @@ ATTENTION = [
         ("return one, one.queries.place_of(word)", "return last, last.queries.place_of(word)"),
     ),
 ]
-ENSEMBLES = by(
-    "decoding/test_ensembles.py",
-    PACKAGE,
-    ("return ops.logsumexp(log_probs, axis=0)", "return ops.mean(log_probs, axis=0)"),
-    ('ops.log_softmax(ops.cast(each, "float32")) for each in logits', 'ops.cast(each, "float32") for each in logits'),
-    ('["cross"][-self.decoder_layers :]', '["cross"][: self.decoder_layers]'),
-    ("self.max_source_length = min(one", "self.max_source_length = max(one"),
-    ("return self._models[0] if len(self._models) == 1 else super().model", "return self._models[0]"),
-    ("if vocabulary != first:", "if False:"),
-    ("if others_of(arguments):\n            raise", "if False:\n            raise"),
-    ("if others_of(arguments):\n        yield", "if False:\n        yield"),
-)
+ENSEMBLES = [
+    *by(
+        "decoding/test_ensembles.py",
+        PACKAGE,
+        ("return ops.logsumexp(log_probs, axis=0)", "return ops.mean(log_probs, axis=0)"),
+        (
+            'ops.log_softmax(ops.cast(each, "float32")) for each in logits',
+            'ops.cast(each, "float32") for each in logits',
+        ),
+        ('["cross"][-self.decoder_layers :]', '["cross"][: self.decoder_layers]'),
+        ("self.max_source_length = min(one", "self.max_source_length = max(one"),
+        ("return self._models[0] if len(self._models) == 1 else super().model", "return self._models[0]"),
+        ("if vocabulary != first:", "if False:"),
+        ("if others_of(arguments):\n            raise", "if False:\n            raise"),
+        ("if others_of(arguments) and with_halves:", "if False:"),
+        ('f"ensemble-{digest(keys)}"', 'f"onnx-{digest(keys)}"'),
+        ("{digest(keys)}", "{keys[0]}"),
+    ),
+    *by(
+        "decoding/test_ensembles.py",
+        "export/onnx",
+        ('g("Softmax", logits) for logits', "logits for logits"),
+        ('return g("Log", mean), joint(', "return mean, joint("),
+    ),
+]
 DISTILLATION = [
     *by(
         "text/test_distillation.py",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_transformer.models.ensemble import members_of
+
 from ..forms import Answering, Continuation, Filling, Form, Labelling, Recognition, Recommending, Translation, form_of
 from ..signatures import Decoding, TrainedRun, require_precision, stem
 from . import continuation, encoding, recognition, recommending
@@ -63,11 +65,13 @@ def export_onnx(
 
 def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:
     """Writes one of the graphs, "translate", "encoder" or "step"; the translator gives `decoding.n_best` translations.
+    Several runs have only "translate".
 
     Raises:
         Unwritable: a part of the model, or an option of a part, has no writer.
     """
-    require_writers(run.model, precision)
+    for member in members_of(run.model):
+        require_writers(member, precision)
     if name == "translate" and decoding.n_best != 1:
         model = translate_model(run, decoding, precision, with_n_best=True)
     else:

@@ -13,9 +13,9 @@ and goes on with the others. It does so in rounds: the outer loop runs rounds, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -54,25 +54,19 @@ class CacheSizes(NamedTuple):
         return Cache(list(values[: self.beams]), list(values[self.beams : num_first]), list(values[num_first:]))
 
 
-# (graph, source_ids (A, S)) → what a step needs of the sentences, each (A, ...)
-Encode = Callable[[Graph, Value], list[Value]]
-# (graph, token_ids (A, k), index (), cache) → logits (A · k, V) float32, cache
-Step = Callable[[Graph, Value, Value, Cache], tuple[Value, Cache]]
-# (graph, number of active sentences (1,), k before the first step) → cache
-FirstCache = Callable[[Graph, Value, int], Cache]
+class SearchedModel(Protocol):
+    """The model as the search sees it: functions that append its nodes."""
 
+    def encode(self, g: Graph, ids: Value) -> list[Value]:
+        """Source ids (A, S) → what a step needs of the sentences, each (A, ...)."""
 
-class SearchedModel(NamedTuple):
-    """The model as the search sees it: functions that append its nodes.
+    def step(self, g: Graph, token_ids: Value, index: Value, cache: Cache) -> tuple[Value, Cache]:
+        """Token ids (A, k) at the position index () → logits (A · k, V) float32, and the cache with this position."""
 
-    Args:
-        encode, step: the encoder and the decoder's step.
-        first_cache: makes the cache before the first step; its `sentences` hold no sentence, each (0, ...).
-    """
-
-    encode: Encode
-    step: Step
-    first_cache: FirstCache
+    def first_cache(self, g: Graph, num_active: Value, num_first_beams: int) -> Cache:
+        """The cache before the first step, for sentences counted by `num_active` (1,), each with so many beams. Its
+        `sentences` hold no sentence, each (0, ...).
+        """
 
 
 class Progress(NamedTuple):
@@ -147,7 +141,7 @@ def next_round(
     pairs = zip(cache.sentences, model.encode(g, progress.unencoded), strict=True)
     cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
     beam_search = (GreedySearch if decoding.num_beams == 1 else BeamSearch)(g, progress.limits, vocabulary, decoding)
-    length, state, cache = run_steps(g, model.step, beam_search, length, state, cache, progress.limits)
+    length, state, cache = run_steps(g, model, beam_search, length, state, cache, progress.limits)
     new_ids, new_scores = beam_search.results(g, state)  # of all active sentences; later rounds overwrite them
     places = g("Unsqueeze", progress.active, [1])
     ids = g("ScatterND", widened(g, progress.ids, new_ids), places, new_ids)
@@ -180,13 +174,19 @@ def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_be
 
 
 def run_steps(
-    graph: Graph, step: Step, beam_search: BeamSearch, length: Value, state: State, cache: Cache, limits: Value
+    graph: Graph,
+    model: SearchedModel,
+    beam_search: BeamSearch,
+    length: Value,
+    state: State,
+    cache: Cache,
+    limits: Value,
 ) -> tuple[Value, State, Cache]:
     """Runs at least one step, and goes on until enough sentences are done or one is at its limit.
 
     Args:
         graph: the body of the loop of rounds.
-        step: the model's step.
+        model: what is searched.
         beam_search: extends the hypotheses.
         length: () int64, how many tokens each hypothesis has.
         state, cache: of the active sentences.
@@ -200,7 +200,7 @@ def run_steps(
 
     def advance(g: Graph, _: Value, index: Value, *values: Value) -> list[Value]:
         old, moving = State(*values[:num_fields]), sizes.split(values[num_fields:])
-        logits, new = step(g, old.token_ids, index, moving._replace(sentences=cache.sentences))
+        logits, new = model.step(g, old.token_ids, index, moving._replace(sentences=cache.sentences))
         length = g("Add", index, 1)
         state, is_done, beams = beam_search.extend(g, old, logits, length)
         # Negative while fewer than one in `DONE_SHARE` are done. It does not use their number: sizes are on the host.

@@ -5,20 +5,23 @@ The letters in shapes are those of `search`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.lengths import longest
+from keras_transformer.models.ensemble import Ensemble, members_of
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN
 
 from ..signatures import Decoding
 from .beams import Vocabulary
+from .ensemble import JointModel
 from .graph import Graph, Value
 from .model import OnnxTransformer, SearchedDecoder
-from .search import Cache, SearchedModel, search
+from .search import Cache, search
 from .stacks import flat_past, past_from_flat
 
 
@@ -33,27 +36,30 @@ class Translations(NamedTuple):
         return g("Gather", self.ids, 0, axis=1), g("Gather", self.scores, 0, axis=1)
 
 
-def translation(g: Graph, model: Transformer, source_ids: Value, decoding: Decoding, precision: str) -> Translations:
+def translation(
+    g: Graph, model: Transformer | Ensemble, source_ids: Value, decoding: Decoding, precision: str
+) -> Translations:
     """Source ids (B, S) int32 → translations; the nodes compute what `traced.translate_ids` computes."""
     source_ids = permitted(
         g, source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length
     )
     limits = limits_of(g, source_ids, decoding.max_length)
-    return found(g, OnnxTransformer(model, precision, decoding.num_beams), source_ids, limits, decoding)
+    decoders = [OnnxTransformer(member, precision, decoding.num_beams) for member in members_of(model)]
+    return found(g, decoders, source_ids, limits, decoding)
 
 
-def found(g: Graph, decoder: SearchedDecoder, ids: Value, limits: Value, decoding: Decoding) -> Translations:
-    """What the search finds for ids (B, S) int32 within limits (B,) int64."""
-    cached = CachedDecoder(decoder, ids, decoding.num_beams)
-    vocabulary = Vocabulary(decoder.model.vocabulary_size, decoder.model.num_control_ids)
-    found, scores = search(
-        g, ids, SearchedModel(cached.encode, cached.step, cached.first_cache), limits, vocabulary, decoding
-    )
+def found(g: Graph, decoders: Sequence[SearchedDecoder], ids: Value, limits: Value, decoding: Decoding) -> Translations:
+    """What the search finds for ids (B, S) int32 within limits (B,) int64, with one decoder or with several as one."""
+    cached = [CachedDecoder(decoder, ids, decoding.num_beams) for decoder in decoders]
+    model = decoders[0].model
+    vocabulary = Vocabulary(model.vocabulary_size, model.num_control_ids)
+    searched = cached[0] if len(cached) == 1 else JointModel(cached)
+    found, scores = search(g, ids, searched, limits, vocabulary, decoding)
     return Translations(g.cast(found, np.int32), scores)
 
 
 class CachedDecoder:
-    """The functions of a `SearchedModel`: a decoder, with the search's cache.
+    """A `SearchedModel`: a decoder, with the search's cache.
 
     With one beam, every row has its own keys and values. With more, the rows of a sentence share them: each beam adds
     its position to the keys of all, and a bias hides it from the beams that do not continue it. The cache then also

@@ -84,10 +84,11 @@ def chosen_decoder(
     reason = next(reasons_for_keras(arguments, options, with_halves), None)
     if arguments.engine == "keras" or reason:
         return chosen_keras(arguments, reason or "leave out --engine keras")
-    graphs = graphs_of(run, options, arguments.precision or "float32", with_halves)
+    runs = [RunFolder(one) for one in runs_of(arguments)]
+    graphs = graphs_of(runs, options, arguments.precision or "float32", with_halves)
     if graphs.are_there() or was_built(arguments, graphs, options):
         return partial(onnx_decoder, graphs, arguments.threads)
-    return partial(keras_decoder, [arguments.run], arguments.threads)
+    return partial(keras_decoder, runs_of(arguments), arguments.threads)
 
 
 def others_of(arguments: argparse.Namespace) -> list[str]:
@@ -95,10 +96,15 @@ def others_of(arguments: argparse.Namespace) -> list[str]:
     return getattr(arguments, "others", [])
 
 
+def runs_of(arguments: argparse.Namespace) -> list[str]:
+    """All runs that translate together."""
+    return [arguments.run, *others_of(arguments)]
+
+
 def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, with_halves: bool) -> Iterator[str]:
     """Why the engine must be Keras, or for `auto` should be."""
-    if others_of(arguments):
-        yield "a graph holds one model, and several runs translate together"
+    if others_of(arguments) and with_halves:
+        yield "a graph of several runs has the search inside, which has no random numbers and no prefixes"
     if options.alignments:
         yield "--alignments needs the model's attention, which the graphs do not give"
     for package in PACKAGES:
@@ -117,7 +123,7 @@ def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Dec
         raise RequestError(f"--engine onnx cannot do this: {reason}")
     if arguments.precision not in (None, "float32"):
         raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
-    return partial(keras_decoder, [arguments.run, *others_of(arguments)], arguments.threads)
+    return partial(keras_decoder, runs_of(arguments), arguments.threads)
 
 
 def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:
@@ -126,7 +132,7 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
     may_use_keras = arguments.engine == "auto" and precision == "float32"
     load_tensorflow()
     signatures = export_module("signatures")
-    trained = signatures.open_run(run.path)
+    trained = signatures.open_run(*runs_of(arguments))
     try:
         build(run, trained, graphs, options, precision)
     except signatures.Unwritable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 from keras_transformer.commands.exporting import export_module
@@ -16,16 +17,17 @@ from keras_transformer.version import __version__
 TrainedRun = Any  # of the export's module `signatures`, which is imported late
 
 
-def graphs_of(run: RunFolder, options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
+def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
     """Where the graphs for these options belong; they need not be there yet.
 
     Args:
-        run: the run.
+        runs: one, or several that translate together; the first keeps the graphs.
         options: the search, which is inside the graph of a translator.
         precision: of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
     """
-    folder = run.cache / f"onnx-{key_of(run)}"
+    keys = [key_of(run) for run in runs]
+    folder = runs[0].cache / (f"onnx-{keys[0]}" if len(runs) == 1 else f"ensemble-{digest(keys)}")
     if with_halves:
         return Graphs(None, folder / file_name("encoder", precision), folder / file_name("step", precision))
     name = f"translate-beams{options.num_beams}-penalty{options.length_penalty!r}"
@@ -45,11 +47,21 @@ def key_of(run: RunFolder) -> str:
     read_config(run)
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
         content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-    return hashlib.sha256(repr((__version__, content)).encode()).hexdigest()[:16]
+    return digest((__version__, content))
+
+
+def digest(content: object) -> str:
+    """A short name for the content, for its `repr`."""
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
 def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOptions, precision: str) -> None:
-    """Writes the graphs of the run, and removes those of other weights or versions.
+    """Writes the graphs, and removes those of other weights or versions; of ensembles the last one is kept.
+
+    Args:
+        run: the run that keeps them.
+        trained: what is written.
+        graphs, options, precision: see `graphs_of`.
 
     Raises:
         Unwritable: the model has a part that ONNX graphs cannot have.
@@ -60,6 +72,7 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
     for name, path in graphs.present():
         path.parent.mkdir(parents=True, exist_ok=True)
         onnx.write_graph(trained, path, name, decoding, precision)
-    for other in run.cache.glob("onnx-*"):
-        if other != graphs.main.parent:
+    kept = graphs.main.parent
+    for other in run.cache.glob(f"{kept.name.partition('-')[0]}-*"):
+        if other != kept:
             shutil.rmtree(other, ignore_errors=True)

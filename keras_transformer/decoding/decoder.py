@@ -17,6 +17,7 @@ from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:
+    from keras_transformer.models.ensemble import Ensemble
     from keras_transformer.models.transformer import Transformer
 
 
@@ -92,7 +93,19 @@ class Decoder(ABC):
         Raises:
             RequestError: this decoder has none.
         """
-        raise RequestError(f"expected a translator with a Keras model; received {self!r}: load the run in its place")
+        raise self._without_model()
+
+    @property
+    def joint(self) -> Transformer | Ensemble:
+        """The Keras model, or the ensemble of several.
+
+        Raises:
+            RequestError: this decoder has neither.
+        """
+        raise self._without_model()
+
+    def _without_model(self) -> RequestError:
+        return RequestError(f"expected a translator with a Keras model; received {self!r}: load the run in its place")
 
     @abstractmethod
     def check_source_length(self, length: int) -> None:

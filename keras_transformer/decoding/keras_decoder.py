@@ -26,12 +26,12 @@ class KerasDecoder(Decoder):
     def __init__(self, *models: Transformer):
         self._models = models
         try:
-            joint = models[0] if len(models) == 1 else Ensemble(models)
+            self._joint = models[0] if len(models) == 1 else Ensemble(models)
         except ValueError as error:
             raise RequestError(str(error)) from error
-        self.max_source_length = joint.max_source_length
-        self.vocabulary_sizes = joint.source_vocabulary_size, joint.vocabulary_size
-        self._computations = CompiledComputations(joint)
+        self.max_source_length = self._joint.max_source_length
+        self.vocabulary_sizes = self._joint.source_vocabulary_size, self._joint.vocabulary_size
+        self._computations = CompiledComputations(self._joint)
 
     def __repr__(self) -> str:
         return " and ".join(
@@ -44,6 +44,10 @@ class KerasDecoder(Decoder):
     def model(self) -> Transformer:
         """See `Decoder.model`; an ensemble has no model of its own."""
         return self._models[0] if len(self._models) == 1 else super().model
+
+    @property
+    def joint(self) -> Transformer | Ensemble:
+        return self._joint
 
     def check_source_length(self, length: int) -> None:
         for one in self._models:

@@ -40,6 +40,14 @@ class Ensemble:
         self.max_source_length = min(one.max_source_length for one in models)
         self.decoder_layers = min(one.decoder_layers for one in models)
 
+    def arguments(self) -> dict[str, Any]:
+        """What describes the ensemble in a file: its sizes, and the arguments of each model."""
+        sizes = ("source_vocabulary_size", "vocabulary_size", "num_control_ids", "max_source_length")
+        return {
+            **{name: getattr(self, name) for name in sizes},
+            "models": [one.arguments() for one in self.models],
+        }
+
     @property
     def variables(self) -> list[Any]:
         """The variables of all models."""
@@ -81,6 +89,11 @@ class Ensemble:
         """The logarithm of the mean probabilities, which `log_softmax` leaves as they are."""
         log_probs = ops.stack([ops.log_softmax(ops.cast(each, "float32")) for each in logits])
         return ops.logsumexp(log_probs, axis=0)  # without the logarithm of M, which no softmax sees
+
+
+def members_of(model: Transformer | Ensemble) -> list[Transformer]:
+    """The models of an ensemble, or the one model."""
+    return model.models if isinstance(model, Ensemble) else [model]
 
 
 def _joined(caches: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,13 +12,16 @@ import keras
 import numpy as np
 import pytest
 
-from export.onnx import export_onnx
+from export.onnx import export_onnx, write_graph
 from export.signatures import Decoding, TrainedRun
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
+from keras_transformer.commands import engines
 from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.translator import SearchOptions, Translator
 from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import Graphs
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.ensemble import Ensemble
 from keras_transformer.run_folder import RunFolder, save_model
@@ -95,13 +98,52 @@ def test_alignments_are_of_the_mean_attention(runs, together):
     assert best.alignment == tuple((int(place), number) for number, place in enumerate(places))
 
 
-def test_members_may_have_other_sizes(runs, tiny_model, tokenizer):
+@pytest.fixture(scope="module")
+def mixed(runs, tiny_model, tokenizer):
+    """Two models of other sizes and parts."""
     config = {**model_config(tiny_model), "num_layers": 1, "hidden_dim": 8, "max_source_length": 6}
     keras.utils.set_random_seed(5)
-    mixed = Translator(KerasDecoder(load(runs[0]).model, make_model(config)), tokenizer)
+    small = make_model({**config, "positions": {"name": "rotary"}})
+    randomize(small)
+    return Translator(KerasDecoder(load(runs[0]).model, small), tokenizer)
+
+
+def test_members_may_have_other_sizes(mixed):
     assert mixed.max_source_length == 6
     found = mixed.n_best(SENTENCES, num_beams=2, max_length=6, alignments=True)
     assert all(math.isfinite(one.score) for some in found for one in some)
+
+
+def in_onnx(translator, folder, decoding, precision="float32"):
+    """The ensemble as one graph."""
+    path = folder / "translate.onnx"
+    write_graph(TrainedRun(translator), path, "translate", decoding, precision)
+    return Translator(OnnxDecoder(Graphs(path, None, None)), translator.source_tokenizer)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("members", ["together", "mixed"])
+def test_one_graph_of_several_models_finds_what_keras_finds(request, members, beams, tmp_path):
+    keras_ensemble = request.getfixturevalue(members)
+    options = SearchOptions(beams, 0.8, 12, n_best=beams)
+    graph = in_onnx(keras_ensemble, tmp_path, Decoding(beams, 0.8, 12))
+    assert graph.max_source_length == keras_ensemble.max_source_length
+    expected, found = (
+        [one for some in each.stream(SENTENCES, options) for one in some] for each in (keras_ensemble, graph)
+    )
+    assert [one.ids for one in found] == [one.ids for one in expected]
+    np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4)
+
+
+def test_graphs_of_several_models_have_low_precisions(together, tmp_path):
+    exact = together.n_best(SENTENCES, num_beams=1, n_best=1, max_length=12)
+    for precision in ("float16", "int8"):
+        graph = in_onnx(together, tmp_path, Decoding(1, max_length=12), precision)
+        assert precision in repr(graph)
+        found = graph.n_best(SENTENCES, num_beams=1, n_best=1, max_length=12)
+        assert sum(one == other for one, other in zip(found, exact, strict=True)) < len(SENTENCES)
+        scores, expected = ([some[0].score for some in each] for each in (found, exact))
+        np.testing.assert_allclose(scores, expected, rtol=0.1)
 
 
 def test_an_ensemble_has_no_model_of_its_own(together):
@@ -152,16 +194,48 @@ def translate(monkeypatch, capfdbinary):
     return run
 
 
-def test_the_command_takes_several_runs(runs, together, translate):
-    status, out, _ = translate(*runs, "--beams", 3)
-    assert status == 0
-    assert out.splitlines() == together.translate(SENTENCES, num_beams=3)
+@pytest.fixture
+def own_runs(runs, tmp_path):
+    """Copies of the runs, with nothing in their caches."""
+    return [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, "ab", strict=True)]
 
 
-def test_what_graphs_alone_have_is_refused(runs, tmp_path, translate):
+def graphs_in(run):
+    return sorted(str(path.relative_to(run / "cache")).split("-")[0] for path in (run / "cache").glob("*/*"))
+
+
+def test_the_command_takes_several_runs(own_runs, together, translate, monkeypatch):
+    """One graph is kept by the first run, beside the graph of this run alone."""
+    expected = together.translate(SENTENCES, num_beams=3)
+    assert translate(own_runs[0], "--beams", 3)[0] == 0
+    monkeypatch.setattr(engines, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
+    status, out, _ = translate(*own_runs, "--beams", 3)
+    assert (status, out.splitlines()) == (0, expected)
+    monkeypatch.setattr(engines, "build", lambda *_: pytest.fail("built again"))
+    assert translate(*own_runs, "--beams", 3)[1].splitlines() == expected
+    assert graphs_in(own_runs[0]) == ["ensemble", "onnx"] and not graphs_in(own_runs[1])
+
+
+def test_other_runs_make_another_graph(own_runs, translate):
+    _, out, _ = translate(*own_runs, "--beams", 1)
+    (old,) = (own_runs[0] / "cache").glob("ensemble-*")
+    shutil.copy(own_runs[0] / "model.keras", own_runs[1] / "model.keras")
+    _, other, _ = translate(*own_runs, "--beams", 1)
+    (new,) = (own_runs[0] / "cache").glob("ensemble-*")
+    assert old != new and out != other == translate(own_runs[0], "--beams", 1)[1]
+
+
+def test_the_command_samples_with_several_runs(own_runs, together, translate):
+    options = SearchOptions(max_length=6, n_best=1, sampling=True, seed=3)
+    expected = [best.text for (best,) in together.stream(SENTENCES, options)]
+    status, out, _ = translate(*own_runs, "--sample", "--seed", 3, "--max-length", 6)
+    assert (status, out.splitlines()) == (0, expected) and not graphs_in(own_runs[0])
+
+
+def test_what_several_runs_cannot_do_is_refused(runs, tmp_path, translate):
     for flags in (["--engine", "onnx"], ["--precision", "int8"]):
-        status, _, err = translate(*runs, *flags)
-        assert status == 2 and "several runs translate together" in err
+        status, _, err = translate(*runs, "--sample", *flags)
+        assert status == 2 and "a graph of several runs has the search inside" in err
     export_onnx(TrainedRun(load(runs[0])), tmp_path, Decoding(2))
     for words in ((tmp_path, runs[1]), (runs[0], tmp_path)):
         status, _, err = translate(*words)

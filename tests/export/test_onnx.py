@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ from export.onnx.beams import Vocabulary
 from export.onnx.export import SOURCE
 from export.onnx.graph import Graph, Model, Value, ValueInfo, all_nodes, check, write_model
 from export.onnx.model import OnnxTransformer
-from export.onnx.search import Cache, SearchedModel, search
+from export.onnx.search import Cache, search
 from export.signatures import Decoding, TrainedRun
 from export.traced import translate_ids
 from keras_transformer.decoding.keras_decoder import KerasDecoder
@@ -107,7 +108,7 @@ def table_search(folder, table, limits, decoding, num_control_ids=4):
         return [g("Identity", sentences)]
 
     vocabulary = Vocabulary(table.shape[1], num_control_ids)
-    model = SearchedModel(encode, step, first_cache)
+    model = SimpleNamespace(encode=encode, step=step, first_cache=first_cache)
     ids, scores = search(g, sentences, model, "limits", vocabulary, decoding)
     outputs = [
         ValueInfo(g.named(ids, "ids"), np.int64, ["batch", "n_best", "target"]),
