@@ -3,10 +3,10 @@
     python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
 
 Several runs are an ensemble: each piece has the mean of their probabilities. `--split val` scores the validation text
-in the same ways, so that a choice needs no look at the test set. `--beams` and `--length-penalty` search in another
-way, and `--out` keeps the translations of the first figure, for sacreBLEU's `--paired-bs`.
+in the same ways, so that a choice needs no look at the test set. `--beams`, `--length-penalty` and the other options of
+`translate` hold for both figures, and `--out` keeps the translations of the first, for sacreBLEU's `--paired-bs`.
 
-* cased and detokenised, with sacreBLEU's default tokenisation (13a) and beam 4;
+* cased and detokenised, with sacreBLEU's default tokenisation (13a) and beam 4, unless `--beams` says another;
 * like the published figures of this test set: both sides Moses-tokenised and lower-cased, `tok:none`, beam 5.
 
 The command prints one JSON object with a signature for each figure. It needs sacremoses (extra `bench`).
@@ -23,8 +23,9 @@ from pathlib import Path
 
 import sacrebleu
 
-import keras_transformer
 from benchmarks.contest import at_least_one
+from keras_transformer.commands.engines import add_engine_options, add_ensemble_option, open_translator
+from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.files import write_text
 from keras_transformer.run_folder import read_config
@@ -39,20 +40,21 @@ def main() -> None:
             is missing.
     """
     arguments = options().parse_args()
-    corpus = read_config(arguments.runs[0]).get("corpus", {})
+    corpus = read_config(arguments.run).get("corpus", {})
     if not str(corpus.get("name")).startswith("multi30k:"):
         raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
     languages = corpus["source_language"], corpus["target_language"]
     tokenize = moses(languages[1])
     files = [multi30k_file(arguments.split, language, arguments.data_dir) for language in languages]
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
-    translator = keras_transformer.load_ensemble(arguments.runs)
 
     @cache
     def translations(num_beams: int) -> list[str]:
-        return translator.translate(sources, num_beams, arguments.length_penalty)
+        searching = argparse.Namespace(**{**vars(arguments), "beams": num_beams})
+        options = search_options(searching, own_search_of(searching))
+        return [best.text for best, *_ in open_translator(searching, options).stream(sources, options)]
 
-    first, second = (arguments.beams or num_beams for num_beams in (4, 5))
+    first, second = (num_beams if arguments.beams is None else arguments.beams for num_beams in (4, 5))
     cased, cased_signature = bleu(translations(first), references, tokenize="13a")
     published, published_signature = bleu(tokenize(translations(second)), tokenize(references), tokenize="none")
     if arguments.out:
@@ -70,12 +72,13 @@ def main() -> None:
 def options() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="RUN", nargs="+")
+    parser.add_argument("run", metavar="RUN")
+    add_ensemble_option(parser)
     parser.add_argument("--split", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
     parser.add_argument("--data-dir", help="folder with the files of Multi30k (default: fetch it)")
     parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
-    parser.add_argument("--beams", type=at_least_one, help="of both figures (default: 4 and 5)")
-    parser.add_argument("--length-penalty", type=float, help="of both figures (default: the first run's, mostly 0.6)")
+    add_search_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--out", type=Path, help="a file for the translations of the first figure, a line each")
     return parser
 

@@ -22,16 +22,21 @@ def score(monkeypatch, tmp_path, capsys):
     corpus = {"name": "multi30k:en-de", "source_language": "en", "target_language": "de"}
     searches = []
 
-    def translate(lines, num_beams, length_penalty):
+    def stream(lines, options):
         """Right with four beams or more."""
-        searches.append((num_beams, length_penalty))
-        return [line if num_beams >= 4 else "Ein Hund." for line in REFERENCES[: len(lines)]]
+        searches.append((options.num_beams, options.length_penalty))
+        right = options.num_beams >= 4
+        return [[SimpleNamespace(text=line if right else "Ein Hund.")] for line in REFERENCES[: len(lines)]]
+
+    def opened(arguments, options):
+        assert (arguments.run, arguments.others) == ("a", ["b"])
+        return SimpleNamespace(stream=stream)
 
     monkeypatch.setattr(multi30k, "read_config", lambda run: {"corpus": corpus})
     monkeypatch.setattr(multi30k, "multi30k_file", lambda split, language, folder: tmp_path / language)
     monkeypatch.setattr(multi30k, "moses", lambda language: lambda lines: [line.lower() for line in lines])
-    loaded = SimpleNamespace(translate=translate)
-    monkeypatch.setattr(multi30k.keras_transformer, "load_ensemble", lambda runs: loaded)
+    monkeypatch.setattr(multi30k, "own_search_of", lambda arguments: {"length_penalty": 0.8})
+    monkeypatch.setattr(multi30k, "open_translator", opened)
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["multi30k", "a", "b", *map(str, flags)])
@@ -44,7 +49,7 @@ def score(monkeypatch, tmp_path, capsys):
 
 def test_each_figure_has_its_own_search(score):
     figures, searches = score()
-    assert searches == [(4, None), (5, None)]
+    assert searches == [(4, 0.8), (5, 0.8)]
     assert figures["bleu"] == figures["tokenised_lowercased_bleu"] == 100
     assert figures["sentences"] == 2
     assert "tok:13a" in figures["signature"] and "tok:none" in figures["tokenised_lowercased_signature"]
