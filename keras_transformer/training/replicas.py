@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import keras
@@ -40,6 +41,8 @@ def strategy(devices: str = "auto") -> tf.distribute.Strategy:
     """
     import tensorflow as tf
 
+    if os.environ.get("TF_CONFIG") == "":
+        del os.environ["TF_CONFIG"]  # TensorFlow reads it too, and takes an empty one for broken JSON
     if num_workers() > 1:
         return tf.distribute.MultiWorkerMirroredStrategy()
     kind, numbers = parse_devices(devices)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import train_on_ray
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.training.workers import WorkerLost
+from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags
 from tests.training.test_workers import arrays_in, log_of, two_workers
 from train_on_ray import Launch
@@ -27,18 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 40  # with a checkpoint after every fifth
 
 
-@contextlib.contextmanager
-def program(environment: dict[str, str], log: Path, *flags: str) -> Iterator[subprocess.Popen]:
+def program(environment: dict[str, str], log: Path, *flags: str) -> contextlib.AbstractContextManager[subprocess.Popen]:
     """`train_on_ray.py` as a process, which is killed at the end. What killed workers leave goes to Ray's folder."""
     command = [sys.executable, str(ROOT / "examples" / "train_on_ray.py"), *flags]
-    with log.open("wb") as file:
-        temporary = {"TMPDIR": environment["RAY_TMPDIR"]}
-        process = subprocess.Popen(command, env=environment | temporary, cwd=log.parent, stdout=file, stderr=file)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    return killed_at_end(command, environment | {"TMPDIR": environment["RAY_TMPDIR"]}, log)
 
 
 def newest_checkpoint(run: Path) -> int:

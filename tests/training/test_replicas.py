@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from keras_transformer.training import devices, workers
+from keras_transformer.training import devices, replicas, workers
 from tests.processes import run_python
 
 # TensorFlow takes seconds to start, and to trace a model: the cases share a process, and what was trained alike.
@@ -317,6 +317,15 @@ def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert devices.describe_devices("auto") == f"{said}CUDA_VISIBLE_DEVICES is '-1', which may hide them"
     assert devices.describe_devices("cpu") == "training on the processor"
+
+
+def test_an_empty_cluster_is_none(monkeypatch):
+    """TensorFlow's own reader, which several replicas ask, takes an empty `TF_CONFIG` for broken JSON."""
+    monkeypatch.setenv("TF_CONFIG", "")
+    import tensorflow as tf
+
+    replicas.strategy("cpu")
+    assert not tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().jobs
 
 
 def test_a_broken_cluster_is_named(monkeypatch):

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.training import workers
 from keras_transformer.training.replicas import local_replicas
+from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -59,20 +60,13 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-@contextmanager
 def worker(
     weights: Path, flags: list[str], tf_config: str = "{}", dies_after: int = NEVER
-) -> Iterator[subprocess.Popen]:
+) -> AbstractContextManager[subprocess.Popen]:
     """A process that trains; it is killed at the end, as a worker may wait for one that has failed."""
     command = [sys.executable, "-c", WORKER, str(weights), str(dies_after), *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config}
-    with log_of(weights).open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stderr=log)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    return killed_at_end(command, environment, log_of(weights))
 
 
 def log_of(weights: Path) -> Path:
