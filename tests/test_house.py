@@ -79,9 +79,10 @@ MAY_IMPORT = {
     "export.onnx.stems": [PACKAGE, *modules("export.onnx", "arithmetic", "graph", "weights")],
     "export.onnx.translation": [
         PACKAGE,
-        *modules("export.onnx", "beams", "graph", "model", "search", "stacks"),
+        *modules("export.onnx", "beams", "ensemble", "graph", "model", "search", "stacks"),
         "export.signatures",
     ],
+    "export.onnx.ensemble": modules("export.onnx", "graph", "search"),
     "export.onnx.model": [
         PACKAGE,
         *modules("export.onnx", "arithmetic", "graph", "heads", "parts", "positions", "stacks", "weights"),
