@@ -31,6 +31,7 @@ class JointModel:
         """One position of every member: the logarithms (A · k, V) of the mean probabilities, and the joint cache."""
         parts = zip(self.members, self._parts(cache), strict=True)
         steps = [one.step(g, token_ids, index, part) for one, part in parts]
+        # Probabilities too small for float32 become 0 and -inf, so the search never takes them.
         mean = g("Mean", *(g("Softmax", logits) for logits, _ in steps))
         return g("Log", mean), joint([cache for _, cache in steps])
 

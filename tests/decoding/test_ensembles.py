@@ -225,6 +225,12 @@ def test_other_runs_make_another_graph(own_runs, translate):
     assert old != new and out != other == translate(own_runs[0], "--beams", 1)[1]
 
 
+def test_keras_translates_with_all_runs_where_no_graph_can_be_built(own_runs, together, translate, monkeypatch):
+    monkeypatch.setattr(engines, "was_built", lambda *_: False)
+    status, out, _ = translate(*own_runs, "--beams", 2)
+    assert (status, out.splitlines()) == (0, together.translate(SENTENCES, num_beams=2))
+
+
 def test_the_command_samples_with_several_runs(own_runs, together, translate):
     options = SearchOptions(max_length=6, n_best=1, sampling=True, seed=3)
     expected = [best.text for (best,) in together.stream(SENTENCES, options)]

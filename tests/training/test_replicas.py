@@ -321,9 +321,9 @@ def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
 
 def test_an_empty_cluster_is_none(monkeypatch):
     """TensorFlow's own reader, which several replicas ask, takes an empty `TF_CONFIG` for broken JSON."""
-    monkeypatch.setenv("TF_CONFIG", "")
     import tensorflow as tf
 
+    monkeypatch.setenv("TF_CONFIG", "")
     replicas.strategy("cpu")
     assert not tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().jobs
 
