@@ -135,6 +135,14 @@ def test_one_graph_of_several_models_finds_what_keras_finds(request, members, be
     np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4)
 
 
+def test_a_member_without_a_writer_is_refused_by_name(runs, tiny_model, tokenizer, tmp_path):
+    unwritable = make_model({**model_config(tiny_model), "stack": {"name": "universal"}})
+    translator = Translator(KerasDecoder(load(runs[0]).model, unwritable), tokenizer)
+    with pytest.raises(RequestError, match="onnx in float32 can write only"):
+        in_onnx(translator, tmp_path, Decoding(1))
+    assert not list(tmp_path.iterdir())
+
+
 def test_graphs_of_several_models_have_low_precisions(together, tmp_path):
     exact = together.n_best(SENTENCES, num_beams=1, n_best=1, max_length=12)
     for precision in ("float16", "int8"):
