@@ -31,15 +31,33 @@ def distill(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.processes import apart
     from keras_transformer.training.run import train
 
-    text, student = DistilledText(arguments.text or f"{arguments.out.rstrip('/')}-text"), RunFolder(arguments.out)
-    given = student_flags(arguments)
-    check_student(student, text, arguments.source, given)
+    text, given = distilled_text(arguments), student_flags(arguments)
+    text.check()
+    if arguments.out:
+        check_student(RunFolder(arguments.out), text, arguments.source, given)
     # Teachers and student may need TensorFlow with other threads and devices, so each has a process of its own.
     apart(translate_text, arguments, text)
     if not text.is_filtered():
         text.filter(arguments.source, valid_sources(given))
-    train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
-    apart(tell, arguments)
+    if arguments.out:
+        resume = RunFolder(arguments.out).is_run()
+        train({**given, "source": str(text.source), "target": str(text.target), "resume": resume})
+        apart(tell, arguments)
+
+
+def distilled_text(arguments: argparse.Namespace) -> DistilledText:
+    """The text that the options ask for.
+
+    Raises:
+        RequestError: they ask neither for a student nor for a text, or train a student that has no folder.
+    """
+    if arguments.out:
+        return DistilledText(arguments.text or f"{arguments.out.rstrip('/')}-text")
+    if arguments.train or not arguments.text:
+        raise RequestError(
+            "expected --out with a run folder for the student; or --text without --train, for the translated text alone"
+        )
+    return DistilledText(arguments.text)
 
 
 def student_flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -66,7 +84,6 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: d
 
     if text.folder.resolve().is_relative_to(student.path.resolve()):
         raise RequestError(f"--text must not lie in the student's folder {student.path}; received: {text.folder}")
-    text.check()
     if not student.is_run():
         with contextlib.redirect_stderr(io.StringIO()):  # what it says is said again when training begins
             open_run({**given, "source": source, "target": source})  # in place of the translations
@@ -127,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_ensemble_option(parser)
     add = parser.add_argument
     add("--source", metavar="FILE", required=True, help="text for the teachers to translate, plain or .gz")
-    add("--out", metavar="RUN", required=True, help="the student's run folder")
+    add("--out", metavar="RUN", help="the student's run folder; without one, no student is trained: give --text")
     add("--text", metavar="FOLDER", help="where the translated text is kept (default: RUN-text, beside the student)")
     add_search_options(parser)
     add_engine_options(parser)

@@ -101,6 +101,24 @@ def test_a_student_learns_from_what_its_teacher_says(distill, teacher, tmp_path)
         assert (row["bleu"], row["chrf"]) == (own["bleu"], own["chrf"])
 
 
+def test_the_text_alone_is_what_a_student_learns_from(distill, teacher, source, tmp_path, capsys):
+    alone = tmp_path / "alone"
+    assert main(["distill", *map(str, [teacher, "--source", source, "--text", alone, *SEARCH])]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "translated 71 of 71 lines" in err and not (tmp_path / "student").exists()
+    assert distill()[0] == 0
+    for name in ("source.txt", "target.txt", "report.json"):
+        assert (alone / name).read_bytes() == (tmp_path / "student-text" / name).read_bytes()
+
+
+@pytest.mark.parametrize("options", [[], ["--text", "there", *TRAIN]], ids=["no text", "no student"])
+def test_a_student_needs_a_folder(teacher, source, tmp_path, capsys, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    assert main(["distill", *map(str, [teacher, "--source", source, *options])]) == 2
+    assert "expected --out with a run folder for the student" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mono.txt"]
+
+
 def test_translations_that_are_there_are_not_made_again(distill, tmp_path, monkeypatch):
     monkeypatch.setattr(distilled_text, "SHARD_LINES", 25)
     translated: list[str] = []
