@@ -20,13 +20,15 @@ import numpy as np
 
 from bulk_inputs import Input, read_rows
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import check_writable, write_text, write_whole
 from keras_transformer.version import __version__
 
 COLUMNS = ("row_id", "source", "translation", "score", "error")
 FORMATS = ("parquet", "jsonl")
 ROWS_PER_SHARD = 8_192  # four times the lines that a translator reads ahead
+TRIES = ".tries-{}"  # beside a shard: a byte for each process that began it and has not ended it
+MOST_DEATHS = 3  # of workers that translate the same shard: then the shard is given up
 
 
 class Shard(NamedTuple):
@@ -102,6 +104,8 @@ class Job:
             raise RequestError(f"{self.out} is not empty, and has no manifest.json; choose another folder with --out")
         else:
             write_text(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        for tries in self.out.glob(TRIES.format("*")):
+            tries.unlink(missing_ok=True)  # a new start may have what the last one lacked
         return list(shards_of(inputs, self.rows_per_shard))
 
     def end(self) -> None:
@@ -114,13 +118,18 @@ class Job:
         return self.out / f"shard-{shard.number:06d}.{self.form}"
 
     def finish(self, shard: Shard) -> Outcome:
-        """Translates a shard and writes its file, unless the whole file is there."""
+        """Translates a shard and writes its file, unless the whole file is there.
+
+        Raises:
+            JobError: `MOST_DEATHS` processes died while they did this.
+        """
         path = self.path(shard)
         if path.exists() and (errors := _errors_in(path, shard)) is not None:
             return Outcome(shard.num_rows, len(errors) - errors.count(None), is_new=False)
-        table = self._translated(shard)
-        with write_whole(path) as aside:
-            _write(aside, table)
+        with _tried(path.with_name(TRIES.format(path.name))):
+            table = self._translated(shard)
+            with write_whole(path) as aside:
+                _write(aside, table)
         return Outcome(shard.num_rows, shard.num_rows - table["error"].count(None), is_new=True)
 
     def _translated(self, shard: Shard) -> dict[str, list[Any]]:
@@ -156,6 +165,21 @@ class Job:
             "format": self.form,
             "version": __version__,
         }
+
+
+@contextmanager
+def _tried(tries: Path) -> Iterator[None]:
+    """Counts, in a file, the processes that die in the `with` block."""
+    with tries.open("ab") as file:
+        if file.tell() >= MOST_DEATHS:
+            raise JobError(
+                f"{MOST_DEATHS} workers died while they translated it: look for the cause, such as too little memory"
+            )
+        file.write(b".")
+    try:
+        yield
+    finally:
+        tries.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Worker:
         outcome, problem = Outcome(0, 0, False), ""
         try:
             outcome = self.job.finish(shard)
-        except (RequestError, OSError) as error:
+        except (JobError, RequestError, OSError) as error:
             problem = f"{self.job.path(shard).name}: {error}"
         return {name: np.array([value]) for name, value in [*outcome._asdict().items(), ("problem", problem)]}
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bulk_inputs import scan
-from bulk_shards import FORMATS, Job, alone, shards_of
+from bulk_shards import FORMATS, MOST_DEATHS, Job, alone, shards_of
 from bulk_translator import BulkTranslator
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 
+ROOT = Path(__file__).resolve().parents[2]
 LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]
 WITH_PARQUET = ["jsonl", pytest.param("parquet", marks=pytest.mark.parity)]
+
+
+# A process that dies of the shard that it is given.
+DYING = """
+import os, pickle, sys
+
+job, shard = pickle.load(sys.stdin.buffer)
+type(job.translator).__call__ = lambda *_: os._exit(9)
+job.finish(shard)
+"""
 
 
 class Upper(BulkTranslator):
@@ -120,6 +135,22 @@ def test_whole_shards_stay_and_others_are_made_again(tmp_path, export, inputs, f
     assert [one.is_new for one in second] == [False, True, True, True, True, False] and upper.num_calls == 4
     assert contents(job.out) == before
     assert [one[:2] for one in first] == [one[:2] for one in second], "failures in found shards count too"
+
+
+def test_a_shard_of_which_processes_die_is_given_up_until_the_next_start(tmp_path, export, inputs):
+    job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
+    first, second, *_ = start(job, inputs)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for _ in range(MOST_DEATHS):
+        died = subprocess.run(
+            [sys.executable, "-c", DYING], input=pickle.dumps((job, first)), env=environment, cwd=ROOT, check=False
+        )
+        assert died.returncode == 9
+    assert job.finish(second).is_new
+    with pytest.raises(JobError, match=f"{MOST_DEATHS} workers died while"):
+        job.finish(first)
+    assert start(job, inputs)[0] == first and job.finish(first).is_new
+    assert {path.name for path in job.out.iterdir()} == {"manifest.json", job.path(first).name, job.path(second).name}
 
 
 def test_a_shard_that_cannot_be_written_leaves_nothing(tmp_path, export, inputs, monkeypatch):

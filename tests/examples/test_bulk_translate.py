@@ -147,6 +147,37 @@ def test_a_worker_that_dies_is_restarted(request_of, ray_environment, ray_proces
     assert rows == list(range(NUM_LINES))
 
 
+# Runs the program, except that one shard kills whoever translates it.
+DEADLY = """
+import os, signal, sys
+import bulk_shards, bulk_translate
+from keras_transformer.errors import exit_status
+
+translated = bulk_shards.Job._translated
+
+def deadly(job, shard):
+    if shard.number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return translated(job, shard)
+
+bulk_shards.Job._translated = deadly
+given = bulk_translate.parser().parse_args()
+sys.exit(exit_status(lambda: bulk_translate.bulk_translate(given)))
+"""
+
+
+@pytest.mark.parity
+def test_a_shard_that_kills_every_worker_ends_the_job(request_of, ray_environment, tmp_path):
+    interpreter, script, *arguments = request_of("out", "--workers", 1)
+    environment = {**ray_environment, "PYTHONPATH": str(Path(script).parent)}
+    words = [interpreter, "-c", DEADLY, *arguments]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: shard-000002.jsonl: 3 workers died")
+    there = {path.name for path in (tmp_path / "out").glob("shard-*")}
+    assert {"shard-000000.jsonl", "shard-000001.jsonl"} <= there and "shard-000002.jsonl" not in there
+
+
 @pytest.mark.parity
 def test_parquet_in_and_out(small_export, run, tmp_path):
     import pyarrow
