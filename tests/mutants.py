@@ -1760,6 +1760,7 @@ DISTILLATION = [
         ("return faultless(translated())", "return ((one, other.text) for one, other in translated())"),
         ("    text.check()\n", ""),
         ("    elif not text.is_filtered():", "    elif False:"),
+        ("    if arguments.train or not arguments.text:", "    if not arguments.text:"),
         ('"resume": student.is_run()})', '"resume": False})'),
         ('"run": arguments.out, "others": [], "precision": None})', '"others": [], "precision": None})'),
         ("if given.get(name) not in (None, False)]:", "if False]:"),

@@ -40,8 +40,8 @@ def distill(arguments: argparse.Namespace) -> None:
     if not text.is_filtered():
         text.filter(arguments.source, valid_sources(given))
     if arguments.out:
-        resume = RunFolder(arguments.out).is_run()
-        train({**given, "source": str(text.source), "target": str(text.target), "resume": resume})
+        student = RunFolder(arguments.out)
+        train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
         apart(tell, arguments)
 
 
