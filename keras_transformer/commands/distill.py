@@ -27,20 +27,23 @@ OWN_FLAGS = ("source", "target", "dataset", "data_dir", "out", "resume", "overwr
 
 
 def distill(arguments: argparse.Namespace) -> None:
-    """Translates, trains and compares. Whatever stops the command, the same command goes on from there."""
+    """Translates, then trains and compares, unless the text alone is asked for.
+
+    Whatever stops the command, the same command goes on from there.
+    """
     from keras_transformer.decoding.processes import apart
     from keras_transformer.training.run import train
 
     text, given = distilled_text(arguments), student_flags(arguments)
+    student = RunFolder(arguments.out) if arguments.out else None
     text.check()
-    if arguments.out:
-        check_student(RunFolder(arguments.out), text, arguments.source, given)
+    if student:
+        check_student(student, text, arguments.source, given)
     # Teachers and student may need TensorFlow with other threads and devices, so each has a process of its own.
     apart(translate_text, arguments, text)
     if not text.is_filtered():
         text.filter(arguments.source, valid_sources(given))
-    if arguments.out:
-        student = RunFolder(arguments.out)
+    if student:
         train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
         apart(tell, arguments)
 

@@ -145,7 +145,7 @@ class DistilledText:
     def _tell(self, report: dict[str, Any]) -> None:
         """Says what was left out, with an example of each kind."""
         num_kept, num_lines = report["kept"], report["lines"]
-        say(f"{self.folder}: the student learns from {num_kept:,} of {num_lines:,} translations")
+        say(f"{self.folder}: {num_kept:,} of {num_lines:,} translations are kept")
         for reason, count in sorted(report["left_out"].items(), key=lambda one: -one[1]):
             first = report["examples"][reason][0]
             shown = textwrap.shorten(f"{first['source']} ||| {first['target']}", SHOWN_CHARACTERS, placeholder=" …")

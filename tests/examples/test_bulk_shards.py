@@ -18,11 +18,8 @@ from bulk_shards import FORMATS, MOST_DEATHS, Job, alone, shards_of
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import JobError, RequestError
 
-ROOT = Path(__file__).resolve().parents[2]
 LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]
 WITH_PARQUET = ["jsonl", pytest.param("parquet", marks=pytest.mark.parity)]
-
-
 # A process that dies of the shard that it is given.
 DYING = """
 import os, pickle, sys
@@ -142,9 +139,7 @@ def test_a_shard_of_which_processes_die_is_given_up_until_the_next_start(tmp_pat
     first, second, *_ = start(job, inputs)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for _ in range(MOST_DEATHS):
-        died = subprocess.run(
-            [sys.executable, "-c", DYING], input=pickle.dumps((job, first)), env=environment, cwd=ROOT, check=False
-        )
+        died = subprocess.run([sys.executable, "-c", DYING], input=pickle.dumps((job, first)), env=environment)
         assert died.returncode == 9
     assert job.finish(second).is_new
     with pytest.raises(JobError, match=f"{MOST_DEATHS} workers died while"):
