@@ -529,6 +529,7 @@ DECODING = [
         ("free += len(parts) - 1", "pass"),
         ("source, [], part)", "source, [], 0)"),
         ("in part.ids if id != END)", "in part.ids)"),
+        ("has_ended = all(END in part.ids for part in parts)", "has_ended = END in parts[-1].ids"),
         ("penalty(len(ids), self.options.length_penalty)", "1.0"),
         ("return found[:num_lines]", "return found"),
     ),
@@ -566,6 +567,10 @@ DECODING = [
         ("key=lambda place: -lengths[place]", "key=lambda place: place"),
         ("min(-self.log_prob / self.num_tokens, 700.0)", "min(-self.log_prob, 700.0)"),
         ("PAD if id == UNKNOWN else id", "id"),
+    ),
+    *by(
+        "decoding/test_translator.py",
+        f"{PACKAGE}/text/lines.py",
         ('unicodedata.category(char) in ("Cc", "Cf")', "False"),
     ),
     *by(
@@ -663,6 +668,7 @@ TEXT = [
         ("order[:1] + [id for id in order[1:]", "[id for id in order"),
         ("[:EXAMPLES]", ""),
         ("return sum(key in self._seen for key in self._keys)", "return len(self._seen)"),
+        ("return key(untagged(source, self._tags))", "return key(source)"),
         ('self._known, self._seen = set(self._keys) - {""}', "self._known, self._seen = set(self._keys)"),
     ),
     *by(
@@ -687,8 +693,8 @@ TEXT = [
     *by(
         "commands/test_evaluate.py",
         PACKAGE,
-        ("np.array([*row, END], self.dtypes[0])", "np.array(row, self.dtypes[0])"),
-        ("sources_among(filter(None, sources))", "sources_among(sources[:1])"),
+        ("ended = [[*row, END] for row in rows]", "ended = list(rows)"),
+        ("filter(None, tokenizer.encode(sources))", "tokenizer.encode(sources[:1])"),
         (
             "    except RequestError:\n        return\n    if known",
             "    except KeyError:\n        return\n    if known",
@@ -875,7 +881,7 @@ TRAINING = [
     *by(
         "text/test_mixing.py",
         f"{PACKAGE}/text",
-        ("return ((start + source if source.strip() else source, target)", "return ((start + source, target)"),
+        ("return ((source if is_blank(source) else start + source, target)", "return ((start + source, target)"),
         ("more, more_tags = corpus.more, [*there,", "more, more_tags = corpus.more, ["),
         ("valid=lambda: tagged(corpus.valid(), *there)", "valid=corpus.valid"),
         ("sha256_of([corpus.identity, more.identity])", "corpus.identity"),
@@ -1741,7 +1747,7 @@ DISTILLATION = [
         "text/test_distillation.py",
         f"{PACKAGE}/text/distillation.py",
         ("if not translation.is_finished:", "if False:"),
-        ("if not source.strip():", "if False:"),
+        ("if is_blank(source):", "if False:"),
         ("if _is_absurd(", "if False and _is_absurd("),
         ("longer > FEW_LETTERS and longer", "longer"),
         ("> max(MAX_TIMES, times_in_a_row(source)):", "> MAX_TIMES:"),
@@ -1753,7 +1759,7 @@ DISTILLATION = [
     *by(
         "commands/test_distill.py",
         f"{PACKAGE}/commands",
-        ("for shard in range(num_shards) if not self._shard(shard).is_file()]", "for shard in range(num_shards)]"),
+        ("enumerate(self._shards(making)) if not shard.is_file()]", "enumerate(self._shards(making))]"),
         ('"shard_lines": SHARD_LINES, **making, **before}', '**before, **making, "shard_lines": SHARD_LINES}'),
         ("if before.get(name) != making[name]]:", "if False]:"),
         ("cleaning.reasons == 0))", "cleaning.reasons >= 0))"),

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.decoding.translator import SearchOptions, Translator, is_blank
+from keras_transformer.decoding.translator import SearchOptions, Translator
 from keras_transformer.lengths import penalty
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, plain
 
 from ..artefacts import BrokenArtefact

@@ -80,8 +80,7 @@ class DistilledText:
 
     def missing(self, making: dict[str, Any]) -> list[int]:
         """The numbers of the shards that are not translated yet."""
-        num_shards = -(-making["lines"] // making["shard_lines"])
-        return [shard for shard in range(num_shards) if not self._shard(shard).is_file()]
+        return [number for number, shard in enumerate(self._shards(making)) if not shard.is_file()]
 
     def translate(self, source: str, translated: Callable[[Iterable[str]], Iterator[list[Hypothesis]]]) -> None:
         """Translates the shards that are missing, each file whole or not at all.
@@ -93,13 +92,14 @@ class DistilledText:
         from keras_transformer.text.tokenizer import END
 
         making = self._made_of()
-        size, num_lines, missing = making["shard_lines"], making["lines"], self.missing(making)
+        size, num_lines, shards = making["shard_lines"], making["lines"], self._shards(making)
+        missing = self.missing(making)
         lines = read_lines(source)
         for shard in range(max(missing, default=-1) + 1):
             part = list(islice(lines, size))
             if shard not in missing:
                 continue
-            with write_whole(self._shard(shard)) as aside, aside.open("w", encoding="utf-8") as file:
+            with write_whole(shards[shard]) as aside, aside.open("w", encoding="utf-8") as file:
                 for best, *_ in translated(part):
                     is_finished = best.ids[-1:] == (END,)
                     file.write(json.dumps([best.text, is_finished], ensure_ascii=False) + "\n")
@@ -169,12 +169,13 @@ class DistilledText:
     def _translations(self) -> Iterator[Translation]:
         from keras_transformer.text.distillation import Translation
 
-        for path in sorted(self.shards.glob("*.jsonl")):
+        for path in self._shards(self._made_of()):
             with path.open(encoding="utf-8") as file:
                 yield from (Translation(*json.loads(line)) for line in file)
 
-    def _shard(self, number: int) -> Path:
-        return self.shards / f"{number:06}.jsonl"
+    def _shards(self, making: dict[str, Any]) -> list[Path]:
+        num_shards = -(-making["lines"] // making["shard_lines"])
+        return [self.shards / f"{number:06}.jsonl" for number in range(num_shards)]
 
     def _made_of(self) -> dict[str, Any]:
         return json.loads(self.made_of.read_text(encoding="utf-8"))

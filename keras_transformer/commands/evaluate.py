@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.run_folder import RunFolder, read_config
+
+if TYPE_CHECKING:
+    from keras_transformer.text.tokenizer import Tokenizer
 
 
 class ParallelLines(NamedTuple):
@@ -40,16 +43,17 @@ def evaluate_translations(arguments: argparse.Namespace) -> None:
     lines = read_both(arguments.source, arguments.reference)
     translator = open_translator(arguments, options)
     options = search_options(arguments, translator.search)
-    warn_of_training_text(RunFolder(arguments.run), translator.source_tokenizer.encode(lines.sources))
+    warn_of_training_text(RunFolder(arguments.run), lines.sources, translator.source_tokenizer)
     print(json.dumps(translator.evaluate(lines.sources, lines.targets, options, arguments.tokenize)))
 
 
-def warn_of_training_text(run: RunFolder, sources: list[list[int]]) -> None:
+def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokenizer) -> None:
     """Warns of sources on which the run was trained, as far as its tokenised text is still there.
 
     Args:
         run: the folder.
-        sources: the pieces of the lines that are translated.
+        sources: the lines that are translated.
+        tokenizer: of the run's sources.
     """
     from keras_transformer.text.tokenized import TokenizedCorpus
 
@@ -57,7 +61,7 @@ def warn_of_training_text(run: RunFolder, sources: list[list[int]]) -> None:
         trained = TokenizedCorpus.open(run.cache / "train")
     except RequestError:
         return
-    if known := trained.sources_among(filter(None, sources)):
+    if known := trained.sources_among(filter(None, tokenizer.encode(sources)), tokenizer.tags.values()):
         warn(f"the run was trained on {known:,} of these {len(sources):,} sources: the figures say less of new text")
 
 

@@ -19,10 +19,11 @@ from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
 from keras_transformer.decoding.options import SearchOptions, require_whole
 from keras_transformer.decoding.results import Score
-from keras_transformer.decoding.sentences import Ids, batches_by_length, is_blank, padded
+from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
 from keras_transformer.text.windows import WindowPlan
 

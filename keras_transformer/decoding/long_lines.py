@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from keras_transformer.decoding.options import SearchOptions, require
 from keras_transformer.decoding.results import Hypothesis
-from keras_transformer.decoding.sentences import Sentence, is_blank
+from keras_transformer.decoding.sentences import Sentence
 from keras_transformer.errors import warn
 from keras_transformer.lengths import penalty
+from keras_transformer.text.lines import is_blank
+from keras_transformer.text.mixing import untagged
 from keras_transformer.text.splitting import divided, joined
 from keras_transformer.text.tokenizer import END, Tokenizer
 
@@ -61,7 +63,8 @@ class LongLines:
         if not self.splits or sentence.prefix:
             self.num_unsplit += self.way == "split"
             return [sentence]
-        start, text = self._without_tags(line)
+        text = untagged(line, self.tokenizer.tags)
+        start = line.removesuffix(text)  # the tags, with which each part begins
         texts = divided(text, self.most, lambda texts: list(map(len, self._encoded(texts, start))))
         sources = filter(None, self._encoded(texts, start))
         return [
@@ -72,13 +75,6 @@ class LongLines:
     def _encoded(self, texts: Sequence[str], start: str) -> list[list[int]]:
         """The pieces of texts that begin with `start`; none of a blank text."""
         return self.tokenizer.encode(["" if is_blank(text) else start + text for text in texts])
-
-    def _without_tags(self, line: str) -> tuple[str, str]:
-        """The tags before a line, which each of its parts begins with, and the rest."""
-        rest = line.lstrip()
-        while tag := next(filter(rest.startswith, self.tokenizer.tags), None):
-            rest = rest.removeprefix(tag).lstrip()
-        return (line[: len(line) - len(rest)], rest) if self.tokenizer.tags else ("", line)
 
     def joined(
         self, found: list[list[Hypothesis]], places: dict[int, list[int]], num_lines: int
@@ -95,7 +91,8 @@ class LongLines:
         return found[:num_lines]
 
     def _one(self, parts: list[Hypothesis]) -> Hypothesis:
-        ids = (*(id for part in parts[:-1] for id in part.ids if id != END), *parts[-1].ids)
+        has_ended = all(END in part.ids for part in parts)
+        ids = (*(id for part in parts for id in part.ids if id != END), *((END,) if has_ended else ()))
         log_prob = sum(part.log_prob for part in parts)
         score = log_prob / penalty(len(ids), self.options.length_penalty)
         return Hypothesis(joined([part.text for part in parts]), score, log_prob, ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
@@ -12,6 +11,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 Ids = list[int]
@@ -84,11 +84,6 @@ def padded(rows: Sequence[Ids], width: int | None = None) -> np.ndarray:
     for padded_row, row in zip(ids, rows, strict=True):
         padded_row[: min(len(row), width)] = row[:width]
     return ids
-
-
-def is_blank(line: str) -> bool:
-    """Whether a line holds nothing but white space, control and format characters."""
-    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in line)
 
 
 def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

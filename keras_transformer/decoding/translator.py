@@ -16,11 +16,11 @@ from keras_transformer.decoding.options import own_search, require_whole
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, sentences_of, with_prefixes
-from keras_transformer.decoding.sentences import is_blank as is_blank
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, Tokenizer
 from keras_transformer.written_runs import write_translator
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
@@ -20,6 +20,7 @@ from fontTools import unicodedata as scripts
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.corpora import Corpus, Pair
+from keras_transformer.text.mixing import untagged
 
 # Why a pair is left out. A pair with several reasons counts for the first of them.
 REASONS = (
@@ -240,18 +241,23 @@ class Overlap:
 
     Args:
         sources: of validation.
+        tags: that may stand before sources of both, and tell nothing of the text.
     """
 
-    def __init__(self, sources: Iterable[str]):
-        self._keys = [key(source) for source in sources]
+    def __init__(self, sources: Iterable[str], tags: Collection[str] = ()):
+        self._tags = tags
+        self._keys = list(map(self._key, sources))
         self._known, self._seen = set(self._keys) - {""}, set[str]()
 
     def watched(self, pairs: Iterable[Any]) -> Iterator[Any]:
         """Yields the pairs of training, and looks at each."""
         for pair in pairs:
-            if self._known and (source := key(pair[0])) in self._known:
+            if self._known and (source := self._key(pair[0])) in self._known:
                 self._seen.add(source)
             yield pair
+
+    def _key(self, source: str) -> str:
+        return key(untagged(source, self._tags))
 
     @property
     def num_lines(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from keras_transformer.text.cleaning import EXAMPLES, Example, key
+from keras_transformer.text.lines import is_blank
 
 BLANK_SOURCE = "its source is blank"
 EMPTY = "the translation is empty"
@@ -39,9 +40,9 @@ class Translation(NamedTuple):
 
 def fault(source: str, translation: Translation) -> str | None:
     """Why a student should not learn from a translation; None if nothing speaks against it."""
-    if not source.strip():
+    if is_blank(source):
         return BLANK_SOURCE
-    if not translation.text.strip():
+    if is_blank(translation.text):
         return EMPTY
     if not translation.is_finished:
         return UNFINISHED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -54,6 +55,11 @@ def unreadable(
 def opened(path: Path) -> IO[bytes]:
     """A file to read from, plain or .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def is_blank(line: str) -> bool:
+    """Whether a line holds nothing but white space, control and format characters."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in line)
 
 
 def beginning(lines: Iterable[str], most: int) -> str:

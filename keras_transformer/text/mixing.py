@@ -5,11 +5,12 @@ A tag is a word of its own before the source, such as `<2de>`, and one piece of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
 
 from keras_transformer.text.corpora import Corpus, Pair
+from keras_transformer.text.lines import is_blank
 
 
 def into(language: str | None, side: str) -> str:
@@ -30,7 +31,19 @@ def directions(corpus: Corpus[Pair]) -> tuple[str, str]:
 def tagged(pairs: Iterable[Pair], *tags: str) -> Iterator[Pair]:
     """Puts tags before the sources. A blank source stays blank."""
     start = "".join(f"{tag} " for tag in tags)
-    return ((start + source if source.strip() else source, target) for source, target in pairs)
+    return ((source if is_blank(source) else start + source, target) for source, target in pairs)
+
+
+def untagged(source: str, tags: Collection[str]) -> str:
+    """A source without the tags before it.
+
+    >>> untagged("<2de> <bt> a dog", ["<bt>", "<2de>"])
+    'a dog'
+    """
+    rest = source.lstrip() if tags else source
+    while tag := next(filter(rest.startswith, tags), None):
+        rest = rest.removeprefix(tag).lstrip()
+    return rest
 
 
 def mixed(corpus: Corpus[Pair], copies: int = 1, more_tag: str | None = None, both: bool = False) -> Corpus[Pair]:

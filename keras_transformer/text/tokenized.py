@@ -7,9 +7,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, compress, islice, pairwise
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,12 +140,18 @@ class TokenizedCorpus:
         """(num_rows, width) int32: target pieces + end of the pairs `rows`, padded."""
         return self._target.padded(rows, num_rows, width)
 
-    def sources_among(self, rows: Iterable[list[int]]) -> int:
-        """How many of the rows of pieces are the whole source of a pair."""
-        ids, offsets = self._source.ids, self._source.offsets.tolist()
-        asked = [np.array([*row, END], self.dtypes[0]).tobytes() for row in rows]
+    def sources_among(self, rows: Iterable[list[int]], tags: Collection[int] = ()) -> int:
+        """How many of the rows of pieces are the whole source of a pair, but for the tags before both.
+
+        Args:
+            rows: without an end.
+            tags: the ids of the vocabulary's tags.
+        """
+        ended = [[*row, END] for row in rows]
+        ids = np.fromiter(chain.from_iterable(ended), self.dtypes[0])
+        asked = list(_Side(ids, np.cumsum([0, *map(len, ended)])).untagged(tags))
         wanted = set(asked)
-        sources = (ids[start:end].tobytes() for start, end in pairwise(offsets))
+        sources = self._source.untagged(tags)
         known = {source for source in sources if source in wanted}
         return sum(row in known for row in asked)
 
@@ -166,6 +172,14 @@ class _Side:
 
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets).astype(np.int32)
+
+    def untagged(self, tags: Collection[int]) -> Iterator[bytes]:
+        """The bytes of each row behind the last of the tags in it."""
+        starts, ends = self.offsets[:-1].copy(), self.offsets[1:]
+        if tags:
+            places = np.flatnonzero(np.isin(self.ids, list(tags)))
+            starts[np.searchsorted(self.offsets, places, "right") - 1] = places + 1  # of several in a row, the last's
+        return (self.ids[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
     def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:
         """(num_rows, width) int32: the given rows, then blank rows."""

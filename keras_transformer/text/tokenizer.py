@@ -93,10 +93,10 @@ class Tokenizer:
         return self._processor.id_to_piece(MASK) == MASK_PIECE and self._processor.is_control(MASK)
 
     @property
-    def tags(self) -> list[str]:
-        """Words before a source that are one piece wherever they stand, such as `<2de>`."""
-        pieces = self._specification().pieces
-        return [one.piece for one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK]
+    def tags(self) -> dict[str, int]:
+        """Words before a source that are one piece wherever they stand, such as `<2de>`, and their ids."""
+        pieces = enumerate(self._specification().pieces)
+        return {one.piece: id for id, one in pieces if one.type == one.USER_DEFINED and one.piece != LINE_BREAK}
 
     def decoding_model(self) -> bytes:
         """A model that decodes as this one does, without unused pieces, which LiteRT's tokenizer refuses."""

@@ -109,7 +109,7 @@ def tokenized(
     settings = run.settings
     with naming_files(_validation_files(settings)):
         valid = _tokenized(cache / "validation", valid_pairs, tokenizers, settings, **options)
-    overlap = Overlap(source for source, _ in run.corpus.valid())
+    overlap = Overlap((source for source, _ in run.corpus.valid()), tokenizers.source.tags)
     pairs = overlap.watched(run.corpus.train())
     with naming_files(training_files(settings)):
         train = _tokenized(cache / "train", pairs, tokenizers, settings, keep_text=keep_text, **options)

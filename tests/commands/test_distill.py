@@ -150,6 +150,20 @@ def test_translations_that_are_there_are_not_made_again(distill, tmp_path, monke
     assert len(list(shards.iterdir())) == 3
 
 
+def test_what_a_killed_translation_left_is_not_read(distill, tmp_path):
+    assert distill()[0] == 0
+    text = tmp_path / "student-text"
+    whole = {path: path.read_bytes() for path in text.rglob("*") if path.is_file() and path.name != "report.json"}
+    shutil.rmtree(tmp_path / "student")
+    shard = text / "translations" / "000000.jsonl"
+    (shard.parent / ".99-000000.jsonl").write_bytes(shard.read_bytes()[:200])
+    for path in (shard, text / "report.json"):
+        path.unlink()
+    status, _, err = distill()
+    assert status == 0, err
+    assert all(path.read_bytes() == content for path, content in whole.items())
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

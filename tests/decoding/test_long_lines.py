@@ -65,7 +65,8 @@ def test_the_score_is_that_of_all_parts_together(short):
     assert whole.log_prob == pytest.approx(sum(part.log_prob for part in parts), rel=1e-4)
     assert whole.score == pytest.approx(whole.log_prob / penalty(len(whole.ids), 0.9))
     inner = [id for part in parts[:-1] for id in part.ids if id != END]
-    assert whole.ids == (*inner, *parts[-1].ids) and END not in whole.ids[:-1]
+    end = [END] if all(part.ids[-1] == END for part in parts) else []
+    assert whole.ids == (*inner, *(id for id in parts[-1].ids if id != END), *end)
 
 
 def test_each_part_has_a_place_of_its_own_and_fits(short):
@@ -84,6 +85,14 @@ def test_the_ends_of_parts_are_no_pieces_of_the_line(short):
     parts = [Hypothesis(f"text {id}", -1.0, -2.0, (id, END)) for id in (7, 8, 9)]
     lines = long_lines.joined([[one] for one in parts], {0: [0, 2]}, 2)
     assert lines == [[Hypothesis("text 7 text 9", -4.0 / penalty(3, 1.0), -4.0, (7, 9, END))], [parts[1]]]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_line_has_an_end_only_if_each_part_has(short, cut):
+    parts = [Hypothesis("text", -1.0, -2.0, (id, END)[: 1 if part == cut else 2]) for part, id in enumerate((7, 8, 9))]
+    long_lines = LongLines(short.source_tokenizer, 10, "split", SearchOptions(length_penalty=1.0))
+    ((whole,), *_) = long_lines.joined([[one] for one in parts], {0: [0, 1, 2]}, 3)
+    assert whole.ids == (7, 8, 9)
 
 
 def test_every_part_of_a_line_is_drawn_anew(short):

@@ -14,10 +14,11 @@ from keras import ops
 from keras_transformer.decoding.compiling import in_bucket
 from keras_transformer.decoding.decoder import Found
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.sentences import PIECES_PER_SENTENCE, batches_by_length, is_blank
+from keras_transformer.decoding.sentences import PIECES_PER_SENTENCE, batches_by_length
 from keras_transformer.decoding.translator import BATCHES_AHEAD, Hypothesis, SearchOptions, Translator, load
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.sacrebleu_command import REFERENCES, TRANSLATIONS, sacrebleu_command
 

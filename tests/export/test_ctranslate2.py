@@ -22,10 +22,11 @@ from export.ctranslate2_spec import PARTS, require_held
 from export.signatures import Decoding, TrainedRun, Unwritable
 from keras_transformer import family
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator, is_blank
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
 from keras_transformer.models import Encoder, LanguageModel, Transformer
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.export.conftest import ODD
 from tests.importing.marian_folder import write_marian

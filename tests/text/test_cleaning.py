@@ -180,3 +180,9 @@ def test_validation_lines_in_the_training_text_are_counted():
     train = [*DIFFERENT, ("", "blank"), ("word 3", "noch einmal")]
     assert list(overlap.watched(iter(train))) == train
     assert (overlap.num_lines, overlap.num_all) == (2, 4)
+
+
+def test_tags_hide_no_validation_line_in_the_training_text():
+    overlap = Overlap(["<2de> Word 3.", "<2de> new", "<2de>"], ["<bt>", "<2de>"])
+    assert len(list(overlap.watched([("<2de> <bt> word 3", "x"), ("<2de> <bt> old", "y"), ("<bt>", "z")]))) == 3
+    assert overlap.num_lines == 1

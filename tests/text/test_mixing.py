@@ -9,7 +9,7 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.corpora import Corpus, corpus_from_files, load_corpus, with_more
-from keras_transformer.text.mixing import directions, mixed, tagged
+from keras_transformer.text.mixing import directions, mixed, tagged, untagged
 from keras_transformer.text.sampling import SubwordSampler
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -57,7 +57,16 @@ def test_without_anything_to_mix_a_corpus_stays_as_it_is():
 
 
 def test_a_blank_source_gets_no_tag_which_would_be_taught_as_text():
-    assert list(tagged([(" ", "x"), ("", "y"), ("a", "z")], "<bt>")) == [(" ", "x"), ("", "y"), ("<bt> a", "z")]
+    for blank in ("", " ", "\u200b", "\ufeff", "\0"):
+        assert list(tagged([(blank, "x"), ("a", "z")], "<bt>")) == [(blank, "x"), ("<bt> a", "z")]
+
+
+def test_a_source_without_its_tags():
+    tags = ["<2de>", "<bt>"]
+    for start in ("", "<2de> ", " <2de><bt>  ", "<bt> <bt> "):
+        assert untagged(f"{start}a <bt> dog ", tags) == "a <bt> dog "
+    assert untagged(" <bt> a", []) == " <bt> a"
+    assert untagged("<bt>", tags) == ""
 
 
 def test_the_identity_tells_other_further_pairs(corpus, tmp_path):
@@ -78,13 +87,13 @@ def test_further_pairs_of_unlike_length_are_refused(corpus, tmp_path):
 def test_a_tag_is_one_piece_wherever_it_stands(model_type):
     tags = ["<2de>", "<bt>"]
     tokenizer = Tokenizer.train(LINES, 28, model_type, tags=tags)
-    assert tokenizer.tags == tags and tokenizer.vocabulary_size == 28
+    assert list(tokenizer.tags) == tags and tokenizer.vocabulary_size == 28
     ids = tokenizer.encode(["<2de> <bt> one two", "one <bt> two", "<2de>one"])
     for line, line_tags in zip(ids, (tags, ["<bt>"], ["<2de>"]), strict=True):
         assert [piece for piece in tokenizer.pieces(line) if piece in tags] == line_tags
         assert not any("<" in piece for piece in tokenizer.pieces(line)[:-1] if piece not in tags)
-    assert Tokenizer.train(LINES, 26, model_type).tags == []
-    assert Tokenizer.train(LINES, 26, keeps_text=True).tags == [], "a line break is no tag"
+    assert Tokenizer.train(LINES, 26, model_type).tags == {}
+    assert Tokenizer.train(LINES, 26, keeps_text=True).tags == {}, "a line break is no tag"
 
 
 def test_a_control_id_is_no_tag():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import train
+from keras_transformer.commands.evaluate import warn_of_training_text
 from keras_transformer.run_folder import read_config
 from keras_transformer.training import devices, run
 from tests.tiny_corpus import tiny_flags
@@ -43,7 +44,7 @@ def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
     made, text, _ = begin(*MORE_FLAGS, "--more-tag", "<bt>", "--copies", "3", "--overwrite")
     assert len(text.plan.corpus) == 3 * corpus_size + len(MORE)
     tokenizer = text.tokenizers.source
-    assert tokenizer.tags == ["<bt>"]
+    assert [*tokenizer.tags] == ["<bt>"]
     ids = text.plan.corpus.source_ids(np.arange(len(text.plan.corpus)), len(text.plan.corpus), 20)
     assert [("<bt>" in tokenizer.pieces(row)) for row in ids.tolist()] == [False] * 3 * corpus_size + [True] * len(MORE)
     assert text.valid_sources == [source for source, _ in plain.corpus.valid()]
@@ -51,7 +52,7 @@ def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
 
 def test_both_directions_validate_with_the_tag_that_users_give(begin):
     made, text, _ = begin("--both-directions")
-    assert text.tokenizers.source.tags == ["<2target>", "<2source>"]
+    assert [*text.tokenizers.source.tags] == ["<2target>", "<2source>"]
     assert all(source.startswith("<2target> ") for source in text.valid_sources)
     assert made.folder.valid_source.read_text(encoding="utf-8").splitlines() == text.valid_sources
     assert read_config(made.folder)["model"]["vocabulary_size"] == text.tokenizers.source.vocabulary_size
@@ -79,6 +80,21 @@ def test_further_pairs_are_cleaned_too_and_reported_apart(begin):
     assert len(text.plan.corpus) == 2 * own["kept"] + report["kept"]
     assert f"MORE.target: --clean keeps {report['kept']} of {len(MORE)} pairs" in told
     assert made.folder.cleaning_more in made.folder.parts(), "--overwrite removes it with the run"
+
+
+def test_tags_hide_no_text_that_was_trained_on(begin, monkeypatch, capsys):
+    plain, _, told = begin()
+    assert "training text too" not in told
+    known = next(plain.corpus.valid())[0]
+    num_known = sum(source == known for source, _ in plain.corpus.valid())
+    monkeypatch.setitem(globals(), "MORE", [known, *MORE])
+    made, text, told = begin(*MORE_FLAGS, "--more-tag", "<bt>", "--overwrite")
+    assert f"{num_known} of {len(text.valid_sources)} validation sources are in the training text too" in told
+    own = next(plain.corpus.train())[0]
+    assert own not in MORE
+    for asked, num_known in {known: 1, f"<bt> {own}": 1, "<bt> fi ba fi ba fi": 0}.items():
+        warn_of_training_text(made.folder, [asked], text.tokenizers.source)
+        assert capsys.readouterr().err.count("trained on 1 of these 1 sources") == num_known
 
 
 def test_a_vocabulary_without_the_tag_is_refused(begin, tmp_path):
@@ -111,7 +127,7 @@ def test_a_long_line_hands_its_tags_on_to_its_parts(begin):
 
     _, text, _ = begin("--both-directions")
     tokenizer = text.tokenizers.source
-    tag = tokenizer.tags[0]
+    tag = next(iter(tokenizer.tags))
     for start in (f"{tag} ", f" {tag}{tag} ", tag, ""):
         line = start + "ba do fi gu. " * 4
         fitting, _ = LongLines(tokenizer, 12, "split", SearchOptions(num_beams=1)).fitted(
