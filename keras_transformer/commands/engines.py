@@ -130,7 +130,7 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
     """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
     may_use_keras = arguments.engine == "auto" and precision == "float32"
-    load_tensorflow()
+    start_tensorflow(arguments.threads)
     signatures = export_module("signatures")
     trained = signatures.open_run(*runs_of(arguments))
     try:
@@ -156,14 +156,19 @@ def onnx_decoder(graphs: Graphs, num_threads: int | None) -> Decoder:
 
 def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:
     """A decoder of the runs' Keras models."""
+    start_tensorflow(num_threads)
+    from keras_transformer.decoding.ensembles import ensemble_decoder
+
+    return ensemble_decoder(runs)
+
+
+def start_tensorflow(num_threads: int | None) -> None:
+    """Loads TensorFlow with so many threads. Once it has opened a model, another number of threads is an error."""
     load_tensorflow()
     import keras
-
-    from keras_transformer.decoding.ensembles import ensemble_decoder
 
     if num_threads and keras.config.backend() == "tensorflow":
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
-    return ensemble_decoder(runs)

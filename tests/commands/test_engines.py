@@ -178,6 +178,14 @@ def test_where_the_cache_cannot_be_written_keras_translates(run_folder, translat
     assert status == 1 and "error: cannot keep the run's graphs:" in err
 
 
+def test_keras_has_the_threads_asked_for_where_no_graph_could_be_kept(run_folder, translator):
+    (run_folder / "cache").write_text("in the way")
+    command = [sys.executable, "-m", "keras_transformer", "translate", str(run_folder), "--beams", "1"]
+    ended = subprocess.run([*command, "--threads", "1"], cwd=ROOT, input=SOURCE, capture_output=True)
+    assert ended.stdout.decode() == lines_of(translator.translate(LINES, num_beams=1)), ended.stderr.decode()
+    assert ended.returncode == 0
+
+
 def test_a_part_without_a_writer_leaves_the_run_to_keras(run_folder, translate, keras_is_used, monkeypatch):
     from keras_transformer.layers.activations import Relu
 
