@@ -57,13 +57,29 @@ class Worker:
         return {name: np.array([value]) for name, value in [*outcome._asdict().items(), ("problem", problem)]}
 
 
-def run_on_ray(job: Job, shards: Sequence[Shard], num_workers: int | None, num_threads: int) -> Iterator[Outcome]:
+def workers_that_fit(num_threads: int) -> int:
+    """How many workers the Ray that is started has processors for.
+
+    Raises:
+        RequestError: not for one. Ray would wait for a larger machine.
+    """
+    import ray
+
+    num_cpus = int(ray.cluster_resources().get("CPU", 0))
+    if num_cpus < num_threads:
+        raise RequestError(
+            f"--threads {num_threads}: Ray has {num_cpus} processors; give fewer threads, or --workers too"
+        )
+    return num_cpus // num_threads
+
+
+def run_on_ray(job: Job, shards: Sequence[Shard], num_workers: int, num_threads: int) -> Iterator[Outcome]:
     """Finishes all shards on the Ray that is started.
 
     Args:
         job: what to do.
         shards: of the job.
-        num_workers: how many actors; None for as many as Ray has processors for.
+        num_workers: how many actors.
         num_threads: of the processor, for each actor.
 
     Yields:
@@ -75,7 +91,6 @@ def run_on_ray(job: Job, shards: Sequence[Shard], num_workers: int | None, num_t
     import ray
 
     set_up_ray_data()
-    num_workers = num_workers or max(1, int(ray.cluster_resources()["CPU"]) // num_threads)
     rows = [shard._asdict() for shard in shards]
     results = ray.data.from_items(rows, override_num_blocks=min(len(rows), MOST_BLOCKS)).map_batches(
         Worker,
@@ -138,10 +153,11 @@ def bulk_translate(arguments: argparse.Namespace) -> None:
     # Ray Data restarts dead workers, and Ray logs an "error" that warns of it at every start.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with alone(job.out):
-        shards = job.begin(inputs)
         num_cpus = arguments.workers and arguments.workers * arguments.threads
         with start_ray(arguments.address, num_cpus=num_cpus, dashboard=arguments.dashboard):
-            outcomes = run_on_ray(job, shards, arguments.workers, arguments.threads)
+            num_workers = arguments.workers or workers_that_fit(arguments.threads)
+            shards = job.begin(inputs)
+            outcomes = run_on_ray(job, shards, num_workers, arguments.threads)
             tell(outcomes, sum(shard.num_rows for shard in shards))
         job.end()
 

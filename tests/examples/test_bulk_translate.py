@@ -130,6 +130,14 @@ def test_killed_and_started_again_it_gives_the_same_files(
 
 
 @pytest.mark.parity
+def test_more_threads_than_processors_are_refused_instead_of_waited_for(request_of, ray_environment, tmp_path):
+    words = request_of("out", "--threads", 4_000)
+    done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 2 and "error: --threads 4000: Ray has" in done.stderr, done.stderr
+    assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+@pytest.mark.parity
 def test_a_worker_that_dies_is_restarted(request_of, ray_environment, ray_processes, tmp_path):
     words = request_of("out", "--workers", 1)
     pipe = subprocess.PIPE
