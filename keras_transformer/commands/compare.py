@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
-from keras_transformer.commands.evaluate import ParallelLines, add_tokenize_option, read_both
+from keras_transformer.commands.evaluate import add_tokenize_option, read_both
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError
 
@@ -25,34 +25,37 @@ def compare(arguments: argparse.Namespace) -> None:
     asked = [search_options(one, own_search_of(one)) for one in of_each]
     translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
     options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
-    for run, row in zip(arguments.runs, compared(translators, options, lines, arguments.tokenize), strict=True):
+    tokenize = common_tokenizer(arguments.tokenize, translators)
+    sources = [lines.sources] * len(translators)
+    for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         print(json.dumps({"run": run, **row}))
 
 
 def compared(
-    translators: list[Translator], options: list[SearchOptions], lines: ParallelLines, tokenize: str | None
+    translators: list[Translator],
+    options: list[SearchOptions],
+    sources: list[list[str]],
+    targets: list[str],
+    tokenize: str,
 ) -> list[dict[str, Any]]:
     """What `bleu.paired_quality` tells of each translator against the first, the number of sentences, and the search.
 
     Args:
         translators: at least two.
         options: of each translator's search.
-        lines: the text, and its correct translation.
-        tokenize: the name of BLEU's tokenizer; by default the one of the target language.
-
-    Raises:
-        RequestError: see `common_tokenizer`.
+        sources: the same text for each translator, but for tags.
+        targets: its correct translation.
+        tokenize: the name of BLEU's tokenizer.
     """
     from keras_transformer.bleu import paired_quality
 
-    tokenize = common_tokenizer(tokenize, translators)
     translations = [
-        [hypotheses[0].text for hypotheses in each.stream(lines.sources, its)]
-        for each, its in zip(translators, options, strict=True)
+        [hypotheses[0].text for hypotheses in each.stream(text, its)]
+        for each, its, text in zip(translators, options, sources, strict=True)
     ]
-    rows = paired_quality(translations, lines.targets, tokenize)
+    rows = paired_quality(translations, targets, tokenize)
     searches = [{"beams": its.num_beams, "length_penalty": its.length_penalty} for its in options]
-    return [{**row, "sentences": len(lines.targets), **search} for row, search in zip(rows, searches, strict=True)]
+    return [{**row, "sentences": len(targets), **search} for row, search in zip(rows, searches, strict=True)]
 
 
 def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str:

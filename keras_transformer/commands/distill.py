@@ -114,7 +114,14 @@ def translate_text(arguments: argparse.Namespace, text: DistilledText) -> None:
 
 
 def tell(arguments: argparse.Namespace) -> None:
-    """Prints a JSON object for the teachers and one for the student: figures on the student's validation text."""
+    """Prints a JSON object for the teachers and one for the student: figures on the student's validation text.
+
+    The teachers read it without the tags that only the student has. The student's run does not name its languages, so
+    the teachers' language chooses BLEU's tokenizer.
+    """
+    from keras_transformer.decoding.evaluation import checked_tokenizer
+    from keras_transformer.text.mixing import untagged
+
     student = RunFolder(arguments.out)
     lines = read_both(str(student.valid_source), str(student.valid_target))
     of_student = argparse.Namespace(**{**vars(arguments), "run": arguments.out, "others": [], "precision": None})
@@ -122,8 +129,12 @@ def tell(arguments: argparse.Namespace) -> None:
     asked = [search_options(one, own_search_of(one)) for one in both]
     translators = [open_translator(one, options) for one, options in zip(both, asked, strict=True)]
     options = [search_options(one, each.search) for one, each in zip(both, translators, strict=True)]
+    teachers, learnt = translators
+    foreign = learnt.source_tokenizer.tags.keys() - teachers.source_tokenizer.tags.keys()
+    sources = [[untagged(line, foreign) for line in lines.sources], lines.sources]
+    tokenize = checked_tokenizer(None, teachers.target_language)
     say(f"teachers and student on {student.valid_source}:")
-    for one, row in zip(both, compared(translators, options, lines, None), strict=True):
+    for one, row in zip(both, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         runs = [one.run, *one.others]
         print(json.dumps({"runs": runs, "parameters": list(map(num_parameters, runs)), **row}), flush=True)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.files import check_writable
 from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
@@ -82,10 +83,12 @@ def _new_run(given: dict[str, Any]) -> Run:
     if settings.word_vectors:
         check_word_vectors(settings.word_vectors, settings.hidden_dim)
     folder = RunFolder(settings.folder)
+    if is_chief and (settings.overwrite or not folder.is_run()):
+        restore_replaced(folder)
+    # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
+    check_free(folder, settings.overwrite)
     if is_chief:
-        if settings.overwrite or not folder.is_run():
-            restore_replaced(folder)
-        check_free(folder, settings.overwrite)
+        check_writable(folder.path, "choose another folder with --out")
         if parent is not None:
             say(describe_inheritance(given, corpus.recipe, settings))
         if "preset" in given:

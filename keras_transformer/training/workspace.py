@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say
-from keras_transformer.files import check_writable
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.training.settings import Settings, flag_of
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 # What a run reads, and --overwrite must not remove.
 READ = (
-    "init_from", "word_vectors", "tokenizer", "source", "target", "valid_source", "valid_target", "text", "valid_text",
-    "log", "images", "valid_images",
+    "init_from", "word_vectors", "tokenizer", "source", "target", "valid_source", "valid_target", "more_source",
+    "more_target", "text", "valid_text", "log", "images", "valid_images",
 )  # fmt: skip
 # Folders of which everything is read; a run in them would be read with the next run.
 READ_WHOLE = ("images", "valid_images")
@@ -46,7 +45,7 @@ def check_apart(settings: Settings) -> None:
 
 
 def check_free(folder: RunFolder, overwrite: bool) -> None:
-    """Raises RequestError unless a run may be written into the folder."""
+    """Raises RequestError unless a run may be written into the folder, as far as what lies there tells."""
     path = folder.path
     if folder.is_run() and not overwrite:
         raise RequestError(
@@ -56,7 +55,6 @@ def check_free(folder: RunFolder, overwrite: bool) -> None:
         read_config(folder)  # --overwrite removes runs alone, and other programs write a config.json too.
     elif path.is_dir() and any(path.iterdir()):
         raise RequestError(f"{path} holds files that are not a run's; choose an empty or a new folder with --out")
-    check_writable(path, "choose another folder with --out")
 
 
 @contextlib.contextmanager

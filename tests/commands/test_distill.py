@@ -20,7 +20,7 @@ from keras_transformer.commands import distilled_text
 from keras_transformer.decoding.ensembles import load_ensemble
 from keras_transformer.decoding.translator import Translator, load
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.run_folder import read_config
+from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.distillation import EMPTY, RATIO, REPEATED, UNFINISHED
 from keras_transformer.text.tokenizer import END
 from tests.layer_check import randomize
@@ -99,6 +99,23 @@ def test_a_student_learns_from_what_its_teacher_says(distill, teacher, tmp_path)
         own = translator.evaluate(read(student / "validation.source"), read(student / "validation.target"), options)
         assert row["runs"] == [str(run)] and row["parameters"] == [translator.model.count_params()]
         assert (row["bleu"], row["chrf"]) == (own["bleu"], own["chrf"])
+
+
+def test_teachers_read_no_tags_of_the_student_and_their_language_chooses_the_tokenizer(
+    distill, teacher, source, tmp_path, capsys
+):
+    chinese = Path(shutil.copytree(teacher, tmp_path / "chinese"))
+    languages = {"source_language": "en", "target_language": "zh"}
+    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": languages})
+    flags = ["--source", source, "--out", tmp_path / "student", *SEARCH, *TRAIN, "--both-directions"]
+    assert main(["distill", *map(str, [chinese, *flags, "--vocabulary-size", 38])]) == 0
+    of_teacher, learnt = map(json.loads, capsys.readouterr().out.splitlines())
+    assert all("tok:zh" in row["bleu_signature"] for row in (of_teacher, learnt))
+    translator = load(chinese)
+    options = translator.search_options(num_beams=1, max_length=16)
+    own = translator.evaluate(read(chinese / "validation.source"), read(chinese / "validation.target"), options)
+    assert (of_teacher["bleu"], of_teacher["chrf"]) == (own["bleu"], own["chrf"])
+    assert all(line.startswith("<2target> ") for line in read(tmp_path / "student" / "validation.source"))
 
 
 def test_the_text_alone_is_what_a_student_learns_from(distill, teacher, source, tmp_path, capsys):

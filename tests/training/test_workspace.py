@@ -140,6 +140,19 @@ def test_the_next_overwrite_brings_the_old_run_back_before_it_begins(folder, mon
     assert contents(folder.path) == before
 
 
+def test_each_worker_refuses_what_the_chief_does(built_run, tmp_path, monkeypatch):
+    """A worker that did not would wait for the chief."""
+    source, target = write_corpus(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("dear ...")
+    cluster = {"worker": ["a:1", "b:1"]}
+    for index in (0, 1):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}))
+        for out, message in {built_run: "holds a run already", tmp_path / "other": "not a run's"}.items():
+            with pytest.raises(RequestError, match=message):
+                open_run({"source": str(source), "target": str(target), "out": str(out)})
+
+
 def test_a_refused_run_leaves_what_others_put_into_its_folder(tmp_path):
     for name in ("alone", "shared"):
         folder = RunFolder(tmp_path / name)
@@ -152,7 +165,10 @@ def test_a_refused_run_leaves_what_others_put_into_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", ["init_from", "tokenizer", "source", "target", "valid_source", "valid_target"])
+@pytest.mark.parametrize(
+    "name",
+    ["init_from", "tokenizer", "source", "target", "valid_source", "valid_target", "more_source", "more_target"],
+)
 def test_a_run_writes_nowhere_where_it_reads(built_run, tmp_path, name, overwrite):
     folder = Path(shutil.copytree(built_run, tmp_path / "run"))
     source, target = write_corpus(tmp_path)
@@ -164,7 +180,8 @@ def test_a_run_writes_nowhere_where_it_reads(built_run, tmp_path, name, overwrit
         given[name] = str(folder / "tokenizer.model")
     else:
         inside = shutil.copy(given.get(name, source), folder / "validation.source")
-        given |= {"valid_source": str(source), "valid_target": str(target), name: inside}
+        given |= {"valid_source": str(source), "valid_target": str(target)}
+        given |= {"more_source": str(source), "more_target": str(target), name: inside}
     before = contents(folder)
     flag = "--" + name.replace("_", "-")
     message = f"{flag} must not lie in the folder of the new run, .*; choose another folder with --out"
