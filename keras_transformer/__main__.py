@@ -108,7 +108,7 @@ COMMANDS = {
         takes="",
     ),
     "export": Command(
-        export.export, "write SavedModel, ONNX and TFLite translators, and certify them", export.add_options,
+        export.export, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
         takes="",
     ),
 }  # fmt: skip

@@ -77,6 +77,8 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
 def _mix(run: Run) -> list[str]:
     """Puts further pairs and the other direction into the training text, where asked for; returns the tags."""
     settings, corpus = run.settings, run.corpus
+    if settings.both_directions and settings.more_tag in directions(corpus):
+        raise RequestError(f"--more-tag {settings.more_tag} is the tag of a direction; choose another, such as <bt>")
     run.corpus = mixed(corpus, settings.copies, settings.more_tag, settings.both_directions)
     return [*(directions(corpus) if settings.both_directions else ()), *filter(None, [settings.more_tag])]
 

@@ -118,7 +118,7 @@ class Settings:
     more_tag: str | None = _flag(
         None,
         "begin each line of --more-source with this tag, such as <bt>",
-        lambda x: bool(re.fullmatch(r"<[^<>\s]+>", x)),
+        lambda x: bool(re.fullmatch(r"<[^<>\s]+>", x)) and x.isprintable(),
         "a name in angle brackets, such as <bt>",
     )
     copies: int = _count(1, "train on the corpus this many times for each time of --more-source")

@@ -10,8 +10,10 @@ import pytest
 
 import train
 from keras_transformer.commands.evaluate import warn_of_training_text
+from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.training import devices, run
+from keras_transformer.training.settings import resolve
 from tests.tiny_corpus import tiny_flags
 
 MORE = [f"ba {word}" for word in ("do", "fi", "gu", "do fi", "fi gu")]
@@ -112,12 +114,21 @@ def test_a_vocabulary_without_the_tag_is_refused(begin, tmp_path):
         (["--copies", "2"], "--more-tag and --copies are for --more-source and --more-target; received neither"),
         ([*MORE_FLAGS, "--more-tag", "bt"], "--more-tag must be a name in angle brackets, such as <bt>; received: bt"),
         ([*MORE_FLAGS, "--more-tag", "<s>"], "a tag must be none of SentencePiece's control ids; received: <s>"),
+        (
+            [*MORE_FLAGS, "--more-tag", "<2target>", "--both-directions"],
+            "--more-tag <2target> is the tag of a direction; choose another, such as <bt>",
+        ),
         (["--both-directions", "--separate-vocabularies"], "--both-directions takes a joint vocabulary"),
         (["--more-source", "nowhere", "--more-target", "nowhere"], "no such file: nowhere"),
     ],
 )
 def test_what_cannot_be_is_refused(begin, flags, told):
     assert told in begin(*flags, status=2)
+
+
+def test_a_tag_that_no_file_can_hold_is_refused():
+    with pytest.raises(RequestError, match="--more-tag must be a name in angle brackets, such as <bt>"):
+        resolve({"more_source": "x", "more_target": "y", "more_tag": "<\udcff>"}, {})
 
 
 def test_a_long_line_hands_its_tags_on_to_its_parts(begin):
