@@ -29,6 +29,17 @@ FORMATS = ("parquet", "jsonl")
 ROWS_PER_SHARD = 8_192  # four times the lines that a translator reads ahead
 TRIES = ".tries-{}"  # beside a shard: a byte for each process that began it and has not ended it
 MOST_DEATHS = 3  # of workers that translate the same shard: then the shard is given up
+GOES_ON = "the whole shards stay, and the same command goes on"
+# What the manifest has of a request, in words of the command line.
+REQUEST = {
+    "inputs": "other inputs",
+    "export": "another export",
+    "column": "another --column",
+    "search": "another --batch-size or another search",
+    "rows_per_shard": "another --shard-rows",
+    "format": "another --format",
+    "version": "another version of keras-transformer",
+}
 
 
 class Shard(NamedTuple):
@@ -93,16 +104,15 @@ class Job:
         """Writes the manifest, or compares with the one that is there.
 
         Raises:
-            RequestError: there are no rows, or the folder has shards of another job, or something else.
+            RequestError: the folder has shards of another job, or something else.
         """
-        if not sum(one.num_rows for one in inputs):
-            raise RequestError("expected rows to translate; the inputs have none")
         manifest, path = self._manifest(inputs), self.out / "manifest.json"
+        has_shards = any(self.out.glob("shard-*"))
         if path.exists():
-            _require_same(path, manifest)
+            _require_own(path, manifest if has_shards else None)
         elif any(one for one in self.out.iterdir() if not one.name.endswith("-manifest.json")):
             raise RequestError(f"{self.out} is not empty, and has no manifest.json; choose another folder with --out")
-        else:
+        if not has_shards:
             write_text(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         for tries in self.out.glob(TRIES.format("*")):
             tries.unlink(missing_ok=True)  # a new start may have what the last one lacked
@@ -173,7 +183,8 @@ def _tried(tries: Path) -> Iterator[None]:
     with tries.open("ab") as file:
         if file.tell() >= MOST_DEATHS:
             raise JobError(
-                f"{MOST_DEATHS} workers died while they translated it: look for the cause, such as too little memory"
+                f"{MOST_DEATHS} workers died while they translated it: look for the cause, such as too little memory; "
+                f"{GOES_ON}"
             )
         file.write(b".")
     try:
@@ -202,18 +213,18 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _require_same(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises RequestError unless the manifest in the file is the same."""
+def _require_own(path: Path, manifest: dict[str, Any] | None) -> None:
+    """Raises RequestError unless the file is a manifest: this one, or any if None."""
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         there = None
-    if not isinstance(there, dict):
-        raise RequestError(f"{path} is damaged; choose another folder with --out")
-    if other := [name for name in manifest if there.get(name) != manifest[name]]:
+    if not isinstance(there, dict) or not REQUEST.keys() <= there.keys():
+        raise RequestError(f"{path} is damaged, or another program's; choose another folder with --out")
+    if other := [REQUEST[name] for name, value in (manifest or {}).items() if there[name] != value]:
         raise RequestError(
-            f"{path.parent} has shards with another {', another '.join(other)} (see {path.name}): go on with the "
-            "same request, or choose another folder with --out"
+            f"{path.parent} has shards of {' and '.join(other)}, which {path.name} names: go on with the same request, "
+            "or choose another folder with --out"
         )
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import bulk_inputs
 import bulk_shards
 import bulk_translator
-from bulk_inputs import find_inputs, scan
-from bulk_shards import FORMATS, ROWS_PER_SHARD, Job, Outcome, Shard, alone
+from bulk_inputs import find_inputs, scan_all
+from bulk_shards import FORMATS, GOES_ON, ROWS_PER_SHARD, Job, Outcome, Shard, alone
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import JobError, RequestError, exit_status, require_positive, say, warn
 from keras_transformer.export_folder import PRECISIONS
@@ -52,8 +52,10 @@ class Worker:
         outcome, problem = Outcome(0, 0, False), ""
         try:
             outcome = self.job.finish(shard)
-        except (JobError, RequestError, OSError) as error:
+        except (JobError, RequestError) as error:
             problem = f"{self.job.path(shard).name}: {error}"
+        except OSError as error:
+            problem = f"{self.job.path(shard).name}: {error}; {GOES_ON}"
         return {name: np.array([value]) for name, value in [*outcome._asdict().items(), ("problem", problem)]}
 
 
@@ -102,11 +104,11 @@ def run_on_ray(job: Job, shards: Sequence[Shard], num_workers: int, num_threads:
     try:
         for row in results.iter_rows():
             if problem := row.pop("problem"):
-                raise JobError(f"{problem}; the whole shards stay, and the same command goes on")
+                raise JobError(problem)
             yield Outcome(**row)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise JobError(f"Ray gave up: {reason}; the whole shards stay, and the same command goes on") from error
+        raise JobError(f"Ray gave up: {reason}; {GOES_ON}") from error
 
 
 def set_up_ray_data() -> None:
@@ -149,14 +151,14 @@ def bulk_translate(arguments: argparse.Namespace) -> None:
     job = Job(translator, Path(arguments.out).absolute(), arguments.format, arguments.shard_rows)
     paths = find_inputs(arguments.inputs)
     translator.load()  # what is wrong with the export is told before anything is written
-    inputs = [scan(path, arguments.column, arguments.shard_rows) for path in paths]
+    inputs = scan_all(paths, arguments.column, arguments.shard_rows)
     # Ray Data restarts dead workers, and Ray logs an "error" that warns of it at every start.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with alone(job.out):
+        shards = job.begin(inputs)
         num_cpus = arguments.workers and arguments.workers * arguments.threads
         with start_ray(arguments.address, num_cpus=num_cpus, dashboard=arguments.dashboard):
             num_workers = arguments.workers or workers_that_fit(arguments.threads)
-            shards = job.begin(inputs)
             outcomes = run_on_ray(job, shards, num_workers, arguments.threads)
             tell(outcomes, sum(shard.num_rows for shard in shards))
         job.end()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from bulk_inputs import Row, find_inputs, read_rows, scan
-from keras_transformer.errors import RequestError
+from bulk_inputs import FIRST_LINES, Row, find_inputs, read_rows, scan, scan_all
+from keras_transformer.errors import JobError, RequestError
 
 LINES = ["one", "", "  two ", "dreißig", "four\tand\r", "\u2028five", "six\x0bseven", "eight"]
 
@@ -57,9 +58,9 @@ def test_what_is_no_string_is_a_row_with_a_reason(tmp_path):
     rows += ['{"text": "half \\ud800"}', '{"text": ""}', "[" * 100_000]
     path.write_bytes("\n".join(rows).encode() + b'\n{"text": "\xff"}\n')
     found = in_shards(path, 4)
-    assert [row.source for row in found] == ["one", *[None] * 6, "half ?", "", None, None]
+    assert [row.source for row in found] == ["one", *[None] * 6, "half \ufffd", "", None, None]
     reasons = ["string; received None", "string; received 7", "not JSON", "not JSON", "expected an object with 'text'"]
-    reasons += ["expected an object with 'text'", "not Unicode", "", "not JSON", "not JSON"]
+    reasons += ["expected an object with 'text'", "not Unicode", "", "not JSON", "not UTF-8"]
     assert [number for number, row in enumerate(found) if row.error is None] == [0, 8]
     assert [reason in (row.error or "") for row, reason in zip(found[1:], reasons, strict=True)] == [True] * 10
 
@@ -71,12 +72,15 @@ def test_bytes_that_are_not_utf8_stay_visible(tmp_path):
     assert first.source == "Stra\ufffde" and "not UTF-8" in str(first.error) and second == Row("Weg")
 
 
-def test_inputs_come_in_the_order_of_their_paths(tmp_path):
+def test_inputs_come_in_the_order_of_their_paths_and_what_is_not_read_is_told(tmp_path, capsys):
     for name in ("b.txt", "a.txt", ".hidden", "_SUCCESS"):
         (tmp_path / name).touch()
     (tmp_path / "inner").mkdir()
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    assert find_inputs([str(tmp_path)]) == find_inputs([str(paths[1]), str(paths[0])]) == paths
+    assert find_inputs([str(paths[1]), str(paths[0])]) == paths and not capsys.readouterr().err
+    assert find_inputs([str(tmp_path)]) == paths
+    assert "only if you name them: '.hidden', '_SUCCESS', 'inner'" in capsys.readouterr().err
+    assert find_inputs([str(tmp_path / "_SUCCESS")]) == [tmp_path / "_SUCCESS"]
 
 
 def test_wrong_inputs_are_refused(tmp_path):
@@ -84,11 +88,17 @@ def test_wrong_inputs_are_refused(tmp_path):
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
     (tmp_path / "empty").mkdir()
     (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "c.gz").touch()
+    (tmp_path / "packed" / "c.GZ").touch()
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "p")
+    (tmp_path / "latin").mkdir()
+    Path(os.fsdecode(bytes(tmp_path / "latin") + b"/Stra\xdfe")).touch()
     for given, reason in {
         "missing": "no such file or folder",
         "empty": "the folder has none",
         "packed": "unpack it first",
+        "pipe/p": "expected a regular file",
+        "latin": r"expected a path in UTF-8; received '.*Stra\\udcdfe': rename it",
         ".": "named twice",
     }.items():
         with pytest.raises(RequestError, match=reason):
@@ -98,9 +108,32 @@ def test_wrong_inputs_are_refused(tmp_path):
 def test_another_column_is_asked_for_by_name(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"en": "one", "de": "eins"}\n')
-    with pytest.raises(RequestError, match=r"expected 'text' in .*; its first line has en, de: give --column"):
+    with pytest.raises(RequestError, match=r"expected 'text' in .*; its first lines have en, de: give --column"):
         scan(path, "text", 1)
     assert in_shards(path, 1, "de") == [Row("eins")]
+
+
+def test_first_lines_without_the_column_are_rows_that_failed(tmp_path):
+    path = tmp_path / "rows.NDJSON"
+    path.write_text('{"id": 1}\n' * (FIRST_LINES - 1) + '{"id": 2, "text": "one"}\n')
+    *failed, last = in_shards(path, FIRST_LINES)
+    assert last == Row("one") and all("expected an object with 'text'" in str(row.error) for row in failed)
+
+
+def test_inputs_without_rows_are_refused(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(RequestError, match="expected rows to translate"):
+        scan_all([tmp_path / "empty.txt"], "text", 1)
+
+
+def test_what_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "closed.txt").touch()
+    (tmp_path / "closed").mkdir()
+    # Root may read everything, so no permissions of files can make this refusal in every environment.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK or "closed" not in path.name)
+    for given in ("closed.txt", "closed", "."):
+        with pytest.raises(RequestError, match="no permission to read .*closed"):
+            find_inputs([str(tmp_path / given)])
 
 
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch):
@@ -111,14 +144,16 @@ def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch)
 
 @pytest.mark.parity
 @pytest.mark.parametrize("rows_per_shard", [1, 3, 7, 50])
-@pytest.mark.parametrize("kind", ["string", "large_string"])
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
 def test_rows_of_parquet(tmp_path, rows_per_shard, kind):
     import pyarrow
     import pyarrow.parquet
 
     values = [None if number % 5 == 2 else f"Straße {number}" for number in range(23)]
-    table = pyarrow.table({"n": range(23), "text": pyarrow.array(values, getattr(pyarrow, kind)())})
-    path = tmp_path / "rows.parquet"
+    strings = pyarrow.array(values)
+    made = strings.dictionary_encode() if kind == "dictionary" else strings.cast(getattr(pyarrow, kind)())
+    table = pyarrow.table({"n": range(23), "text": made})
+    path = tmp_path / "part-00000"  # known by its bytes
     pyarrow.parquet.write_table(table, path, row_group_size=4)
     assert in_shards(path, rows_per_shard) == [Row(value) for value in values]
 
@@ -131,6 +166,33 @@ def test_parquet_with_bytes_that_are_not_utf8(tmp_path):
     made = pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"text": made}), tmp_path / "rows.parquet")
     assert [row.source for row in in_shards(tmp_path / "rows.parquet", 1)] == ["one", "\ufffdtwo"]
+
+
+@pytest.mark.parity
+def test_parquet_with_nulls_alone(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": [None, None]}), tmp_path / "rows.parquet")
+    assert in_shards(tmp_path / "rows.parquet", 1) == [Row(None), Row(None)]
+
+
+@pytest.mark.parity
+def test_damaged_parquet_is_named_in_one_line(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"line {number}" for number in range(999)]}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 60 + whole[64:])
+    with pytest.raises(JobError, match=r"^.*rows.parquet is damaged behind row 5 \(.*copy it again") as damage:
+        read_rows(path, "text", 5, 10)
+    length = int.from_bytes(whole[-8:-4], "little")  # of the footer
+    path.write_bytes(whole[: -length - 8] + b"\xff" * 60 + whole[-length + 52 :])
+    with pytest.raises(RequestError, match=r"^.*rows.parquet is no Parquet file \(.*copy it again") as no_footer:
+        scan(path, "text", 1)
+    assert "\n" not in f"{damage.value}{no_footer.value}"
 
 
 @pytest.mark.parity
@@ -147,3 +209,6 @@ def test_wrong_parquet_is_refused(tmp_path):
         scan(path, "text", 1)
     with pytest.raises(RequestError, match="expected strings in the column 'n' of .*; it has int64"):
         scan(path, "n", 1)
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"]), path)
+    with pytest.raises(RequestError, match="expected one column 'text' in .*; it has text, text"):
+        scan(path, "text", 1)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bulk_inputs import scan
-from bulk_shards import FORMATS, MOST_DEATHS, Job, alone, shards_of
+from bulk_shards import FORMATS, MOST_DEATHS, REQUEST, Job, alone, shards_of
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import JobError, RequestError
 
@@ -160,7 +160,7 @@ def test_a_shard_that_cannot_be_written_leaves_nothing(tmp_path, export, inputs,
 @pytest.mark.parametrize("changed", ["inputs", "export", "column", "search", "rows_per_shard", "format", "version"])
 def test_another_request_into_the_folder_is_refused(tmp_path, export, inputs, changed, monkeypatch):
     job = Job(Upper(export), tmp_path / "out", "jsonl", 10)
-    start(job, inputs)
+    job.finish(start(job, inputs)[0])
     before, other = contents(job.out), Job(Upper(export), job.out, "jsonl", 10)
     if changed == "inputs":
         inputs[1].write_text(inputs[1].read_text().replace("line 40", "line 04"))
@@ -174,7 +174,7 @@ def test_another_request_into_the_folder_is_refused(tmp_path, export, inputs, ch
         monkeypatch.setattr("bulk_shards.__version__", "9")
     else:
         other = Job(Upper(export), job.out, *(("jsonl", 11) if changed == "rows_per_shard" else ("parquet", 10)))
-    with pytest.raises(RequestError, match=f"has shards with another {changed} .*--out"):
+    with pytest.raises(RequestError, match=f"has shards of {REQUEST[changed]}, which manifest.json names.*--out"):
         start(other, inputs)
     assert contents(job.out) == before
 
@@ -184,15 +184,23 @@ def test_a_folder_of_something_else_is_refused(tmp_path, export, inputs):
     (tmp_path / "out" / "thesis.txt").write_text("my life's work")
     with pytest.raises(RequestError, match="is not empty, and has no manifest.json"):
         start(Job(Upper(export), tmp_path / "out", "jsonl"), inputs)
-    (tmp_path / "out" / "manifest.json").write_text("[]")
-    with pytest.raises(RequestError, match="is damaged"):
-        start(Job(Upper(export), tmp_path / "out", "jsonl"), inputs)
+    for other in ("[]", '{"name": "my site"}', "{"):
+        (tmp_path / "out" / "manifest.json").write_text(other)
+        with pytest.raises(RequestError, match="is damaged, or another program's"):
+            start(Job(Upper(export), tmp_path / "out", "jsonl"), inputs)
+        assert (tmp_path / "out" / "manifest.json").read_text() == other
 
 
-def test_inputs_without_rows_are_refused(tmp_path, export):
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(RequestError, match="expected rows to translate"):
-        start(Job(Upper(export), tmp_path / "out"), [tmp_path / "empty.txt"])
+def test_a_job_without_a_whole_shard_binds_nobody(tmp_path, export, inputs):
+    out = tmp_path / "out"
+    start(Job(Upper(export), out, "jsonl", 10), inputs)
+    (out / ".7-shard-000000.jsonl").write_text("half")  # what a killed process leaves
+    job = Job(Upper(export), out, "jsonl", 20)
+    shards = start(job, inputs)
+    assert len(list(map(job.finish, shards))) == len(shards)
+    start(job, inputs)
+    with pytest.raises(RequestError, match="another --shard-rows"):
+        start(Job(Upper(export), out, "jsonl", 10), inputs)
 
 
 def test_an_input_that_changes_meanwhile_is_no_shard(tmp_path, export, inputs):
@@ -219,7 +227,7 @@ def test_a_row_that_cannot_be_read_is_not_translated(tmp_path, export):
     one, two, half = rows_of(job.out)
     assert (one["translation"], two["translation"], half["translation"]) == ("ONE", None, None)
     assert two["source"] is None and two["error"] == "expected a string; received 2"
-    assert half["source"] == "half ?" and "not Unicode" in half["error"]
+    assert half["source"] == "half \ufffd" and "not Unicode" in half["error"]
 
 
 @pytest.mark.parity
