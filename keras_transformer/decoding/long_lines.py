@@ -42,7 +42,8 @@ class LongLines:
         """The sentences, cut or in parts, and the places of the parts of each line that was split.
 
         Args:
-            lines: those that were read ahead. Further parts have the places behind theirs.
+            lines: those that were read ahead. The first part of a line has the line's place; all further parts have the
+                places behind the last line's.
             sentences: of these lines.
         """
         fitting, places, free = list[Sentence](), dict[int, list[int]](), len(lines)
@@ -65,16 +66,13 @@ class LongLines:
             return [sentence]
         text = untagged(line, self.tokenizer.tags)
         start = line.removesuffix(text)  # the tags, with which each part begins
-        texts = divided(text, self.most, lambda texts: list(map(len, self._encoded(texts, start))))
-        sources = filter(None, self._encoded(texts, start))
+        [tags] = self.tokenizer.encode([start])
+        texts = divided(text, self.most - len(tags), lambda texts: list(map(len, self.tokenizer.encode(texts))))
+        sources = self.tokenizer.encode([start + text for text in texts if not is_blank(text)])
         return [
             Sentence(free + part - 1 if part else sentence.place, sentence.number, source, [], part)
             for part, source in enumerate(sources)
-        ]
-
-    def _encoded(self, texts: Sequence[str], start: str) -> list[list[int]]:
-        """The pieces of texts that begin with `start`; none of a blank text."""
-        return self.tokenizer.encode(["" if is_blank(text) else start + text for text in texts])
+        ] or [sentence]  # it has nothing but tags
 
     def joined(
         self, found: list[list[Hypothesis]], places: dict[int, list[int]], num_lines: int

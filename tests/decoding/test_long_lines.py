@@ -11,7 +11,7 @@ from keras_transformer.decoding.sentences import sentences_of
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import penalty
-from keras_transformer.text.tokenizer import END
+from keras_transformer.text.tokenizer import END, Tokenizer
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -78,6 +78,22 @@ def test_each_part_has_a_place_of_its_own_and_fits(short):
     assert sorted(part.place for part in parts) == list(range(14))
     assert {part.number: len(part.source) for part in parts if part.place == 3} == {3: most}
     assert all(len(part.source) <= most for part in parts)
+
+
+def test_a_tag_takes_its_place_once_in_each_part():
+    tagged = Tokenizer.train(["one two"] * 9, 12, tags=["<2de>"])
+    [tag] = tagged.encode(["<2de>"])
+
+    def parts_of(line: str, most: int) -> tuple[list[list[int]], LongLines]:
+        long = LongLines(tagged, most, "split", SearchOptions())
+        parts, _ = long.fitted([line], sentences_of([(0, (line, ""))], tagged, tagged))
+        return [part.source for part in parts], long
+
+    text = "one two " * 9
+    alone, _ = parts_of(text, 20)
+    assert len(alone) > 2 and parts_of(f"<2de> {text}", 20 + len(tag))[0] == [[*tag, *part] for part in alone]
+    cut, long = parts_of("<2de> " * 5, 2 * len(tag))
+    assert cut == [tag * 2] and (long.num_split, long.num_cut) == (0, 1)
 
 
 def test_the_ends_of_parts_are_no_pieces_of_the_line(short):
