@@ -43,9 +43,10 @@ def read(path: Path) -> dict[str, Any]:
         RequestError: the file is missing or damaged, describes what no run has, or is of a newer version.
     """
     if not path.is_file():
-        raise RequestError(
-            f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: train one with train.py"
-        )
+        is_export = (path.parent / "certificate.json").is_file()
+        export = "it is an export: give the run that was exported, or an export with ONNX graphs where one is taken"
+        mend = export if is_export else "train one with train.py"
+        raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")

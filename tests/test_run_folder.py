@@ -212,6 +212,9 @@ def test_a_damaged_config_is_refused(run_folder, name):
 def test_a_missing_run_is_named(tmp_path):
     with pytest.raises(RequestError, match="expected a run folder, with a config.json; found none in .*nowhere"):
         runs.read_config(tmp_path / "nowhere")
+    (tmp_path / "certificate.json").touch()
+    with pytest.raises(RequestError, match="found none in .* it is an export: give the run"):
+        runs.read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
 from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.export_folder import ExportFolder
 from keras_transformer.run_folder import RunFolder, read_config
 
 if TYPE_CHECKING:
+    from keras_transformer.decoding.results import Score
     from keras_transformer.text.tokenizer import Tokenizer
 
 
@@ -105,19 +108,27 @@ def score_text(arguments: argparse.Namespace) -> None:
 
 def score_pairs(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
-    from keras_transformer.decoding.generator import load_generator
     from keras_transformer.decoding.results import Score
-    from keras_transformer.decoding.translator import load
 
     lines = read_both(arguments.source, arguments.target)
-    run = RunFolder(arguments.run)
-    answers = run.is_run() and read_config(run)["model"]["kind"] == "language-model"
-    score = load_generator(run.path).score_answers if answers else load(run.path).score
-    scores = score(lines.sources, lines.targets, arguments.batch_size)
+    scores = scorer(arguments.run)(lines.sources, lines.targets, arguments.batch_size)
     for one in scores:
         print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
     total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
     say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
+
+
+def scorer(folder: str) -> Callable[[list[str], list[str], int], list[Score]]:
+    """What scores pairs with a run, or with an export, which needs neither Keras nor TensorFlow."""
+    from keras_transformer.decoding.translator import load
+
+    if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
+        return load(folder).score
+    answers = read_config(folder)["model"]["kind"] == "language-model"
+    load_tensorflow()
+    from keras_transformer.decoding.generator import load_generator
+
+    return load_generator(folder).score_answers if answers else load(folder).score
 
 
 def read_both(source: str, target: str) -> ParallelLines:

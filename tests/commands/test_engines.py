@@ -232,6 +232,19 @@ def test_an_export_scores_given_translations(export, run_folder, translate, tmp_
     assert numbers == pytest.approx(others, rel=1e-4, abs=1e-3)
 
 
+def test_a_wrong_score_is_refused_before_tensorflow_is_imported(tmp_path):
+    (tmp_path / "text").write_text("one\n")
+    files = ["--source", str(tmp_path / "text"), "--target", str(tmp_path / "text")]
+    for folder, wrong in ((tmp_path / "nowhere", []), (tmp_path, ["--source", str(tmp_path / "none")])):
+        program = (
+            "import sys\nfrom keras_transformer.__main__ import main\n"
+            f"status = main({['score', str(folder), *files, *wrong]})\n"
+            "sys.exit(status if sys.modules.keys().isdisjoint({'keras', 'tensorflow'}) else 3)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+
+
 @pytest.mark.parametrize("engine", ["onnx", "keras"])
 def test_processes_change_nothing(run_folder, translate, engine):
     expected = translate(run_folder, "--beams", 2, "--engine", engine)
