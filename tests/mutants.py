@@ -893,7 +893,7 @@ TRAINING = [
         f"{PACKAGE}",
         ("run.corpus = replace(run.corpus, more=further)", "pass"),
         ("if missing := [tag for tag in tags if tag not in tokenizers.source.tags]", "if missing := []"),
-        ("else start + text for text in texts]", "else text for text in texts]"),
+        ("encode([start + text for text in texts", "encode([text for text in texts"),
     ),
     *by(
         "test_r_drop.py",
