@@ -72,11 +72,15 @@ def _files(path: Path) -> list[Path]:
         raise RequestError(f"no permission to read {path}; change its permissions")
     if not path.is_dir():
         return [path]
-    inside = sorted(path.iterdir())
-    files = [one for one in inside if one.is_file() and not one.name.startswith((".", "_"))]
-    if others := [one.name for one in inside if one not in files]:
-        shown = ", ".join(map(ascii, others[:SHOWN_NAMES])) + (", …" if len(others) > SHOWN_NAMES else "")
-        warn(f"{path}: folders in it, and names that begin with . or _, are read only if you name them: {shown}")
+    files, others = list[Path](), list[str]()
+    for one in sorted(path.iterdir()):
+        if one.is_file() and not one.name.startswith((".", "_")):
+            files.append(one)
+        else:
+            others.append(ascii(one.name))
+    if others:
+        shown = ", ".join(others[:SHOWN_NAMES]) + (", …" if len(others) > SHOWN_NAMES else "")
+        warn(f"{path}: not read: {shown}; folders in it, and names that begin with . or _, are read if you name them")
     return files
 
 
@@ -142,7 +146,8 @@ def read_rows(path: Path, column: str, start: int, num_rows: int) -> list[Row]:
         lines = [line.removesuffix(b"\n").removesuffix(b"\r") for line in islice(file, num_rows)]
     if start == 0 and lines:
         lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")  # a byte order mark
-    return [json_row(line, column) if _is_json(path) else line_row(line) for line in lines]
+    is_json = _is_json(path)
+    return [json_row(line, column) if is_json else line_row(line) for line in lines]
 
 
 def _is_parquet(path: Path) -> bool:
@@ -249,20 +254,12 @@ def _values(path: Path, column: str, start: int, num_rows: int) -> list[bytes | 
             groups.append(group)
         first = end
     batches = file.iter_batches(batch_size=4096, row_groups=groups, columns=[column])
-    values = (value for batch in batches for value in _bytes(batch.column(0)))
+    values = (value for batch in batches for value in batch.column(0).cast(pyarrow.binary()).to_pylist())
     try:
         return list(islice(values, start - skipped, start - skipped + num_rows))
     except (pyarrow.ArrowException, OSError) as error:
-        reason = f"{path} is damaged behind row {start:,} ({_reason(error)})"
+        reason = f"{path} is damaged after row {start:,} ({_reason(error)})"
         raise JobError(f"{reason}; copy it again, and translate into another folder") from error
-
-
-def _bytes(strings: Any) -> list[bytes | None]:
-    """An Arrow array of strings, not decoded."""
-    import pyarrow
-
-    plain = strings.dictionary_decode() if pyarrow.types.is_dictionary(strings.type) else strings
-    return plain.cast(pyarrow.binary()).to_pylist()
 
 
 def _reason(error: BaseException) -> str:

@@ -68,7 +68,7 @@ class LongLines:
         start = line.removesuffix(text)  # the tags, with which each part begins
         [tags] = self.tokenizer.encode([start])
         texts = divided(text, self.most - len(tags), lambda texts: list(map(len, self.tokenizer.encode(texts))))
-        sources = self.tokenizer.encode([start + text for text in texts if not is_blank(text)])
+        sources = filter(None, self.tokenizer.encode([start + text for text in texts if not is_blank(text)]))
         return [
             Sentence(free + part - 1 if part else sentence.place, sentence.number, source, [], part)
             for part, source in enumerate(sources)

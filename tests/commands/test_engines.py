@@ -232,17 +232,22 @@ def test_an_export_scores_given_translations(export, run_folder, translate, tmp_
     assert numbers == pytest.approx(others, rel=1e-4, abs=1e-3)
 
 
-def test_a_wrong_score_is_refused_before_tensorflow_is_imported(tmp_path):
+def test_a_wrong_score_and_one_of_an_export_import_neither_keras_nor_tensorflow(export, tmp_path):
     (tmp_path / "text").write_text("one\n")
     files = ["--source", str(tmp_path / "text"), "--target", str(tmp_path / "text")]
-    for folder, wrong in ((tmp_path / "nowhere", []), (tmp_path, ["--source", str(tmp_path / "none")])):
+    for folder, more, status, told in (
+        (tmp_path / "nowhere", [], 2, "error: expected a run folder"),
+        (export, ["--source", str(tmp_path / "none")], 2, "error: "),
+        (export, [], 0, "in all: log P "),
+    ):
         program = (
             "import sys\nfrom keras_transformer.__main__ import main\n"
-            f"status = main({['score', str(folder), *files, *wrong]})\n"
+            f"status = main({['score', str(folder), *files, *more]})\n"
             "sys.exit(status if sys.modules.keys().isdisjoint({'keras', 'tensorflow'}) else 3)"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+        assert done.returncode == status and done.stderr.startswith(told), done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("engine", ["onnx", "keras"])

@@ -90,10 +90,18 @@ def test_a_tag_takes_its_place_once_in_each_part():
         return [part.source for part in parts], long
 
     text = "one two " * 9
-    alone, _ = parts_of(text, 20)
-    assert len(alone) > 2 and parts_of(f"<2de> {text}", 20 + len(tag))[0] == [[*tag, *part] for part in alone]
+    alone, _ = parts_of(text, 24)
+    assert len(alone) > 1 and parts_of(f"<2de> {text}", 24 + len(tag))[0] == [[*tag, *part] for part in alone]
     cut, long = parts_of("<2de> " * 5, 2 * len(tag))
     assert cut == [tag * 2] and (long.num_split, long.num_cut) == (0, 1)
+
+
+def test_what_has_no_pieces_is_no_part():
+    tokenizer, line = Tokenizer.train(["one two"] * 9, 11), "one two " * 9 + ", \ufffd"
+    assert tokenizer.encode(["\ufffd"]) == [[]]
+    long = LongLines(tokenizer, 20, "split", SearchOptions())
+    parts, places = long.fitted([line], sentences_of([(0, (line, ""))], tokenizer, tokenizer))
+    assert len(parts) == len(places[0]) > 2 and all(part.source for part in parts)
 
 
 def test_the_ends_of_parts_are_no_pieces_of_the_line(short):
