@@ -40,7 +40,7 @@ def check_writable(path: Path, mend: str = "choose another folder") -> None:
         mend: how the caller's user gives another folder, for the message.
     """
     above = path
-    while not os.access(above, os.F_OK):  # unlike `exists`, it is no error in a folder that may not be searched
+    while not os.path.exists(above):  # noqa: PTH110 (`Path.exists` raises in a folder that may not be searched)
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         problem = "no permission to write in" if above.is_dir() else "not a folder:"

@@ -76,6 +76,21 @@ def test_a_folder_must_allow_to_write_and_to_enter(tmp_path, monkeypatch):
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
+def test_a_folder_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
+    closed, stat = tmp_path / "closed", os.stat
+    closed.mkdir()
+
+    def stat_outside(path, **options):
+        if closed in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat_outside)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(RequestError, match=f"no permission to write in {closed}; choose another"):
+        files.check_writable(closed / "run")
+
+
 def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "run" / "file.txt"
     victim.write_text("mine")

@@ -26,6 +26,7 @@ from keras_transformer.text.tokenizer import END, PAD, START
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+SIZES = ("max_source_length", "source_vocabulary_size", "vocabulary_size")  # that a graph must tell
 LARGE_BYTES = 32 * 2**20  # of graphs with which several threads in one operation pay
 
 
@@ -101,8 +102,8 @@ class OnnxDecoder(Decoder):
         has_list = any(output.name == "n_best_ids" for output in self._session("translate").get_outputs())
         return (
             (options.num_beams, options.length_penalty, options.max_length)
-            == (baked["num_beams"], baked["length_penalty"], baked["max_length"])
-            and (options.n_best == 1 or (has_list and options.n_best == baked["n_best"]))
+            == tuple(map(baked.get, OF_A_MODEL))
+            and (options.n_best == 1 or (has_list and options.n_best == baked.get("n_best")))
         )  # fmt: skip
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
@@ -187,8 +188,12 @@ class OnnxDecoder(Decoder):
             session_output = session.get_outputs()[0].name
             if session_output != ("target_ids" if self.graphs.translate else "logits"):
                 raise ValueError(session_output)
-            return {**written, **{name: json.loads(written[name]) for name in ("model", "decoding")}}
-        except (KeyError, ValueError):
+            described = {name: json.loads(written[name]) for name in ("model", "decoding")}
+            sizes = [described["model"][name] for name in SIZES]
+            if not all(isinstance(size, int | None) for size in sizes) or not isinstance(described["decoding"], dict):
+                raise ValueError(described)
+            return {**written, **described}
+        except (KeyError, TypeError, ValueError):
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 
 

@@ -183,6 +183,21 @@ def test_a_graph_of_another_project_is_refused(tmp_path):
         keras_transformer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "metadata", [{"model": "[]"}, {"model": "{}"}, {"model": "3"}, {"decoding": "[1]"}, {"decoding": "3"}]
+)
+def test_a_graph_with_other_metadata_is_refused(copy, metadata):
+    import onnx
+
+    path = copy / "onnx" / "translate.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    for entry in graph.metadata_props:
+        entry.value = metadata.get(entry.key, entry.value)
+    onnx.save(graph, path)
+    with pytest.raises(RequestError, match=r"translate\.onnx is not the graph that an export has by this name"):
+        keras_transformer.load(copy, precision="float32")
+
+
 def test_a_graph_under_another_name_is_refused(copy):
     shutil.copy(copy / "onnx" / "encoder.onnx", copy / "onnx" / "translate.onnx")
     with pytest.raises(RequestError, match=r"translate\.onnx is not the graph that an export has by this name"):
