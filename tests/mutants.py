@@ -1226,6 +1226,9 @@ EXPORT = [
             "scales = np.maximum(np.abs(weights).max(keepdims=True)",
         ),
         ("is_positive=True),", "is_positive=False),"),
+        ("((1 / 127, 0), (1 / 255, 0))", "((1 / 255, 0), (1 / 255, 0))"),
+        ("((1 / 63, 64), (1 / 127, 128))", "((1 / 127, 128), (1 / 127, 128))"),
+        ("np.int32(2 * 255 * 127)", "np.int32(0)"),
     ),
     *by(
         "export/test_onnx_parts.py",

@@ -112,7 +112,7 @@ def test_scores_come_with_the_states_and_mixed_precision_is_near(slot, name):
     half.set_weights(model.get_weights())
     expected = logits_of(model)
     difference = np.abs(ops.convert_to_numpy(ops.cast(half(INPUTS), "float32")) - expected)[REAL]
-    assert difference.mean() < 0.05 * np.abs(expected).mean()
+    assert difference.mean() < 0.1 * np.abs(expected).mean()
 
 
 @EVERY_TOY

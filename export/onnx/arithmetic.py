@@ -61,8 +61,8 @@ class Int8Arithmetic(Arithmetic):
     """Products of 8-bit weights, with a scale for each column, and 8-bit states, with a scale for each row.
 
     The graph finds the scales of the states when it runs. Each row has its own, so neither neighbours nor padding
-    change a row (ONNX's `DynamicQuantizeLinear` has one scale for all rows). On x86, ONNX Runtime's kernels need the
-    VNNI instructions to add up without overflow.
+    change a row (ONNX's `DynamicQuantizeLinear` has one scale for all rows). Where sums of 8-bit products overflow, the
+    states have 7 bits: see `sums_overflow`.
     """
 
     def product(
@@ -83,7 +83,7 @@ class Int8Arithmetic(Arithmetic):
 
     def _product(self, g: Graph, x: Value, weights: np.ndarray, scales: np.ndarray, is_positive: bool = False) -> Value:
         largest = g("ReduceMax", x if is_positive else g("Abs", x), axes=[1], keepdims=1)  # (R, 1)
-        unit, zero = (np.float32(1 / 255), np.uint8(0)) if is_positive else (np.float32(1 / 127), np.uint8(128))
+        unit, zero = g.shared(scale_of_states, is_positive)
         # A row of zeros becomes 0 / 0. Whatever integers that gives, scaling them by 0 gives zeros again.
         x = g("QuantizeLinear", g("Div", x, largest), unit, zero)
         # One node of ONNX Runtime for the product and the weights' scales; it takes only one scale for all rows of x.
@@ -92,6 +92,24 @@ class Int8Arithmetic(Arithmetic):
 
 
 ARITHMETIC = {"float32": Arithmetic(), "float16": Arithmetic(np.float16), "int8": Int8Arithmetic()}
+
+
+def scale_of_states(g: Graph, is_positive: bool) -> tuple[Value, Value]:
+    """The scale of states from -1 to 1, or from 0 to 1 if they are positive, and the integer that stands for 0."""
+    in_7_bits, in_8_bits = ((1 / 127, 0), (1 / 255, 0)) if is_positive else ((1 / 63, 64), (1 / 127, 128))
+    overflow = g.shared(sums_overflow)
+    scale, zero = (g("Where", overflow, *map(np.float32, pair)) for pair in zip(in_7_bits, in_8_bits, strict=True))
+    return scale, g.cast(zero, np.uint8)
+
+
+def sums_overflow(g: Graph) -> Value:
+    """Whether sums of 8-bit products overflow on the processor that runs the graph: the graph tries it.
+
+    They do on x86 without VNNI instructions, where ONNX Runtime's kernels add two products in 16 bits. Products of
+    states in 7 bits fit. ONNX Runtime computes this once, when it loads the graph.
+    """
+    found = g("MatMulInteger", np.full((1, 2), 255, np.uint8), np.full((2, 1), 127, np.int8))
+    return g("Not", g("Equal", g("Squeeze", found), np.int32(2 * 255 * 127)))
 
 
 def quantize(weights: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

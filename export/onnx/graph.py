@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class Graph:
         self.constants: dict[Value, np.ndarray] = {}
         self._bodies: dict[Value, LoopBody] = {}  # by the first output of their `Loop` nodes
         self._digests: dict[tuple, Value] = {}
+        self._shared: dict[tuple, Any] = {}
         self._count = 0
 
     def __call__(self, operator: str, *inputs: Any, outputs: int = 0, domain: str = "", **attributes: Any) -> Any:
@@ -95,6 +96,13 @@ class Graph:
             home._digests[key] = name = self.new_name("constant")
             home.constants[name] = array
         return home._digests[key]
+
+    def shared(self, make: Callable[..., Any], *arguments: Hashable) -> Any:
+        """What `make(graph, *arguments)` appends to the model's graph, where it is appended once for all loops."""
+        key = (make, *arguments)
+        if key not in self._root._shared:
+            self._root._shared[key] = make(self._root, *arguments)
+        return self._root._shared[key]
 
     def new_name(self, stem: str) -> Value:
         """A name that no value has yet, neither in this graph nor around it."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from pathlib import Path
+
 import onnxruntime
 
-from export.onnx.graph import write_model
+from export.onnx import arithmetic
+from export.onnx.graph import Graph, Model, ValueInfo, write_model
 
 
 def session(path):
@@ -16,3 +21,12 @@ def session(path):
 
 def of(model, folder):
     return session(write_model(folder / "model.onnx", model, {})[0])
+
+
+@functools.cache
+def sums_overflow() -> bool:
+    """Whether sums of 8-bit products overflow on this processor."""
+    g = Graph()
+    g.named(arithmetic.sums_overflow(g), "overflow")
+    with tempfile.TemporaryDirectory() as folder:
+        return bool(of(Model(g, [], [ValueInfo("overflow", bool, [])]), Path(folder)).run(None, {})[0])

@@ -27,6 +27,7 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.lengths import penalty
 from keras_transformer.models import Transformer, model_config
 from keras_transformer.text.tokenizer import Tokenizer
+from tests.export.sessions import sums_overflow
 from tests.layer_check import randomize
 from tests.tiny_text import lines
 
@@ -119,6 +120,7 @@ ARTEFACTS = [pair for pair in itertools.product(FORMATS, PRECISIONS) if pair not
 # The most that a precision may change the score of a translation, as a share of what random pieces lose. A search that
 # rounding leads elsewhere may lose more, but in few sentences.
 SHARE = {"float16": 0.01, "int8": 0.05}
+SHARE_IN_7_BITS = 0.1  # of int8 in ONNX where 8-bit sums overflow
 DECODING = Decoding(3, 0.8, max_length=12)
 # Random weights give ids of no text much probability. CTranslate2 leaves these out of its sums, which changes the
 # order of its beams, but not what is likeliest.
@@ -210,6 +212,8 @@ def test_it_holds_or_is_refused_by_name(subject, format, precision, tmp_path, ca
         assert f"{format} in {precision} can write only" in message and f"with {name} there" in message
         assert not out.exists()
     else:
+        if (format, precision) == ("ctranslate2", "int8") and sums_overflow():
+            pytest.skip("this processor has no VNNI: CTranslate2's 8-bit sums overflow")
         check_certificate(subject, format, precision, tmp_path)
 
 
@@ -229,7 +233,9 @@ def check_certificate(subject: Subject, format: str, precision: str, folder: Pat
     if precision != "float32":
         measured, differences = entry.judgement.measured, entry.judgement.differences
         # Rounding may send a position to another expert, in float16 too.
-        most = SHARE["int8" if "experts" in str(VARIANTS[subject.name]) else precision] * subject.gap
+        share = SHARE["int8" if "experts" in str(VARIANTS[subject.name]) else precision]
+        is_in_7_bits = (format, precision) == ("onnx", "int8") and sums_overflow()
+        most = (SHARE_IN_7_BITS if is_in_7_bits else share) * subject.gap
         assert measured.identical >= len(SENTENCES) / 3
         assert measured.score_difference < most
         losses = np.array([one.model_score - one.artefact_score for one in differences])
