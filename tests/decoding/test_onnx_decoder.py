@@ -54,7 +54,7 @@ def assert_same(found, expected):
     """The hypotheses have the same tokens and texts, and almost the same scores."""
     for some, others in zip(found, expected, strict=True):
         assert [(one.text, one.ids) for one in some] == [(one.text, one.ids) for one in others]
-        assert [one.score for one in some] == pytest.approx([one.score for one in others], abs=1e-4)
+        assert [one.score for one in some] == pytest.approx([one.score for one in others], rel=1e-5, abs=1e-4)
         assert [one.log_prob for one in some] == pytest.approx([one.log_prob for one in others], abs=1e-3)
 
 

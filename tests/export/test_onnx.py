@@ -32,7 +32,7 @@ from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
-from tests.export.sessions import of, session
+from tests.export.sessions import of, session, sums_overflow
 from tests.models.variants import (
     POSITIONS,
     VARIANTS,
@@ -180,8 +180,8 @@ def test_every_kind_of_model_translates_as_it_does_in_keras(tmp_path, variant, d
         np.testing.assert_array_equal(score, n_best_scores[:, 0])
 
 
-# Of the largest logit; half has 11 bits, int8 has 7.
-TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1e-1}
+# Of the largest logit; half has 11 bits, int8 has 7, or 6 for states whose sums overflow.
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 2e-1 if sums_overflow() else 1e-1}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
