@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.commands.engines import add_engine_options, open_translator
-from keras_transformer.commands.evaluate import add_tokenize_option, read_both
+from keras_transformer.commands.evaluate import add_tokenize_option, read_both, warn_of_training_text
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.options import SearchOptions
@@ -26,6 +27,8 @@ def compare(arguments: argparse.Namespace) -> None:
     translators = [open_translator(one, options) for one, options in zip(of_each, asked, strict=True)]
     options = [search_options(one, each.search) for one, each in zip(of_each, translators, strict=True)]
     tokenize = common_tokenizer(arguments.tokenize, translators)
+    for run, translator in zip(arguments.runs, translators, strict=True):
+        warn_of_training_text(RunFolder(run), lines.sources, translator.source_tokenizer)
     sources = [lines.sources] * len(translators)
     for run, row in zip(arguments.runs, compared(translators, options, sources, lines.targets, tokenize), strict=True):
         print(json.dumps({"run": run, **row}))

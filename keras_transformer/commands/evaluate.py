@@ -65,7 +65,7 @@ def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokeniz
     except RequestError:
         return
     if known := trained.sources_among(filter(None, tokenizer.encode(sources)), tokenizer.tags.values()):
-        warn(f"the run was trained on {known:,} of these {len(sources):,} sources: the figures say less of new text")
+        warn(f"{run.path} was trained on {known:,} of these {len(sources):,} sources: its figures say less of new text")
 
 
 def score(arguments: argparse.Namespace) -> None:

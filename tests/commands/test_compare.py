@@ -15,6 +15,7 @@ from keras_transformer.bleu import paired_quality
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.translator import Translator, load
 from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.text.tokenized import TokenizedCorpus
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -77,6 +78,15 @@ def test_each_run_has_its_figures_against_the_first(run_folder, other_run, texts
     assert (status, err) == (0, "") and expected[1]["same"] < len(SOURCES)
     named = zip((run_folder, other_run, export), expected, strict=True)
     assert rows == [{"run": str(run), **row, **search} for run, row in named]
+
+
+def test_each_run_that_was_trained_on_the_sources_is_named(run_folder, other_run, texts, command, tokenizer):
+    pairs = list(zip(SOURCES, REFERENCES, strict=True))
+    for run, known in ((run_folder, pairs[1:3]), (other_run, [("two", "two")])):
+        TokenizedCorpus.build(run / "cache" / "train", known, tokenizer, tokenizer)
+    status, _, err = command("compare", other_run, run_folder, *texts, "--beams", 1)
+    warning = f"{run_folder} was trained on 2 of these 4 sources: its figures say less of new text"
+    assert (status, err) == (0, f"warning: {warning}\n")
 
 
 def test_each_run_searches_as_its_own_model_does(run_folder, other_run, texts, command):

@@ -34,9 +34,10 @@ def evaluate(run_folder, translator, tokenizer, tmp_path, monkeypatch, capsys) -
     return evaluate
 
 
-def test_sources_of_the_training_text_are_counted(evaluate):
+def test_sources_of_the_training_text_are_counted(evaluate, run_folder: Path):
     figures, told = evaluate("two dogs", "to the", "", "two dogs", "to the sea ")
-    assert told == "warning: the run was trained on 3 of these 5 sources: the figures say less of new text\n"
+    warning = f"{run_folder} was trained on 3 of these 5 sources: its figures say less of new text"
+    assert told == f"warning: {warning}\n"
     assert figures["sentences"] == 5
 
 

@@ -44,4 +44,4 @@ def test_every_artefact_of_a_trained_variant_holds(tmp_path):
     assert {(entry["format"], entry["takes"], entry["precision"]) for entry in entries} == expected
     assert {entry["name"]: entry["reason"] for entry in entries if not entry["holds"]} == {}
     assert {entry["verified"] for entry in entries} == {"translations"}
-    assert min(entry["judgement"]["measured"]["model_bleu"] for entry in entries) > 10, "a loss of BLEU can be seen"
+    assert min(entry["judgement"]["measured"]["model_bleu"] for entry in entries) > 5, "a loss of BLEU can be seen"
