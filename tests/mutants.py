@@ -1408,7 +1408,7 @@ ENGINES = [
     *by(
         "decoding/test_onnx_decoder.py",
         f"{PACKAGE}/decoding/onnx_decoder.py",
-        ("== (baked[", "!= (baked["),
+        ("== tuple(map(baked.get", "!= tuple(map(baked.get"),
         ("and not arrays.prefix_ids.any()", ""),
         ("np.where(labels[:, index] == PAD, 0, chosen)", "chosen"),
         ("constant_values=START", "constant_values=END"),
