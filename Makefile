@@ -29,6 +29,7 @@ help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too, and runs Ray'
 	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
+	@echo '                    LONG=1 runs what takes long too, such as most notebooks and benchmarks'
 	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
 	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
 	@echo 'make lint           ruff and mypy'
@@ -44,10 +45,12 @@ demo: $(ENVIRONMENT)
 
 # The matrix is nearly all in one file, so its two workers share it.
 DISTRIBUTION = --dist $(if $(MATRIX),worksteal,loadfile --no-loadscope-reorder)
-# PARITY and BROWSER together run every test.
-LEFT_OUT = $(if $(PARITY),,not parity and not matrix) $(if $(PARITY)$(BROWSER),,and) $(if $(BROWSER),,not browser)
+# PARITY, BROWSER and LONG together run every test.
+LEFT_OUT = $(if $(PARITY),,parity matrix) $(if $(BROWSER),,browser) $(if $(LONG),,long)
+# "parity long" → "not parity and not long"
+EXPRESSION = $(subst not-,not ,$(subst $(subst ,, ), and ,$(addprefix not-,$(LEFT_OUT))))
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT)) $(if $(BROWSER),$(BROWSER_ENVIRONMENT))
-	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) -m '$(if $(MATRIX),matrix,$(strip $(LEFT_OUT)))' $(TESTS)
+	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) -m '$(if $(MATRIX),matrix,$(EXPRESSION))' $(TESTS)
 
 # JOBS mutants at once; ONLY=text for those alone whose line holds the text.
 JOBS ?= 2

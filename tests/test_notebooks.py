@@ -24,6 +24,7 @@ SHORTER = {
     "export_and_serve": "STEPS, LINES, BEAMS, PRECISIONS = 2, 2, [4], 'float32'",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
+QUICKEST = {"fine_tune", "train_with_model_fit"}
 LEFT: dict[str, list[str]] = {
     "attention_step_by_step": [],
     "fine_tune": [],
@@ -65,6 +66,11 @@ def test_there_is_one():
     assert NOTEBOOKS
 
 
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in QUICKEST else pytest.mark.long, id=path.stem) for path in NOTEBOOKS],
+    indirect=True,
+)
 def test_it_runs_from_top_to_bottom(path, committed, tmp_path, monkeypatch):
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TMPDIR"):
         folder = tmp_path / variable.lower()

@@ -47,8 +47,12 @@ def place(tmp_path) -> Path:
     ("page", "made"),
     [
         ("start", ["runs/mine/model.keras", "look.html"]),
-        ("fine_tuning", ["runs/tuned/model.keras"]),
-        ("opus_to_phone", ["runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"]),
+        pytest.param("fine_tuning", ["runs/tuned/model.keras"], marks=pytest.mark.long),
+        pytest.param(
+            "opus_to_phone",
+            ["runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_commands_of_a_tutorial(page, made, place):

@@ -145,12 +145,14 @@ def check_refusal(status, error, message):
     assert message in error.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_growth_is_measured_and_drawn(tmp_path):
     rows = table_of("growth", "--small", "--out", str(tmp_path / "growth.png"))
     assert [row[:2] for row in rows] == [["batch", "1"], ["batch", "2"], ["steps", "2"], ["steps", "4"]]
     assert (tmp_path / "growth.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_layers_are_measured_over_lengths_and_drawn(tmp_path):
     kinds = ["restricted self-attention", "convolutional"]
     picture = tmp_path / "layers.png"
@@ -161,6 +163,7 @@ def test_layers_are_measured_over_lengths_and_drawn(tmp_path):
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_variants_of_the_family_are_trained_and_measured(tmp_path):
     picture = tmp_path / "family.png"
     small = ["--steps", "2", "--sentences", "5", "--out", str(picture)]
@@ -179,6 +182,7 @@ def test_a_variant_without_an_onnx_writer_has_a_dash():
     assert family.cells(figures) == ["1,000", "2.0e+09", "3,000", "50.0, 50%", "50.0, 50%", "–"]
 
 
+@pytest.mark.long
 def test_rows_longer_than_in_training_are_measured_and_drawn(tmp_path):
     picture = tmp_path / "lengths.png"
     small = ["--tasks", "reverse", "--lengths", "2", "9", "--rows", "5", "--steps", "2", "--seeds", "3"]
@@ -199,6 +203,7 @@ def test_the_rows_of_the_tests_are_not_in_training(tmp_path):
     assert [target.split() for target in tests[1]] == [source.split()[::-1] for source in tests[0]]
 
 
+@pytest.mark.long
 def test_depth_is_measured_with_each_rate_and_seed_and_drawn(tmp_path):
     picture = tmp_path / "depth.png"
     small = ["--residuals", "pre_norm", "--depths", "1", "--rates", "0", "0.01", "--seeds", "1", "2", "1"]
@@ -211,6 +216,7 @@ def test_depth_is_measured_with_each_rate_and_seed_and_drawn(tmp_path):
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_training_is_compared_with_its_matrix_products():
     (row,) = table_of("train", "--shape", "small", "--precision", "float32", "--against", "products")
     assert row[:3] == ["small", "float32", "1"]
@@ -261,9 +267,10 @@ SMALL_DECODE = [
     ("arguments", "heads"),
     [
         # PyTorch's side gets our weights from a process with JAX.
-        (
+        pytest.param(
             ["train", "--shape", "small", "--against", "torch", "products"],
             [["small", "float32"], ["small", "bfloat16"]],
+            marks=pytest.mark.long,
         ),
         (["loss", "--small", "--against", "keras", "torch", "products"], [["float32", "1"], ["bfloat16", "1"]]),
         (["growth", "--small", "--curves", "batch"], [["batch", "1"], ["batch", "2"]]),
@@ -317,6 +324,7 @@ def test_a_turn_on_a_gpu_has_fifty_steps(monkeypatch):
     assert num_steps == [10, 50]
 
 
+@pytest.mark.long
 def test_a_model_of_histories_stands_beside_what_it_has_to_beat(tmp_path):
     """After each item comes the next one of a ring: the last item tells it, popularity does not."""
     lines = [f"{user},{(user + time) % 5},{time}\n" for user in range(20) for time in range(8)]
@@ -335,6 +343,7 @@ def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
     assert all(int(right) > 870 for right in rights[:3]) and 0 < int(rights[3]) < 898
 
 
+@pytest.mark.long
 def test_documentation_is_summed_up(tmp_path):
     rest = "It has many words that say nothing and follow one after the other until there are twenty of them."
     function = 'def name{0}(one, two):\n    """Return number {0} of {1}. {2}"""\n'
@@ -356,6 +365,7 @@ def test_documentation_is_summed_up(tmp_path):
     assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
 
 
+@pytest.mark.long
 def test_memory_is_measured_by_the_length():
     rows = rows_of("summaries", "--memory", "--lengths", "128", "--attentions", "compressed:width=16")
     assert [row[:2] for row in rows] == [["compressed:width=16", "128"]]

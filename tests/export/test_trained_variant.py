@@ -14,7 +14,7 @@ from export.artefacts import KINDS
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS
 from tests.tiny_corpus import tiny_flags
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = """--residual sub_norm --norm rms --feed-forward gated --activation silu --positions rotary
