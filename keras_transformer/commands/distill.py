@@ -39,10 +39,11 @@ def distill(arguments: argparse.Namespace) -> None:
     text.check()
     if student:
         check_student(student, text, arguments.source, given)
+    valid = valid_sources(given)
     # Teachers and student may need TensorFlow with other threads and devices, so each has a process of its own.
     apart(translate_text, arguments, text)
-    if not text.is_filtered():
-        text.filter(arguments.source, valid_sources(given))
+    if not text.is_filtered(valid):
+        text.filter(arguments.source, valid)
     if student:
         train({**given, "source": str(text.source), "target": str(text.target), "resume": student.is_run()})
         apart(tell, arguments)
@@ -90,8 +91,11 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: d
     if not student.is_run():
         with contextlib.redirect_stderr(io.StringIO()):  # what it says is said again when training begins
             open_run({**given, "source": source, "target": source})  # in place of the translations
-    elif not text.is_filtered():
-        raise RequestError(f"{student.path} holds a run that did not learn from {text.folder}: choose another --out")
+    elif not text.is_filtered(valid_sources(given)):
+        raise RequestError(
+            f"{student.path} holds a run that did not learn from {text.folder}, or validates on another text: choose "
+            "another --out, or give the text on which it validates"
+        )
 
 
 def valid_sources(given: dict[str, Any]) -> list[str]:

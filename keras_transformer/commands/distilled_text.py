@@ -15,7 +15,7 @@ from keras_transformer.errors import RequestError, say
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.files import check_writable, write_text, write_whole
 from keras_transformer.run_folder import RunFolder
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.lines import read_lines, sha256_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Hypothesis
@@ -105,9 +105,9 @@ class DistilledText:
                     file.write(json.dumps([best.text, is_finished], ensure_ascii=False) + "\n")
             say(f"translated {min((shard + 1) * size, num_lines):,} of {num_lines:,} lines")
 
-    def is_filtered(self) -> bool:
-        """Whether the text to train on is there."""
-        return self.report.is_file()
+    def is_filtered(self, valid_sources: list[str]) -> bool:
+        """Whether the text to train on is there, without the sources on which the student validates."""
+        return self.report.is_file() and self._report().get("validation") == sha256_of(valid_sources)
 
     def filter(self, source: str, valid_sources: list[str]) -> None:
         """Writes the pairs from which a student learns, and a report of those that were left out.
@@ -126,14 +126,21 @@ class DistilledText:
         def translated() -> Iterator[tuple[str, Translation]]:
             return zip(read_lines(source), self._translations(), strict=True)
 
+        def numbers() -> Iterator[int]:
+            return (number for number, _ in faultless(translated()))
+
         def pairs() -> Iterator[Pair]:
-            return faultless(translated())
+            return (pair for _, pair in faultless(translated()))
+
+        def valid() -> Iterator[Pair]:
+            return ((line, "") for line in valid_sources)
 
         faults = Faults.among(translated())
-        cleaning = survey(Corpus(source, None, None, pairs, lambda: ((line, "") for line in valid_sources), ""))
+        cleaning = survey(Corpus(source, None, None, pairs, valid, "", lines=numbers))
         counts, examples = {**faults.counts, **cleaning.counts}, {**faults.examples, **cleaning.examples}
         report = {
             "lines": self._made_of()["lines"],
+            "validation": sha256_of(valid_sources),
             "kept": cleaning.num_kept,
             "left_out": {reason: count for reason, count in counts.items() if count},
             "examples": {reason: list(map(asdict, some)) for reason, some in examples.items()},
@@ -180,8 +187,14 @@ class DistilledText:
     def _made_of(self) -> dict[str, Any]:
         return json.loads(self.made_of.read_text(encoding="utf-8"))
 
+    def _report(self) -> dict[str, Any]:
+        return json.loads(self.report.read_text(encoding="utf-8"))
+
 
 def _survey(source: str) -> dict[str, Any]:
+    path = Path(source)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RequestError(f"{source} is a pipe or a device, and its text is read more than once: give a file")
     digest, num_lines = hashlib.sha256(), 0
     for line in read_lines(source):
         digest.update(line.encode() + b"\n")

@@ -76,11 +76,11 @@ def _is_absurd(num_source: int, num_target: int) -> bool:
     return longer > FEW_LETTERS and longer > MAX_RATIO * shorter
 
 
-def faultless(lines: Iterable[tuple[str, Translation]]) -> Iterator[tuple[str, str]]:
-    """Yields sources and translations, without those that show a fault."""
-    for source, translation in lines:
+def faultless(lines: Iterable[tuple[str, Translation]]) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yields sources and translations, each pair with its line from 1, without those that show a fault."""
+    for number, (source, translation) in enumerate(lines, start=1):
         if fault(source, translation) is None:
-            yield source, translation.text
+            yield number, (source, translation.text)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,9 @@ def test_a_student_learns_from_what_its_teacher_says(distill, teacher, tmp_path)
     assert {UNFINISHED, EMPTY, RATIO, REPEATED, "a duplicate"} < report["left_out"].keys()
     assert report["kept"] + sum(report["left_out"].values()) == report["lines"] == len(TEXT)
     assert f"{report['kept']:,} of {len(TEXT):,} translations are kept" in err
+    for example in (one for some in report["examples"].values() for one in some):
+        places = [number for number in (example["line"], example["like"]) if number]
+        assert {(TEXT[place - 1], said[place - 1]) for place in places} == {(example["source"], example["target"])}
 
     assert (student / "validation.source").read_text() == (teacher / "validation.source").read_text()
     of_teacher, learnt = map(json.loads, out.splitlines())
@@ -126,6 +129,29 @@ def test_the_text_alone_is_what_a_student_learns_from(distill, teacher, source, 
     assert distill()[0] == 0
     for name in ("source.txt", "target.txt", "report.json"):
         assert (alone / name).read_bytes() == (tmp_path / "student-text" / name).read_bytes()
+
+
+def test_a_student_does_not_learn_its_own_validation_text(distill, teacher, source, tmp_path):
+    text = tmp_path / "text"
+    assert main(["distill", *map(str, [teacher, "--source", source, "--text", text, *SEARCH])]) == 0
+    kept = read(text / "source.txt")
+    (tmp_path / "valid").write_text(f"{kept[0]}\n{kept[1]}\n")
+    valid = ["--valid-source", str(tmp_path / "valid"), "--valid-target", str(tmp_path / "valid")]
+    status, _, err = distill("--text", text, train=[*TRAIN, *valid])
+    assert status == 0 and err.count("translated 71 of 71 lines") == 1, err
+    assert read(text / "source.txt") == kept[2:]
+    before = {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
+    status, _, err = distill("--text", text)  # a student with the teacher's validation text again
+    assert status == 2 and f"did not learn from {text}, or validates on another text: choose another --out" in err
+    assert before == {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
+
+
+def test_a_pipe_is_refused(teacher, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    flags = ["--source", tmp_path / "pipe", "--text", tmp_path / "text", *SEARCH]
+    assert main(["distill", *map(str, [teacher, *flags])]) == 2
+    assert f"{tmp_path / 'pipe'} is a pipe or a device, and" in capsys.readouterr().err
+    assert not (tmp_path / "text").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--text", "there", *TRAIN]], ids=["no text", "no student"])

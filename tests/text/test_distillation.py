@@ -54,7 +54,7 @@ def test_repetitions_are_counted_as_by_trying_every_phrase(words):
 def test_what_is_left_out_is_counted_with_examples_and_the_rest_stays_in_order():
     lines = [("A dog.", ""), ("One.", "Eins."), *[("A cat.", " ")] * 4, ("", "x"), ("Two.", "Zwei.")]
     translated = [(source, Translation(text, True)) for source, text in lines]
-    assert list(faultless(translated)) == [("One.", "Eins."), ("Two.", "Zwei.")]
+    assert list(faultless(translated)) == [(2, ("One.", "Eins.")), (8, ("Two.", "Zwei."))]
     faults = Faults.among(translated)
     assert faults.counts == {distillation.EMPTY: 5, distillation.BLANK_SOURCE: 1}
     assert [one.line for one in faults.examples[distillation.EMPTY]] == [1, 3, 4], "the first three"
