@@ -142,7 +142,9 @@ def cleaned(corpus: Corpus[Pair], tell: Callable[[Cleaning], None]) -> Corpus[Pa
         found = survey(corpus)
         tell(found)
         if not found.num_kept:
-            raise RequestError(f"--clean leaves none of {len(found.reasons):,} pairs: look at what it left out")
+            raise RequestError(
+                f"{corpus.name}: --clean leaves none of {len(found.reasons):,} pairs: look at what it left out"
+            )
         return (found.reasons == 0).tobytes()
 
     def train() -> Iterator[Pair]:
