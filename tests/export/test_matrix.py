@@ -174,21 +174,41 @@ def vocabulary() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def subject(request, vocabulary, tmp_path_factory):
-    folder = runs.RunFolder(tmp_path_factory.mktemp("matrix") / "run")
+def subject_of(vocabulary, tmp_path_factory):
+    """`subject_of(variant)` → its subject; the last one is kept, for the artefacts that come one after the other."""
+    kept: list[Subject] = []
+
+    def subject_of(name: str) -> Subject:
+        if not kept or kept[0].name != name:
+            kept.clear()
+            keras.backend.clear_session()  # collects garbage
+            kept.append(make_subject(name, vocabulary, tmp_path_factory.mktemp("matrix") / "run"))
+        return kept[0]
+
+    yield subject_of
+    kept.clear()
+    keras.backend.clear_session()
+
+
+@pytest.fixture
+def subject(request, subject_of):
+    return subject_of(request.param)
+
+
+def make_subject(name: str, vocabulary: Tokenizer, path: Path) -> Subject:
+    """A run of the variant with random weights."""
+    folder = runs.RunFolder(path)
     folder.path.mkdir()
-    model = make_model(VARIANTS[request.param], vocabulary.vocabulary_size)
+    model = make_model(VARIANTS[name], vocabulary.vocabulary_size)
     vocabulary.save(folder.path / "tokenizer.model")
     runs.write_config(folder, {"model": model_config(model), "settings": {"seed": 1}, "versions": {}})
     runs.save_model(folder, model)
-    for path in (folder.valid_source, folder.valid_target):
-        path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    for lines_path in (folder.valid_source, folder.valid_target):
+        lines_path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     run = open_run(folder.path)
     assert isinstance(run.pipeline, Translator)
     judge = Judge(run.pipeline, DECODING, SENTENCES, SENTENCES)
-    yield Subject(request.param, folder.path, run, judge, gap_of(run.pipeline, judge.best[:-1]))
-    del model, run, judge
-    keras.backend.clear_session()  # collects garbage
+    return Subject(name, folder.path, run, judge, gap_of(run.pipeline, judge.best[:-1]))
 
 
 def gap_of(translator: Translator, best: list[Hypothesis]) -> float:
@@ -214,7 +234,7 @@ def runs_here(subject, monkeypatch):
 
 
 @pytest.mark.usefixtures("runs_here")
-@pytest.mark.parametrize(("subject", "format", "precision"), cells(), indirect=["subject"])
+@pytest.mark.parametrize(("subject", "format", "precision"), list(cells()), indirect=["subject"])
 def test_it_holds_or_is_refused_by_name(subject, format, precision, tmp_path, capsys):
     if name := REFUSED.get((format, subject.name)):
         out = tmp_path / "out"
