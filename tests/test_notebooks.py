@@ -24,7 +24,6 @@ SHORTER = {
     "export_and_serve": "STEPS, LINES, BEAMS, PRECISIONS = 2, 2, [4], 'float32'",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }
-QUICKEST = {"fine_tune", "train_with_model_fit"}
 LEFT: dict[str, list[str]] = {
     "attention_step_by_step": [],
     "fine_tune": [],
@@ -68,7 +67,10 @@ def test_there_is_one():
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[] if path.stem in QUICKEST else pytest.mark.long, id=path.stem) for path in NOTEBOOKS],
+    [
+        pytest.param(path, marks=[] if path.stem == "train_with_model_fit" else pytest.mark.long, id=path.stem)
+        for path in NOTEBOOKS
+    ],
     indirect=True,
 )
 def test_it_runs_from_top_to_bottom(path, committed, tmp_path, monkeypatch):

@@ -206,6 +206,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.long
 def test_a_toy_trains_resumes_and_exports_by_the_commands(outcomes, name):
     results, folder = outcomes
     for command in ("whole", "resumed", "info", "export"):
@@ -219,6 +220,7 @@ def test_a_toy_trains_resumes_and_exports_by_the_commands(outcomes, name):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.long
 def test_a_resumed_toy_equals_an_uninterrupted_one(outcomes, name):
     _, folder = outcomes
     whole, resumed = (
@@ -230,6 +232,7 @@ def test_a_resumed_toy_equals_an_uninterrupted_one(outcomes, name):
             np.testing.assert_array_equal(expected[file], found[file])
 
 
+@pytest.mark.long
 def test_onnx_refuses_a_toy_by_the_command(outcomes):
     results, folder = outcomes
     status, message = results["onnx"]

@@ -54,6 +54,7 @@ def rows_of(module, *arguments, **environment):
     return lines[2:]
 
 
+@pytest.mark.long
 def test_our_artefacts_and_ctranslate2_give_the_same_translations():
     others = ["ctranslate2", "saved_model", "tflite"]
     small = ["--sizes", "small", "--batches", "1", "--batch", "3", "--against", *others]
@@ -61,6 +62,7 @@ def test_our_artefacts_and_ctranslate2_give_the_same_translations():
     assert row[:4] == ["float32", "1", "3", "3"] and row[7::3] == ["100%"] * 3
 
 
+@pytest.mark.long
 def test_the_command_and_ctranslate2_give_the_same_translations(tmp_path):
     translator_of(BY_HEART).save(tmp_path / "run")
     (tmp_path / "text").write_text("".join(f"{word}\n" for word in BY_HEART) * 5)
@@ -234,6 +236,7 @@ def test_our_loss_equals_the_loss_of_pytorch():
 
 
 @pytest.mark.parity
+@pytest.mark.long
 def test_marian_gives_the_same_translations():
     small = ["--sizes", "small", "--batches", "1", "--batch", "3", "--against", "marian", "--precision", "float32"]
     rows = table_of("decode", *small, "--beams", "1", "4")
@@ -241,6 +244,7 @@ def test_marian_gives_the_same_translations():
 
 
 @pytest.mark.parity
+@pytest.mark.long
 def test_all_trainers_compute_the_same_loss():
     """In float32. `test_figures_need_no_tensorflow` tests bfloat16, and the benchmark checks it whenever it runs."""
     rows = table_of("train", "--shape", "small", "--against", "torch", "keras_hub", "--precision", "float32")
@@ -272,7 +276,11 @@ SMALL_DECODE = [
             [["small", "float32"], ["small", "bfloat16"]],
             marks=pytest.mark.long,
         ),
-        (["loss", "--small", "--against", "keras", "torch", "products"], [["float32", "1"], ["bfloat16", "1"]]),
+        pytest.param(
+            ["loss", "--small", "--against", "keras", "torch", "products"],
+            [["float32", "1"], ["bfloat16", "1"]],
+            marks=pytest.mark.long,
+        ),
         (["growth", "--small", "--curves", "batch"], [["batch", "1"], ["batch", "2"]]),
         ([*SMALL_DECODE, "--against", "ctranslate2", "marian"], [["float32", "1"]]),
     ],
@@ -337,6 +345,7 @@ def test_a_model_of_histories_stands_beside_what_it_has_to_beat(tmp_path):
     assert float(rows[0][1]) < 0.5
 
 
+@pytest.mark.long
 def test_digits_are_told_by_support_vectors_and_by_a_short_run_of_ours():
     names, rights = zip(*(row[:2] for row in rows_of("digits", "--steps", "2", "--variants", "recipe")), strict=True)
     assert names[0] == "SVC(gamma=0.001)" and names[3] == "ours, recipe" and len(names) == 4

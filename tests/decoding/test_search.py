@@ -513,7 +513,7 @@ def test_the_traced_search_runs_on_litert_builtin_operators():
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.long), "torch"])
 def test_the_other_backends_pass_these_tests(backend):
     environment = {**os.environ, "KERAS_BACKEND": backend}
     # JAX compiles each search anew: one test of each property, with one length penalty.

@@ -265,6 +265,7 @@ def test_buckets_add_rows_and_columns_of_zeros(shape):
 
 
 @pytest.mark.parity
+@pytest.mark.long
 def test_buckets_change_nothing_on_jax(run_in_backend):
     some = "jax_compiles or weights or alone_and or log_probability_of or seed or alignments"
     code = f"""

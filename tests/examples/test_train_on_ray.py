@@ -56,6 +56,7 @@ def wait_for_none(ray_processes: Callable[[], dict[int, str]]) -> dict[int, str]
 
 
 @pytest.mark.parity
+@pytest.mark.long
 def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, ray_processes, tmp_path) -> None:
     by_hand, run, log = tmp_path / "by_hand", tmp_path / "run", tmp_path / "log"
     flags = [*tiny_flags(tmp_path, by_hand), "--steps", str(STEPS), "--dropout", "0.1"]

@@ -276,7 +276,10 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", FILES)
+LONG = {"images", "histories"}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LONG)) for kind in FILES])
 def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path, capsys):
     texts = lines(4, 5)
     if kind == "images":

@@ -11,9 +11,8 @@ from keras import ops
 from tests.models import combinations
 from tests.models.variants import VARIANTS, cached_logits, make_batch, make_inputs, make_model
 
-BACKENDS = pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.parity) for name in ("jax", "torch"))]
-)
+MARKS = {"tensorflow": pytest.mark.long, "jax": pytest.mark.parity, "torch": pytest.mark.parity}
+BACKENDS = pytest.mark.parametrize("backend", [pytest.param(name, marks=mark) for name, mark in MARKS.items()])
 ROOT = Path(__file__).resolve().parents[2]
 # Each part of the family is in a combination, the arguments that are no parts are in a variant. A backend takes seconds
 # for each.
