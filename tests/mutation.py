@@ -127,7 +127,8 @@ class Copy:
     def test(self, tests: Iterable[str], seconds: float) -> tuple[int, str]:
         """The exit status of pytest, and its last lines."""
         assert self.server.stdin is not None and self.server.stdout is not None
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+        marks = "not parity and not matrix and not browser"  # long ones too
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", marks, *tests]
         self.server.stdin.write(json.dumps([arguments, str(self.log), seconds]) + "\n")
         self.server.stdin.flush()
         status = int(self.server.stdout.readline())
