@@ -15,7 +15,7 @@ from keras_transformer.errors import RequestError, say
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.files import check_writable, write_text, write_whole
 from keras_transformer.run_folder import RunFolder
-from keras_transformer.text.lines import read_lines, sha256_of
+from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Hypothesis
@@ -192,9 +192,7 @@ class DistilledText:
 
 
 def _survey(source: str) -> dict[str, Any]:
-    path = Path(source)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(f"{source} is a pipe or a device, and its text is read more than once: give a file")
+    refuse_pipe(source)
     digest, num_lines = hashlib.sha256(), 0
     for line in read_lines(source):
         digest.update(line.encode() + b"\n")

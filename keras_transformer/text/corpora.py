@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.lines import read_lines as read_lines
-from keras_transformer.text.lines import sha256_of
+from keras_transformer.text.lines import refuse_pipe, sha256_of
 from keras_transformer.text.multi30k import multi30k_file as multi30k_file
 from keras_transformer.text.multi30k import sha256_of_file
 from keras_transformer.text.number_words import number_pairs
@@ -200,8 +200,7 @@ class _Survey:
 
 
 def _survey(path: Path) -> _Survey:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(f"{path} is a pipe or a device, and training reads its text more than once: give a file")
+    refuse_pipe(path)
     digest, count, last = hashlib.sha256(), 0, deque[str](maxlen=HELD_OUT_LINES)
     for line in read_lines(path):
         count += 1

@@ -57,6 +57,13 @@ def opened(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
+def refuse_pipe(path: str | os.PathLike[str]) -> None:
+    """Raises RequestError if the path is a pipe or a device, whose text cannot be read again."""
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RequestError(f"{path} is a pipe or a device, and it is read more than once: give a file")
+
+
 def is_blank(line: str) -> bool:
     """Whether a line holds nothing but white space, control and format characters."""
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in line)

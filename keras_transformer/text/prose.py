@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.text.lines import read_lines, sha256_of
+from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 
 HELD_OUT_SHARE = 0.1  # of the characters of a text without validation text
 
@@ -60,8 +59,7 @@ def _lines_of(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises:
         RequestError: the file is empty, or no file.
     """
-    if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
-        raise RequestError(f"{path} is a pipe or a device, and training reads its text more than once: give a file")
+    refuse_pipe(path)
     is_empty = True
     for line in read_lines(path):
         is_empty = is_empty and not line

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.lines import UNREADABLE, opened, unreadable
+from keras_transformer.text.lines import UNREADABLE, opened, refuse_pipe, unreadable
 
 MAX_ROW_BYTES = 2**20  # of a line of text, and of a word in a binary file
 CHUNK_BYTES = 2**16  # of a binary file, at once
@@ -110,8 +110,7 @@ def check_word_vectors(path: str | os.PathLike[str], dim: int) -> Layout:
 
 
 def _layout_of(path: Path) -> Layout:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise RequestError(f"{path} is a pipe or a device, and word vectors are read more than once: give a file")
+    refuse_pipe(path)
     with _reading(path) as file:
         first, next_ones = file.readline(MAX_ROW_BYTES), file.read(MAX_ROW_BYTES)
     for beginning, what in OTHER_FORMATS.items():
