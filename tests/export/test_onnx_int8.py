@@ -86,6 +86,22 @@ def test_the_graph_finds_whether_8_bit_sums_overflow(tmp_path, rows):
     assert (found == 64 * 255 * 127).all() != sums_overflow()
 
 
+def test_what_is_shared_stands_once_before_all_loops(tmp_path):
+    g = Graph()
+
+    def seven(g):
+        return g("Add", np.int64(3), np.int64(4))
+
+    def body(g, _, total):
+        return [g.value(np.array(True)), g("Add", total, g.shared(seven))]
+
+    (first,) = g.loop(body, [0], count=g.value(2))
+    (second,) = g.loop(body, [first], count=g.value(3))
+    g.named(second, "output")
+    assert [node.op_type for node in g.nodes] == ["Add", "Loop", "Loop", "Identity"]
+    assert of(Model(g, [], [ValueInfo("output", np.int64, [])]), tmp_path).run(None, {})[0] == 5 * 7
+
+
 @pytest.mark.parametrize("is_positive", [False, True])
 def test_where_8_bit_sums_overflow_the_states_have_7(tmp_path, monkeypatch, is_positive):
     generator = np.random.default_rng(6)
