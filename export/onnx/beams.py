@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.decoding.loop import NONE
 from keras_transformer.text.tokenizer import END, PAD
 
 from ..signatures import Decoding
 from .graph import Graph, Value
-
-NONE = np.float32(-np.inf)  # the log-probability and score of a hypothesis that does not exist
 
 
 class Vocabulary(NamedTuple):
@@ -89,7 +88,7 @@ class BeamSearch:
         """
         log_probs, beams, token_ids = self.candidates(g, state, logits)  # each (A, C)
         ended = g("Equal", token_ids, END)
-        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
+        scores = g("Where", ended, self.scored(g, log_probs, length), NONE)
         scores = g.joined(state.finished_scores, scores, axis=1)  # (A, n + C)
         finished_scores, places = g("TopK", scores, [self.n_best], outputs=2)
         rows = g("Add", beams, self.n_best)  # (A, C) in `ids`
@@ -120,8 +119,8 @@ class BeamSearch:
         """(A, 1) The best score that a live hypothesis can still reach, as in `decoding.search.is_done`."""
         best = first(g, live_log_probs)
         if self.length_penalty > 0:
-            return g("Div", best, self.limits_penalty)
-        return self.divided(g, best, g("Add", length, 1))
+            return self.divided(g, best, self.limits_penalty)
+        return self.scored(g, best, g("Add", length, 1))
 
     def worst(self, g: Graph, finished_scores: Value) -> Value:
         """(A, 1) The score of the n-th best finished hypothesis."""
@@ -129,25 +128,33 @@ class BeamSearch:
             return finished_scores
         return g("Slice", finished_scores, [self.n_best - 1], [self.n_best], [1])
 
-    def divided(self, g: Graph, log_probs: Value, length: Value) -> Value:
-        """The scores of hypotheses of this length."""
-        return g("Div", log_probs, self.penalty(g, length)) if self.length_penalty else log_probs
+    def scored(self, g: Graph, log_probs: Value, length: Value) -> Value:
+        """The scores of hypotheses of this length, as in `decoding.search.scored`."""
+        return self.divided(g, log_probs, self.penalty(g, length)) if self.length_penalty else log_probs
+
+    def divided(self, g: Graph, log_probs: Value, penalty: Value) -> Value:
+        """The log-probabilities of what exists by a penalty, of any shape."""
+        if not self.length_penalty:
+            return log_probs
+        return g("Where", exists(g, log_probs), g("Div", log_probs, penalty), NONE)
 
     def penalty(self, g: Graph, lengths: Value) -> Value:
         """((5 + |y|) / 6)^α, of any shape."""
-        return g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
+        penalty = g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
+        return penalty if self.length_penalty >= 0 else g("Max", penalty, 1e-20)
 
     def results(self, g: Graph, state: State) -> tuple[Value, Value]:
         """ids (A, n, T) and scores (A, n): finished hypotheses first, then live ones that were cut at the limit."""
         n_best = self.n_best
-        exists = g.cast(g("Greater", state.finished_scores, NONE), np.int64)
-        live = g("Sub", np.arange(n_best), g("ReduceSum", exists, [1]))  # (A, n), negative for a finished one
+        has_finished = g.cast(exists(g, state.finished_scores), np.int64)
+        live = g("Sub", np.arange(n_best), g("ReduceSum", has_finished, [1]))  # (A, n), negative for a finished one
         finished, live = g("Less", live, 0), g("Max", live, 0)
-        live_scores = g("Div", g("GatherElements", state.live_log_probs, live, axis=1), self.limits_penalty)
+        live_log_probs = g("GatherElements", state.live_log_probs, live, axis=1)
+        live_scores = self.divided(g, live_log_probs, self.limits_penalty)
         scores = g("Where", finished, state.finished_scores, live_scores)
         rows = g("Where", finished, np.arange(n_best), g("Add", live, n_best))
         ids = gather(g, state.ids, rows)
-        return g("Where", g("Greater", g("Unsqueeze", scores, [2]), NONE), ids, PAD), scores
+        return g("Where", g("Unsqueeze", exists(g, scores), [2]), ids, PAD), scores
 
 
 class GreedySearch(BeamSearch):
@@ -161,17 +168,22 @@ class GreedySearch(BeamSearch):
         token_ids = g("GatherElements", token_ids, places, axis=1)
         log_probs = g("Add", state.live_log_probs, log_probs)
         ended = g("Equal", token_ids, END)
-        scores = g("Where", ended, self.divided(g, log_probs, length), NONE)
+        scores = g("Where", ended, self.scored(g, log_probs, length), NONE)
         live_log_probs = g("Where", ended, NONE, log_probs)
         ids = g.joined(state.ids, g("Unsqueeze", token_ids, [2]), axis=2)
         new = State(token_ids, ids, live_log_probs, g("Max", state.finished_scores, scores))
-        return Extended(new, g("Equal", live_log_probs, NONE), None)
+        return Extended(new, g("Not", exists(g, live_log_probs)), None)
 
     def results(self, g: Graph, state: State) -> tuple[Value, Value]:
         """ids (A, 1, T) and scores (A, 1), of finished hypotheses and of those that were cut at the limit."""
         ended = g.cast(g("Equal", state.ids, END), np.int64)
         ids = g("Where", g("Greater", g("CumSum", ended, 2, exclusive=1), 0), PAD, state.ids)
-        return ids, g("Max", state.finished_scores, g("Div", state.live_log_probs, self.limits_penalty))
+        return ids, g("Max", state.finished_scores, self.divided(g, state.live_log_probs, self.limits_penalty))
+
+
+def exists(g: Graph, values: Value) -> Value:
+    """Whether log-probabilities or scores are of hypotheses that exist, as in `decoding.loop.exists`."""
+    return g("Greater", values, NONE / 10)
 
 
 def first(g: Graph, values: Value) -> Value:

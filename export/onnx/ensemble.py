@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
+import numpy as np
+
 from .graph import Graph, Value
 from .search import Cache, CacheSizes, SearchedModel
 
@@ -31,9 +33,10 @@ class JointModel:
         """One position of every member: the logarithms (A · k, V) of the mean probabilities, and the joint cache."""
         parts = zip(self.members, self._parts(cache), strict=True)
         steps = [one.step(g, token_ids, index, part) for one, part in parts]
-        # Probabilities too small for float32 become 0 and -inf, so the search never takes them.
         mean = g("Mean", *(g("Softmax", logits) for logits, _ in steps))
-        return g("Log", mean), joint([cache for _, cache in steps])
+        # Where float32 rounds a probability to 0, its logarithm would be -inf, which the search may not meet.
+        least = np.finfo("float32").tiny
+        return g("Log", g("Max", mean, least)), joint([cache for _, cache in steps])
 
     def first_cache(self, g: Graph, num_active: Value, num_first_beams: int) -> Cache:
         """The caches of all members before the first step."""

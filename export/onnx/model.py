@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from keras_transformer.decoding.loop import NONE
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.lengths import longest
 from keras_transformer.models.encoder import Encoder
@@ -153,7 +154,7 @@ class OnnxLanguageModel:
         logits, present = self.plain_step(g, token_ids, index, past, **of_beams)
         goes_on = g("Expand", g("Not", g("Equal", here, np.int32(PAD))), g("Shape", token_ids))
         placeholder = np.arange(self.model.vocabulary_size) == self.model.num_control_ids
-        placeholder_logits = np.where(placeholder, 0, -np.inf).astype("float32")
+        placeholder_logits = np.where(placeholder, 0, NONE).astype("float32")
         return g("Where", g("Reshape", goes_on, [-1, 1]), placeholder_logits, logits), present
 
     def plain_step(self, g: Graph, token_ids: Value, index: Value, past: Past, **of_beams: Any) -> tuple[Value, Past]:

@@ -5,10 +5,10 @@ hypotheses that are asked for, C candidates, V vocabulary, T tokens emitted so f
 step, so the graph allocates nothing that no sentence needs. Every node costs about a microsecond at each step, so there
 are few.
 
-A sentence that is done has no live hypothesis any more (log-probability -inf), so nothing about it can change. When an
-eighth of the active sentences are done, or one reaches its limit, the search stores the results of those that are done
-and goes on with the others. It does so in rounds: the outer loop runs rounds, the inner loop runs the steps of a round.
-`beams` writes such a step.
+A sentence that is done has no live hypothesis any more (log-probability `NONE`), so nothing about it can change. When
+an eighth of the active sentences are done, or one reaches its limit, the search stores the results of those that are
+done and goes on with the others. It does so in rounds: the outer loop runs rounds, the inner loop runs the steps of a
+round. `beams` writes such a step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from keras_transformer.decoding.loop import NONE
 from keras_transformer.text.tokenizer import END, PAD, START
 
 from ..signatures import Decoding
-from .beams import NONE, BeamSearch, GreedySearch, State, Vocabulary, first, gather
+from .beams import BeamSearch, GreedySearch, State, Vocabulary, exists, first, gather
 from .graph import Graph, Value
 
 DONE_SHARE = 8  # a round ends when one in so many active sentences is done
@@ -114,7 +115,7 @@ def search(
     goes_on = g.cast(g("Size", active), bool)
     _, *last = g.loop(advance, [0, *progress, *state, *chain(*cache)], goes_on=goes_on)
     progress, _, _ = unpacked(last)
-    return progress.ids, progress.scores
+    return progress.ids, g("Where", exists(g, progress.scores), progress.scores, np.float32(-np.inf))
 
 
 def unpacked(values: Sequence[Value]) -> tuple[Progress, State, Sequence[Value]]:
@@ -146,7 +147,7 @@ def next_round(
     places = g("Unsqueeze", progress.active, [1])
     ids = g("ScatterND", widened(g, progress.ids, new_ids), places, new_ids)
     scores = g("ScatterND", progress.scores, places, new_scores)
-    is_alive = g("Greater", g("Squeeze", first(g, state.live_log_probs), [1]), NONE)
+    is_alive = exists(g, g("Squeeze", first(g, state.live_log_probs), [1]))
     left = g("Squeeze", g("NonZero", g("And", g("Less", length, progress.limits), is_alive)), [0])
     kept = (g("Gather", value, left) for value in (progress.active, progress.limits, *state, *chain(*cache)))
     active, limits, *state_and_cache = kept
@@ -169,7 +170,7 @@ def first_state(g: Graph, num_active: Value, num_rows: int, num_beams: int, n_be
         token_ids=g("Expand", np.full_like(beams, START), g.joined(num_active, [1])),
         ids=g.zeros(g.joined(num_active, [num_rows, 0]), np.int64),
         live_log_probs=g("Expand", np.where(beams == 0, 0, NONE).astype("float32"), g.joined(num_active, [1])),
-        finished_scores=g("Expand", np.full(n_best, NONE), g.joined(num_active, [1])),
+        finished_scores=g("Expand", np.full(n_best, NONE, "float32"), g.joined(num_active, [1])),
     )
 
 

@@ -19,7 +19,9 @@ Cache = dict[str, Any]
 # (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache)
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
 
-NONE = float("-inf")  # log-probability and score of a hypothesis that does not exist
+# The log-probability and score of a hypothesis that does not exist. It is finite: ONNX Runtime's TopK on CUDA, given
+# -inf, returns places outside the row. Ask `exists`: a sum moves NONE down, so it equals no number.
+NONE = -1e30
 
 
 # What one step of a loop hands to the next.
@@ -79,7 +81,7 @@ def fit(limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | No
 
 
 def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control_ids: int = 4) -> Tensor:
-    """Logits (B, K, V) with -inf for tokens that may not be emitted.
+    """Logits (B, K, V) with `NONE` for tokens that may not be emitted.
 
     These are the control ids but the end; and where a prefix has a token at this position, all other tokens.
     """
@@ -90,6 +92,11 @@ def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control
         forced = ops.sum(ops.where(here, prefix_ids, 0), axis=1)[:, None, None]  # (B, 1, 1)
         permitted = ops.where(forced == 0, permitted, ops.equal(vocabulary, forced))  # (B, 1, V)
     return ops.where(permitted, logits, NONE)
+
+
+def exists(values: Any) -> Any:
+    """Whether log-probabilities or scores are of hypotheses that exist; for numbers, arrays and tensors."""
+    return values > NONE / 10
 
 
 def k_best(scores: Tensor, k: int, dtype: str) -> tuple[Tensor, Tensor]:

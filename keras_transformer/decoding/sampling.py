@@ -58,8 +58,8 @@ def sample(
     def advance(state: SampleState) -> SampleState:
         logits, cache = step(state.token_ids, state.cache, state.index)
         log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
-        permitted = permit(log_probs, prefix_ids, state.index, num_control_ids)
-        token_ids = draw(permitted / temperature, pick(uniforms, state.index), top_k, top_p)
+        permitted = permit(log_probs / temperature, prefix_ids, state.index, num_control_ids)
+        token_ids = draw(permitted, pick(uniforms, state.index), top_k, top_p)
         return append(state, token_ids, pick(log_probs, token_ids), limits, cache)
 
     state = run_loop(advance, start_samples(cache, limits, num_samples, max_length), lambda state: state.done)

@@ -15,7 +15,19 @@ from typing import NamedTuple
 
 from keras_transformer import lengths
 from keras_transformer.decoding.array_ops import integers, ops
-from keras_transformer.decoding.loop import NONE, Cache, Step, blank, count, fit, gather_beams, k_best, permit, run_loop
+from keras_transformer.decoding.loop import (
+    NONE,
+    Cache,
+    Step,
+    blank,
+    count,
+    exists,
+    fit,
+    gather_beams,
+    k_best,
+    permit,
+    run_loop,
+)
 from keras_transformer.decoding.sampling import draw as draw
 from keras_transformer.decoding.sampling import sample as sample
 from keras_transformer.tensor import Tensor
@@ -105,7 +117,7 @@ def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | 
 def permitted_log_probs(
     step: Step, state: BeamState, prefix_ids: Tensor | None = None, num_control_ids: int = 4
 ) -> tuple[Tensor, Cache]:
-    """Log-probabilities (B, K, V) of each beam's next token, -inf where it may not be emitted; and the new cache."""
+    """Log-probabilities (B, K, V) of each beam's next token, `NONE` where it may not be emitted; and the new cache."""
     logits, cache = step(state.token_ids, state.cache, state.index)
     log_probs = ops.log_softmax(ops.cast(logits, "float32"))
     return permit(log_probs, prefix_ids, state.index, num_control_ids), cache
@@ -142,7 +154,7 @@ def extend(state: BeamState, log_probs: Tensor, num_beams: int) -> Candidates:
 
 def keep_finished(state: BeamState, candidates: Candidates, num_beams: int, length_penalty: float) -> BeamState:
     """The best K of the finished hypotheses so far and of the candidates that end."""
-    scores = candidates.log_probs / penalty(state.index + 1, length_penalty)
+    scores = scored(candidates.log_probs, state.index + 1, length_penalty)
     scores = ops.where(candidates.token_ids == END, scores, NONE)
     scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, K + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
@@ -184,21 +196,31 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
     largest divisor: at the limit, or, where α < 0 favours short translations, at the next token.
     """
     best_length = limits if length_penalty >= 0 else state.index + 1
-    attainable = state.live_log_probs[:, 0] / penalty(best_length, length_penalty)
+    attainable = scored(state.live_log_probs[:, 0], best_length, length_penalty)
     return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, n_best - 1])
 
 
 def best_hypotheses(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
     """ids (B, n_best, L) and scores (B, n_best): what finished, then, in the places left, what was cut at its limit."""
-    num_finished = count(state.finished_scores > NONE, "int32")[:, None]  # (B, 1)
+    num_finished = count(exists(state.finished_scores), "int32")[:, None]  # (B, 1)
     live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
-    live_scores = gather_beams(state.live_log_probs, live) / penalty(limits, length_penalty)[:, None]
+    live_scores = scored(gather_beams(state.live_log_probs, live), limits[:, None], length_penalty)
     scores = ops.where(finished, state.finished_scores[:, :n_best], live_scores)
     ids = ops.where(finished[..., None], state.finished_ids[:, :n_best], gather_beams(state.live_ids, live))
-    return ops.cast(ops.where(scores[..., None] > NONE, ids, PAD), "int32"), scores
+    found = exists(scores)
+    # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
+    return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
 
 
-def penalty(tokens: Tensor, length_penalty: float) -> Tensor:
-    """((5 + |y|) / 6)^α of integers |y|, of any shape."""
-    return lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
+def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
+    """log P / ((5 + |y|) / 6)^α, of any shape; `NONE` stays, whatever the divisor is.
+
+    Args:
+        log_probs: log P.
+        tokens: |y|, integers.
+        length_penalty: α.
+    """
+    divisor = lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
+    # α < 0 makes the divisor small. At least this much, it leaves the scores of what exists above `NONE`.
+    return ops.where(exists(log_probs), log_probs / ops.maximum(divisor, 1e-20), NONE)

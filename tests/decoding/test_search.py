@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.decoding import loop
 from keras_transformer.decoding.search import BeamState, beam_search, draw, gather_beams, is_done, sample
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
@@ -112,7 +113,7 @@ def greedy(table, sentence, limit):
     return tuple(tokens)
 
 
-@pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0, -1.0])
+@pytest.mark.parametrize("length_penalty", [0.6, 0.0, 2.0, -1.0, -100.0])
 @pytest.mark.parametrize("num_words, num_beams", [(3, 54), (3, 70), (2, 12)])
 def test_a_beam_that_holds_everything_is_brute_force(num_words, num_beams, length_penalty):
     """Twice the beam holds all continuations of the longest. Of 15 that end, 12 beams keep the best."""
@@ -121,10 +122,28 @@ def test_a_beam_that_holds_everything_is_brute_force(num_words, num_beams, lengt
     for row, (limit, sentence) in enumerate(zip(limits, itertools.count(100))):
         expected = brute_force(table, sentence, limit, num_beams, length_penalty)
         assert [tokens_of(y) for y in ids[row, : len(expected)]] == [y for _, y in expected]
-        np.testing.assert_allclose(scores[row, : len(expected)], [score for score, _ in expected], atol=1e-5)
+        rounding = {"rtol": 1e-6 * max(abs(length_penalty), 1), "atol": 1e-5}
+        np.testing.assert_allclose(scores[row, : len(expected)], [score for score, _ in expected], **rounding)
         # What does not exist is not there: pad alone, with no score.
         assert np.all(ids[row, len(expected) :] == PAD)
         assert np.all(scores[row, len(expected) :] == -np.inf)
+
+
+def test_no_infinite_number_is_sorted(monkeypatch):
+    """GPUs may answer nonsense for -inf."""
+
+    def of_finite_numbers(scores, k, dtype):
+        assert np.isfinite(ops.convert_to_numpy(scores)).all()
+        return loop.k_best(scores, k, dtype)
+
+    monkeypatch.setattr("keras_transformer.decoding.search.k_best", of_finite_numbers)
+    monkeypatch.setattr("keras_transformer.decoding.sampling.k_best", of_finite_numbers)
+    for num_beams in (1, 3):
+        search(make_table(), [0, 4, 2], num_beams)
+    table, prefix_ids = make_table(), np.array([[5, 0], [0, 0]], "int32")
+    search(table, [3, 2], 3, prefix_ids=prefix_ids)
+    limits, uniforms = (ops.convert_to_tensor(np.array(each)) for each in ([3, 2], np.full((2, 2, 3), 0.5, "float32")))
+    sample(make_step(table), make_cache([7, 8], 2), limits, uniforms, 2, 1e-6)
 
 
 def test_a_narrow_beam_never_beats_brute_force_and_ranks_what_it_finds():
