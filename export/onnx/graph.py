@@ -79,7 +79,8 @@ class Graph:
         """
         names = [self.new_name(operator) for _ in range(outputs or 1)]
         given = ["" if value is None else self.value(value) for value in inputs]
-        self.nodes.append(helper.make_node(operator, given, names, domain=domain, **attributes))
+        # ONNX Runtime cannot load a file that it optimised unless each node has a name of its own.
+        self.nodes.append(helper.make_node(operator, given, names, name=names[0], domain=domain, **attributes))
         return names if outputs else names[0]
 
     def value(self, value: Any) -> Value:
@@ -111,7 +112,7 @@ class Graph:
 
     def named(self, value: Any, name: Value) -> Value:
         """Gives a value the name of an output, and returns that name."""
-        self.nodes.append(helper.make_node("Identity", [self.value(value)], [name]))
+        self.nodes.append(helper.make_node("Identity", [self.value(value)], [name], name=name))
         return name
 
     def cast(self, value: Any, dtype: DTypeLike) -> Value:
