@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_transformer.decoding.prompts import prompted
+from keras_transformer.decoding.prompts import num_read, prompted
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.lengths import longest
 from keras_transformer.models.encoder import Encoder
@@ -64,7 +64,7 @@ def continue_ids(
     """
     context = model.context_length
     prompt_ids = known(ops.pad(prompt_ids, [[0, 0], [0, 1]]), model.vocabulary_size)
-    lengths = ops.sum(ops.cast(prompt_ids != PAD, "int32"), axis=-1)  # (B,)
+    lengths = num_read(prompt_ids)  # (B,)
     prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
     lengths = ops.where(lengths < context, lengths, context // 2)
     limits = ops.minimum(lengths + (decoding.max_length or context), context)
@@ -72,7 +72,7 @@ def continue_ids(
     cache = model.init_cache(prompt_ids, decoding.num_beams, max_length)
     ids, scores = beam_search(
         prompted(model, prompt_ids), cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
-        n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids,
+        n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, num_read=lengths,
     )  # fmt: skip
     rows = ops.reshape(ids, (-1, max_length))
     return ops.reshape(moved(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores

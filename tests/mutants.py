@@ -542,7 +542,10 @@ DECODING = [
         "decoding/test_search.py",
         SEARCH,
         ("2 * num_beams if num_beams > 1 else 1", "num_beams"),
-        ("scores = scored(candidates.log_probs, state.index + 1, length_penalty)", "scores = candidates.log_probs"),
+        (
+            "scores = scored(candidates.log_probs, counted(state, state.index + 1)[:, None], length_penalty)",
+            "scores = candidates.log_probs",
+        ),
         ("best_length = limits if length_penalty >= 0 else state.index + 1", "best_length = state.index + 1"),
         ("(vocabulary >= num_control_ids) | (vocabulary == END)", "vocabulary >= END"),
         ("ops.where(done, old.finished_scores, new.finished_scores)", "new.finished_scores"),
@@ -552,7 +555,8 @@ DECODING = [
         ("permit(log_probs / temperature, ", "permit(log_probs, "),
         ("(attainable <= state.finished_scores[:, n_best - 1])", "(attainable <= state.finished_scores[:, 0])"),
         ("permitted = ops.where(forced == 0, permitted", "permitted = ops.where(forced >= 0, permitted"),
-        ("limits[:, None], length_penalty)", "limits[:, None], 0.0)"),
+        ("counted(state, limits)[:, None], length_penalty)", "counted(state, limits)[:, None], 0.0)"),
+        ("ops.maximum(tokens - state.num_read, 1)", "tokens"),
     ),
     *by(
         "decoding/test_translator.py",

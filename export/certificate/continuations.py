@@ -47,7 +47,7 @@ class ContinuationJudge(Judge):
         ids = (*[model.num_control_ids] * len(prompt), *self.best[place].ids)  # while it reads, it emits placeholders
         cache = model.init_cache(prompt_ids, self.decoding.num_beams, limit)
         step = prompted(model, prompt_ids)
-        return narrowest_choice(step, cache, limit, ids, self.decoding, model.num_control_ids)
+        return narrowest_choice(step, cache, limit, ids, self.decoding, model.num_control_ids, len(prompt))
 
     def _texts(self, rows: Sequence[Ids]) -> list[str]:
         return [self.generator.text_of(row) for row in rows]

@@ -156,9 +156,8 @@ class Judge:
         """The model's scores of these translations of the sentences at these places."""
         scores: list[float] = []
         for place, ids, log_prob in zip(places, rows, self._log_probs(places, rows), strict=True):
-            num_read = self._num_read(place)
-            whole = is_whole(ids, self._limit(place) - num_read, self.model.num_control_ids)
-            divisor = penalty(num_read + len(ids), self.decoding.length_penalty)
+            whole = is_whole(ids, self._limit(place) - self._num_read(place), self.model.num_control_ids)
+            divisor = penalty(len(ids), self.decoding.length_penalty)
             scores.append(log_prob / divisor if whole else -math.inf)
         return scores
 

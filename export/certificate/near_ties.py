@@ -23,7 +23,13 @@ class Choice(NamedTuple):
 
 
 def narrowest_choice(
-    step: Step, cache: Cache, limit: int, ids: tuple[int, ...], decoding: Decoding, num_control_ids: int
+    step: Step,
+    cache: Cache,
+    limit: int,
+    ids: tuple[int, ...],
+    decoding: Decoding,
+    num_control_ids: int,
+    num_read: int = 0,
 ) -> Choice:
     """Finds the step at which the search came closest to losing the translation that it found.
 
@@ -34,13 +40,14 @@ def narrowest_choice(
         ids: the translation that the model's search found.
         decoding: how the search ran.
         num_control_ids: of the model.
+        num_read: how many of the ids are placeholders for a prompt.
 
     Returns:
         The smallest difference in log-probability, over all steps, between the beginning of the translation and the
         best hypothesis that the step left out.
     """
     num_beams, narrowest, limits = decoding.num_beams, Choice(math.inf, 0), np.array([limit], "int32")
-    state = search.start_beams(cache, limits, num_beams, limit)
+    state = search.start_beams(cache, limits, num_beams, limit, np.array([num_read], "int32"))
     for index, id in enumerate(ids):
         log_probs, cache = search.permitted_log_probs(step, state, None, num_control_ids)  # (1, K, V)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)

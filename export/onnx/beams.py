@@ -67,9 +67,17 @@ class BeamSearch:
         limits: (A,) int64, the most tokens to emit.
         vocabulary: V, and the ids that are never emitted.
         decoding: K, α and n.
+        num_read: (A,) int64, tokens of the prompt, which no length counts; None if there is no prompt.
     """
 
-    def __init__(self, graph: Graph, limits: Value, vocabulary: Vocabulary, decoding: Decoding):
+    def __init__(
+        self,
+        graph: Graph,
+        limits: Value,
+        vocabulary: Vocabulary,
+        decoding: Decoding,
+        num_read: Value | None = None,
+    ):
         self.vocabulary = vocabulary
         self.num_beams, self.n_best = decoding.num_beams, decoding.num_listed
         self.length_penalty = float(decoding.length_penalty)
@@ -79,7 +87,8 @@ class BeamSearch:
         self.flat = graph.joined(graph("Shape", limits), [-1])  # the shape (A, anything)
         numbers = graph.joined(graph("Shape", limits), [self.n_best])
         self.finished_rows = graph("Expand", np.arange(self.n_best), numbers)  # (A, n) in `ids`
-        self.limits_penalty = graph("Unsqueeze", self.penalty(graph, limits), [1])  # (A, 1)
+        self.num_read = None if num_read is None else graph("Unsqueeze", num_read, [1])  # (A, 1)
+        self.limits_penalty = self.penalty(graph, graph("Unsqueeze", limits, [1]))  # (A, 1)
 
     def extend(self, g: Graph, state: State, logits: Value, length: Value) -> Extended:
         """Extends the live hypotheses by one token.
@@ -139,7 +148,9 @@ class BeamSearch:
         return g("Where", exists(g, log_probs), g("Div", log_probs, penalty), NONE)
 
     def penalty(self, g: Graph, lengths: Value) -> Value:
-        """((5 + |y|) / 6)^α, of any shape."""
+        """((5 + |y|) / 6)^α of () or (A, 1) lengths, as in `decoding.search.scored`."""
+        if self.num_read is not None:
+            lengths = g("Max", g("Sub", lengths, self.num_read), 1)
         penalty = g("Pow", g("Div", g("Add", g.cast(lengths, np.float32), 5.0), 6.0), self.length_penalty)
         return penalty if self.length_penalty >= 0 else g("Max", penalty, 1e-20)
 

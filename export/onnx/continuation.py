@@ -83,7 +83,7 @@ def continuation(
     lengths = g("Where", fits, lengths, context // 2)
     limits = g("Min", g("Add", lengths, decoding.max_length or context), context)
     writer = OnnxLanguageModel(model, precision, decoding.num_beams)
-    best: Translations = found(g, [writer], prompt_ids, limits, decoding)
+    best: Translations = found(g, [writer], prompt_ids, limits, decoding, lengths)
     ids, scores = best.best(g)
     return moved(g, padded(g, ids), lengths), scores
 

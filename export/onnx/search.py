@@ -81,8 +81,9 @@ class Progress(NamedTuple):
 
 
 def search(
-    g: Graph, source_ids: Value, model: SearchedModel, limits: Value, vocabulary: Vocabulary, decoding: Decoding
-) -> tuple[Value, Value]:
+    g: Graph, source_ids: Value, model: SearchedModel, limits: Value, vocabulary: Vocabulary, decoding: Decoding,
+    num_read: Value | None = None,
+) -> tuple[Value, Value]:  # fmt: skip
     """ids (B, n, T) int64 and scores (B, n) float32, the best first; T is the longest. A blank sentence has an end.
 
     The encoder is inside the loop of rounds, which lets ONNX Runtime pack its weights (see `Graph`). In the first round
@@ -95,6 +96,7 @@ def search(
         limits: (B,) int64, the most tokens to emit; 0 for a blank sentence.
         vocabulary: V, and the ids that are never emitted.
         decoding: K, α and n.
+        num_read: (B,) int64, as for `beam_search`.
     """
     num_beams, n_best = decoding.num_beams, decoding.num_listed
     # At the first step all beams would be the same: one is enough, unless it has too few continuations.
@@ -110,7 +112,7 @@ def search(
 
     def advance(g: Graph, _: Value, length: Value, *values: Value) -> list[Value]:
         progress, state, rest = unpacked(values)
-        return next_round(g, model, length, progress, state, sizes.split(rest), vocabulary, decoding)
+        return next_round(g, model, length, progress, state, sizes.split(rest), vocabulary, decoding, num_read)
 
     goes_on = g.cast(g("Size", active), bool)
     _, *last = g.loop(advance, [0, *progress, *state, *chain(*cache)], goes_on=goes_on)
@@ -133,6 +135,7 @@ def next_round(
     cache: Cache,
     vocabulary: Vocabulary,
     decoding: Decoding,
+    num_read: Value | None,
 ) -> list[Value]:
     """Runs a round, stores its results, and drops the sentences that are done.
 
@@ -141,7 +144,9 @@ def next_round(
     """
     pairs = zip(cache.sentences, model.encode(g, progress.unencoded), strict=True)
     cache = cache._replace(sentences=[g.joined(*pair) for pair in pairs])
-    beam_search = (GreedySearch if decoding.num_beams == 1 else BeamSearch)(g, progress.limits, vocabulary, decoding)
+    num_read = None if num_read is None else g("Gather", num_read, progress.active)
+    kind = GreedySearch if decoding.num_beams == 1 else BeamSearch
+    beam_search = kind(g, progress.limits, vocabulary, decoding, num_read)
     length, state, cache = run_steps(g, model, beam_search, length, state, cache, progress.limits)
     new_ids, new_scores = beam_search.results(g, state)  # of all active sentences; later rounds overwrite them
     places = g("Unsqueeze", progress.active, [1])

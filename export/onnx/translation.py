@@ -48,13 +48,23 @@ def translation(
     return found(g, decoders, source_ids, limits, decoding)
 
 
-def found(g: Graph, decoders: Sequence[SearchedDecoder], ids: Value, limits: Value, decoding: Decoding) -> Translations:
-    """What the search finds for ids (B, S) int32 within limits (B,) int64, with one decoder or with several as one."""
+def found(
+    g: Graph,
+    decoders: Sequence[SearchedDecoder],
+    ids: Value,
+    limits: Value,
+    decoding: Decoding,
+    num_read: Value | None = None,
+) -> Translations:
+    """What the search finds for ids (B, S) int32 within limits (B,) int64, with one decoder or with several as one.
+
+    Of a prompt, `num_read` (B,) int64 tells the length.
+    """
     cached = [CachedDecoder(decoder, ids, decoding.num_beams) for decoder in decoders]
     model = decoders[0].model
     vocabulary = Vocabulary(model.vocabulary_size, model.num_control_ids)
     searched = cached[0] if len(cached) == 1 else JointModel(cached)
-    found, scores = search(g, ids, searched, limits, vocabulary, decoding)
+    found, scores = search(g, ids, searched, limits, vocabulary, decoding, num_read)
     return Translations(g.cast(found, np.int32), scores)
 
 

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_transformer import ranking
 from keras_transformer.decoding.loop import Cache, Step
-from keras_transformer.decoding.prompts import prompted
+from keras_transformer.decoding.prompts import num_read, prompted
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.encoder import Encoder
@@ -37,7 +37,7 @@ class Search:
     def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
         max_length = ops.shape(prefix_ids)[1]
-        step, prefix_ids = begun(model, prefix_ids)
+        step, prefix_ids, num_prompted = begun(model, prefix_ids)
         return beam_search(
             step,
             new_cache(model, source_ids, self.num_beams, max_length),
@@ -48,6 +48,7 @@ class Search:
             prefix_ids,
             self.n_best,
             num_control_ids=model.num_control_ids,
+            num_read=num_prompted,
         )
 
 
@@ -65,7 +66,7 @@ class Sampling:
     ) -> tuple[Tensor, Tensor]:
         """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
         max_length = ops.shape(prefix_ids)[1]
-        step, prefix_ids = begun(model, prefix_ids)
+        step, prefix_ids, _ = begun(model, prefix_ids)
         return sample(
             step,
             new_cache(model, source_ids, self.num_samples, max_length),
@@ -214,11 +215,14 @@ def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1)
 
 
-def begun(model: Any, prefix_ids: Tensor) -> tuple[Step, Tensor | None]:
-    """The step of a search, and what its results must begin with. A language model reads it, and does not emit it."""
+def begun(model: Any, prefix_ids: Tensor) -> tuple[Step, Tensor | None, Tensor | None]:
+    """The step of a search; what its results must begin with; and (B,) how much of it is read, and not emitted.
+
+    A translator emits its beginning. A language model reads its prompt.
+    """
     if model.kind == "language-model":
-        return prompted(model, prefix_ids), None
-    return model.step, prefix_ids
+        return prompted(model, prefix_ids), None, num_read(prefix_ids)
+    return model.step, prefix_ids, None
 
 
 def new_cache(model: Any, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:

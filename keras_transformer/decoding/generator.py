@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from keras_transformer.decoding.options import SearchOptions, require_whole
 from keras_transformer.decoding.results import Score
 from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError, warn
+from keras_transformer.lengths import penalty
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
 from keras_transformer.text.lines import is_blank
@@ -36,7 +37,7 @@ class Continuation(NamedTuple):
 
     text: str
     ids: tuple[int, ...]  # of its pieces; the last is the end id if the model ended the text
-    score: float  # of a search, without the prompt; of a draw its log-probability
+    score: float  # of a search log P / ((5 + length) / 6)^α, both without the prompt; of a draw log P
 
 
 @dataclass
@@ -45,7 +46,7 @@ class _Row:
 
     ids: Ids  # of the prompt and what was added
     num_added: int = 0
-    score: float = 0.0
+    log_prob: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     @property
@@ -119,7 +120,8 @@ class Generator:
         while growing := [row for row in rows if not row.is_done(max_tokens)]:
             for first in range(0, len(growing), options.batch_size):
                 self._grow(growing[first : first + options.batch_size], max_tokens, options)
-        found = (self._continuation(row.added, row.score) for row in rows)
+        power = 0.0 if options.sampling else options.length_penalty
+        found = (self._continuation(row.added, row.log_prob / penalty(row.num_added, power)) for row in rows)
         return [list(islice(found, options.n_best)) for _ in begun]
 
     def search(
@@ -290,11 +292,12 @@ class Generator:
         uniforms = np.zeros((len(rows), 1, int(limits.max())), "float32")
         for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
             numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
-        for row, ids, *found in zip(rows, contexts, *self._run(contexts, limits, options, uniforms), strict=True):
+        summed = replace(options, length_penalty=0.0)  # one beam finds the same text, and the parts of log P add up
+        for row, ids, *found in zip(rows, contexts, *self._run(contexts, limits, summed, uniforms), strict=True):
             added = [int(id) for id in found[0][0, len(ids) :] if id != PAD]
             row.ids.extend(added)
             row.num_added += len(added)
-            row.score += float(found[1][0])
+            row.log_prob += float(found[1][0])
 
     def _require_room(self, begun: Sequence[Ids], max_tokens: int) -> None:
         for ids in begun:

@@ -31,6 +31,11 @@ def prompted(model: Any, prompt_ids: Tensor) -> Step:
     return step
 
 
+def num_read(prompt_ids: Tensor) -> Tensor:
+    """(B,) int32 How many ids prompts (B, P) have, padded with 0."""
+    return ops.sum(ops.cast(prompt_ids != PAD, "int32"), axis=-1)
+
+
 def at(ids: Tensor, place: Tensor) -> Tensor:
     """(B, 1) The ids at one place of rows (B, P); 0 outside of them."""
     here = ops.equal(ops.arange(ops.shape(ids)[1]), ops.cast(place, "int32"))  # (P,)

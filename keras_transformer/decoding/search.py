@@ -44,6 +44,7 @@ class BeamState(NamedTuple):
     finished_ids: Tensor  # (B, K, L) with the end id, then pad
     finished_scores: Tensor  # (B, K)
     done: Tensor  # (B,) True: this sentence is frozen
+    num_read: Tensor  # (B,) tokens of the prompt, which no length counts
     cache: Cache
 
 
@@ -67,6 +68,7 @@ def beam_search(
     n_best: int | None = None,
     index_dtype: str | None = None,
     num_control_ids: int = 4,
+    num_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
@@ -74,31 +76,32 @@ def beam_search(
         step: (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache); ids and index in `index_dtype`.
         cache: made for K beams and L positions.
         limits: (B,) int32, the most tokens to emit, the end included. 0: an empty translation of score 0.
-        num_beams: K.
-        length_penalty: α. 0 ranks by log P alone; larger values favour longer translations.
+        num_beams, length_penalty: K; and α: 0 ranks by log P alone, larger values favour longer translations.
         max_length: L, the largest limit by default. Limits above it are lowered to it.
         prefix_ids: (B, P) int32, tokens with which the translation must begin; 0 leaves a position free.
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
+        num_read: (B,) how many of the first tokens are a prompt's (see `prompts`), which |y| leaves out; 0 by default.
 
     Returns:
         ids (B, n_best, L) int32 and scores (B, n_best) float32, the best first; those that were cut at their limit
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
-    n_best = num_beams if n_best is None else n_best
     limits, max_length, prefix_ids = fit(limits, max_length, prefix_ids, index_dtype or integers())
 
     def advance(state: BeamState) -> BeamState:
         log_probs, cache = permitted_log_probs(step, state, prefix_ids, num_control_ids)
-        return next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best)
+        return next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best or num_beams)
 
-    state = run_loop(advance, start_beams(cache, limits, num_beams, max_length), lambda state: state.done)
-    return best_hypotheses(state, limits, n_best, length_penalty)
+    state = run_loop(advance, start_beams(cache, limits, num_beams, max_length, num_read), lambda state: state.done)
+    return best_hypotheses(state, limits, n_best or num_beams, length_penalty)
 
 
-def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor) -> BeamState:
+def start_beams(
+    cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor, num_read: Tensor | None = None
+) -> BeamState:
     """One live hypothesis with nothing in it; for a blank sentence one finished hypothesis with an end in it."""
     start = blank(limits, num_beams, max_length)
     first = ops.arange(num_beams) == 0  # (K,)
@@ -110,6 +113,7 @@ def start_beams(cache: Cache, limits: Tensor, num_beams: int, max_length: int | 
         finished_ids=start.ids,
         finished_scores=ops.where(first & start.is_blank, 0.0, NONE),
         done=limits == 0,
+        num_read=ops.zeros_like(limits) if num_read is None else ops.cast(num_read, limits.dtype),
         cache=cache,
     )
 
@@ -154,7 +158,7 @@ def extend(state: BeamState, log_probs: Tensor, num_beams: int) -> Candidates:
 
 def keep_finished(state: BeamState, candidates: Candidates, num_beams: int, length_penalty: float) -> BeamState:
     """The best K of the finished hypotheses so far and of the candidates that end."""
-    scores = scored(candidates.log_probs, state.index + 1, length_penalty)
+    scores = scored(candidates.log_probs, counted(state, state.index + 1)[:, None], length_penalty)
     scores = ops.where(candidates.token_ids == END, scores, NONE)
     scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, K + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
@@ -196,7 +200,7 @@ def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int
     largest divisor: at the limit, or, where α < 0 favours short translations, at the next token.
     """
     best_length = limits if length_penalty >= 0 else state.index + 1
-    attainable = scored(state.live_log_probs[:, 0], best_length, length_penalty)
+    attainable = scored(state.live_log_probs[:, 0], counted(state, best_length), length_penalty)
     return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, n_best - 1])
 
 
@@ -205,12 +209,18 @@ def best_hypotheses(state: BeamState, limits: Tensor, n_best: int, length_penalt
     num_finished = count(exists(state.finished_scores), "int32")[:, None]  # (B, 1)
     live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
-    live_scores = scored(gather_beams(state.live_log_probs, live), limits[:, None], length_penalty)
+    live_log_probs = gather_beams(state.live_log_probs, live)
+    live_scores = scored(live_log_probs, counted(state, limits)[:, None], length_penalty)
     scores = ops.where(finished, state.finished_scores[:, :n_best], live_scores)
     ids = ops.where(finished[..., None], state.finished_ids[:, :n_best], gather_beams(state.live_ids, live))
     found = exists(scores)
     # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
     return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
+
+
+def counted(state: BeamState, tokens: Tensor) -> Tensor:
+    """(B,) |y| of hypotheses of so many tokens, () or (B,): those behind the prompt; 1 while the prompt is read."""
+    return ops.maximum(tokens - state.num_read, 1)
 
 
 def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:

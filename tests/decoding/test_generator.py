@@ -42,15 +42,31 @@ def log_probs(generator, ids):
 
 def test_greedy_search_takes_the_likeliest_token_again_and_again(generator):
     ((continuation,),) = generator.generate(["the"], 40, GREEDY)
-    ids = generator.tokenizer.encode_text("the")
+    ids, log_prob = generator.tokenizer.encode_text("the"), 0.0
     for added in continuation.ids:
         if len(ids) == CONTEXT:  # it is full: its last half goes on
             ids = ids[CONTEXT // 2 :]
         following = log_probs(generator, ids)
         allowed = [END, *range(4, len(following))]
         assert added == max(allowed, key=lambda id: following[id])
-        ids = [*ids, added]
+        ids, log_prob = [*ids, added], log_prob + following[added]
     assert len(continuation.ids) == 40 or continuation.ids[-1] == END
+    divisor = ((5 + len(continuation.ids)) / 6) ** GREEDY.length_penalty
+    assert continuation.score == pytest.approx(log_prob / divisor, rel=1e-5)
+
+
+@pytest.mark.parametrize("length_penalty", [0.6, 5.0])
+def test_the_length_of_the_prompt_counts_in_no_score(generator, length_penalty):
+    """A model that sees two tokens continues prompts that end alike with the same probabilities."""
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}
+    near = LanguageModel(
+        generator.tokenizer.vocabulary_size, 40, **sizes, positions="alibi", attention={"name": "windowed", "width": 2}
+    )
+    randomize(near)
+    options = SearchOptions(4, length_penalty, n_best=4)
+    short, long = Generator(near, generator.tokenizer).generate(["at", "the cat sat on the mat, and a cat"], 7, options)
+    assert [one.ids for one in short] == [one.ids for one in long] and len({len(one.ids) for one in short}) > 1
+    np.testing.assert_allclose([one.score for one in short], [one.score for one in long], rtol=1e-5)
 
 
 def test_the_context_goes_on_from_its_last_half_only_when_it_is_full(generator):

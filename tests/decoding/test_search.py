@@ -146,6 +146,28 @@ def test_no_infinite_number_is_sorted(monkeypatch):
     sample(make_step(table), make_cache([7, 8], 2), limits, uniforms, 2, 1e-6)
 
 
+@pytest.mark.parametrize("length_penalty", [0.6, 2.0, -1.0])
+@pytest.mark.parametrize("num_beams", [1, 12, 54])
+def test_a_prompt_of_any_length_changes_neither_the_ranking_nor_the_scores(num_beams, length_penalty):
+    table, limit, num_read = make_table(1), 4, np.array([0, 1, 30], "int32")
+    step, read = make_step(table), num_read[:, None]
+    placeholder = np.where(np.arange(VOCABULARY) == END + 1, 0.0, -np.inf).astype("float32")
+
+    def prompted(token_ids, cache, index):
+        """The step of the table, which knows of the time before the end of the prompt nothing."""
+        states = ops.where(index <= read, 0, cache["beams"][0])
+        token_ids = ops.where(index <= read, START, ops.cast(token_ids, "int32"))
+        logits, cache = step(token_ids, {**cache, "beams": [states]}, index)
+        return ops.where((index < read)[..., None], placeholder, logits), cache
+
+    cache, limits = make_cache([100] * 3, num_beams), ops.convert_to_tensor(num_read + limit)
+    found = beam_search(prompted, cache, limits, num_beams, length_penalty, num_read=ops.convert_to_tensor(num_read))
+    expected_ids, expected_scores = search(table, [limit], num_beams, length_penalty=length_penalty)
+    for ids, scores, first in zip(*map(ops.convert_to_numpy, found), num_read, strict=True):
+        np.testing.assert_array_equal(ids[:, first : first + limit], expected_ids[0])
+        np.testing.assert_allclose(scores, expected_scores[0], atol=1e-5)
+
+
 def test_a_narrow_beam_never_beats_brute_force_and_ranks_what_it_finds():
     for seed in range(20):
         table = make_table(seed)
@@ -549,7 +571,8 @@ def test_the_best_score_that_can_be_reached_is_at_the_limit_unless_short_is_favo
     state = BeamState(
         index=ops.convert_to_tensor(1), token_ids=nothing, live_ids=nothing,
         live_log_probs=ops.convert_to_tensor([[-6.0]]), finished_ids=nothing,
-        finished_scores=ops.convert_to_tensor([[-3.0]]), done=ops.convert_to_tensor([False]), cache=nothing,
+        finished_scores=ops.convert_to_tensor([[-3.0]]), done=ops.convert_to_tensor([False]),
+        num_read=ops.convert_to_tensor([0]), cache=nothing,
     )  # fmt: skip
     found = is_done(state, ops.convert_to_tensor([10]), length_penalty, n_best=1)
     assert ops.convert_to_numpy(found).tolist() == [done]

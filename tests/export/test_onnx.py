@@ -90,7 +90,7 @@ def source_ids(tokenizer):
 # The search
 
 
-def table_search(folder, table, limits, decoding, num_control_ids=4):
+def table_search(folder, table, limits, decoding, num_control_ids=4, num_read=None):
     """ids and scores of the graph's search over a table of logits, as in tests/decoding/test_search.py."""
     g = Graph()
     sentences = g.value(np.arange(100, 100 + len(limits))[:, None])
@@ -110,7 +110,7 @@ def table_search(folder, table, limits, decoding, num_control_ids=4):
 
     vocabulary = Vocabulary(table.shape[1], num_control_ids)
     model = SimpleNamespace(encode=encode, step=step, first_cache=first_cache)
-    ids, scores = search(g, sentences, model, "limits", vocabulary, decoding)
+    ids, scores = search(g, sentences, model, "limits", vocabulary, decoding, num_read)
     outputs = [
         ValueInfo(g.named(ids, "ids"), np.int64, ["batch", "n_best", "target"]),
         ValueInfo(g.named(scores, "scores"), np.float32, ["batch", "n_best"]),
@@ -119,7 +119,7 @@ def table_search(folder, table, limits, decoding, num_control_ids=4):
     return of(graph, folder).run(None, {"limits": np.array(limits)})
 
 
-def python_search(table, limits, decoding, num_control_ids=4):
+def python_search(table, limits, decoding, num_control_ids=4, num_read=None):
     def step(token_ids, cache, index):
         states = (cache["beams"][0] * 31 + ops.cast(token_ids, "int32") * 17 + 5) % STATES
         sentences = ops.arange(100, 100 + len(limits))[:, None]
@@ -129,8 +129,9 @@ def python_search(table, limits, decoding, num_control_ids=4):
     cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
     limits = ops.convert_to_tensor(limits)
     found = beam_search(
-        step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids
-    )
+        step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids,
+        num_read=num_read,
+    )  # fmt: skip
     return [ops.convert_to_numpy(each) for each in found]
 
 
@@ -143,6 +144,18 @@ def test_the_search_in_the_graph_equals_the_search_in_python(tmp_path, num_beams
     decoding = Decoding(num_beams, length_penalty, n_best=n_best)
     ids, scores = table_search(tmp_path, table, limits, decoding)
     expected_ids, expected_scores = python_search(table, limits, decoding)
+    np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("length_penalty", [0.6, -1.0])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_search_in_the_graph_counts_no_token_of_a_prompt(tmp_path, num_beams, length_penalty):
+    limits = np.array([9, 1, 0, 7, *range(2, 18), 4, 0])
+    table = np.random.default_rng(7).normal(0, 2, (STATES, 7)).astype("float32")
+    num_read, decoding = np.maximum(limits - 3, 0), Decoding(num_beams, length_penalty)
+    ids, scores = table_search(tmp_path, table, limits, decoding, num_read=num_read)
+    expected_ids, expected_scores = python_search(table, limits, decoding, num_read=num_read)
     np.testing.assert_array_equal(padded_to(ids, expected_ids.shape[-1]), expected_ids)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
