@@ -12,6 +12,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.files import check_writable, write_folder_whole, write_text
 from keras_transformer.models import count_parameters, make_model, model_config
 from keras_transformer.run_folder import RunFolder, save_model, versions, write_config
+from keras_transformer.text.lines import each_of, strings_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,10 @@ def write_translator(
     _check_vocabularies(model_config(twin), tokenizers)
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
         raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
+    if validation is not None:
+        sides = each_of(validation, "sentences and of translations")
+        sentences, translations = (list(strings_of(side, "validation sentences")) for side in sides)
+        validation = sentences, translations
     if validation is not None and not len(validation[0]) == len(validation[1]) > 0:
         raise RequestError(
             f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "

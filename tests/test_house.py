@@ -183,7 +183,9 @@ MAY_IMPORT = {
     f"{PACKAGE}.run_folder": [
         f"{PACKAGE}.{name}" for name in ("family", "files", "models", "run_config", "text.tokenizer", "weights_file")
     ],
-    f"{PACKAGE}.written_runs": [f"{PACKAGE}.{name}" for name in ("files", "models", "run_folder", "text.tokenizer")],
+    f"{PACKAGE}.written_runs": [
+        f"{PACKAGE}.{name}" for name in ("files", "models", "run_folder", "text.lines", "text.tokenizer")
+    ],
     f"{PACKAGE}.training": [
         f"{PACKAGE}.{name}"
         for name in (

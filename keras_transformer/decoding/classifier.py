@@ -18,6 +18,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
 from keras_transformer.text.labelled_batches import with_ends
+from keras_transformer.text.lines import strings_of
 from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
 
 
@@ -43,7 +44,7 @@ class Classifier:
     def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str] = ()):
         self.model = model
         self.tokenizer = tokenizer
-        self.labels = list(labels)
+        self.labels = list(strings_of(labels, "labels"))
         self._computations = CompiledComputations(model)
 
     def __repr__(self) -> str:
@@ -54,14 +55,18 @@ class Classifier:
         )
 
     def classify(self, lines: Iterable[str], batch_size: int = 64) -> list[Prediction]:
-        """The likeliest label of each text. A text of more pieces than the context is cut."""
+        """The likeliest label of each text. A text of more pieces than the context is cut.
+
+        Raises:
+            RequestError: the model has no labels, or `lines` is no list of strings.
+        """
         return list(self.stream(lines, batch_size))
 
     def stream(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[Prediction]:
         """`classify`, which yields predictions while lines come.
 
         Raises:
-            RequestError: the model has no labels.
+            RequestError: see `classify`.
         """
         for row in self.probabilities(lines, batch_size):
             yield Prediction(self.labels[int(row.argmax())], float(row.max()))
@@ -70,7 +75,7 @@ class Classifier:
         """The probability (C,) float32 of each label, for each text.
 
         Raises:
-            RequestError: the model has no labels.
+            RequestError: see `classify`.
         """
         if not self.labels:
             raise RequestError("expected a model with labels; this one has none: train with --task classification")
@@ -137,10 +142,10 @@ def in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     """Lists of `size` lines, the last one perhaps shorter.
 
     Raises:
-        RequestError: the size is not a whole number from 1.
+        RequestError: the size is not a whole number from 1, or `lines` is no list of strings.
     """
     require_whole("batch_size", size, 1)
-    iterator = iter(lines)
+    iterator = strings_of(lines)
     while some := list(islice(iterator, size)):
         yield some
 

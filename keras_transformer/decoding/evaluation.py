@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.bleu import bleu_metric, quality, tokenizer_for
 from keras_transformer.errors import RequestError
+from keras_transformer.text.lines import strings_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.options import SearchOptions
@@ -26,6 +27,7 @@ def evaluate(
     Raises:
         RequestError: see `Translator.evaluate`.
     """
+    sources, references = list(strings_of(sources, "sources")), list(strings_of(references, "references"))
     if len(sources) != len(references) or not sources:
         raise RequestError(
             "expected a reference for each source, and one at least; received "

@@ -24,7 +24,7 @@ from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
-from keras_transformer.text.lines import is_blank
+from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
 from keras_transformer.text.windows import WindowPlan
 
@@ -104,7 +104,8 @@ class Generator:
             For each prompt `options.n_best` continuations.
 
         Raises:
-            RequestError: an option is out of its range, or a search with several beams does not fit in the context.
+            RequestError: an option is out of its range, a search with several beams does not fit in the context, or
+                `prompts` is no list of strings.
         """
         options = options or self._usual_options()
         begun = self._begun(prompts, max_tokens, options)
@@ -183,6 +184,7 @@ class Generator:
         require_whole("batch_size", batch_size, 1)
         if self.answer_length is None:
             raise RequestError("expected a model of pairs; this one continues a text: score a text, without sources")
+        prompts, answers = list(strings_of(prompts, "prompts")), list(strings_of(answers, "answers"))
         if len(prompts) != len(answers):
             raise RequestError(
                 f"expected an answer to each prompt; received {len(prompts)} prompts, {len(answers)} answers"
@@ -258,6 +260,7 @@ class Generator:
         require_whole("max_tokens", max_tokens, 1)
         if options.num_beams == 1 and not options.sampling and options.n_best > 1:
             raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
+        prompts = list(strings_of(prompts, "prompts"))
         begun = [self.ids_of_prompt(prompt) for prompt in prompts]
         if unknown := sum(ids.count(UNKNOWN) for ids in begun):
             warn(f"{unknown} piece(s) of the prompts are not in the vocabulary")

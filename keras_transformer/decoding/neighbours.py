@@ -11,6 +11,7 @@ from keras import ops
 from keras_transformer.decoding.options import require_whole
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import COMMANDS, RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.text.lines import string_of
 from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
 
 KINDS = ("translator", "language-model", "encoder")  # of models that take pieces of text
@@ -64,8 +65,9 @@ class PieceVectors:
         """The id of the piece that begins with a space and is the word, or else of the piece that is spelled so.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is none, or `word` is no string.
         """
+        string_of(word)
         ids = {self._spellings[id]: id for id in self._text}
         for spelled in (SPACE + word, word):
             if word and spelled in ids:

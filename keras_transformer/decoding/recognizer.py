@@ -20,6 +20,7 @@ from keras_transformer.images.batches import read
 from keras_transformer.images.reading import UnreadableImage
 from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model
+from keras_transformer.text.lines import each_of, strings_of
 from keras_transformer.written_runs import write_recognizer
 
 Source = str | os.PathLike[str] | np.ndarray
@@ -43,10 +44,11 @@ class Recognizer:
     """
 
     def __init__(self, model: ImageClassifier, labels: Sequence[str]):
+        labels = list(strings_of(labels, "labels"))
         if not labels or model.num_labels != len(labels):
             raise RequestError(f"expected {model.num_labels or 'no'} labels; received {len(labels)}")
         self.model = model
-        self.labels = list(labels)
+        self.labels = labels
         self._computations = CompiledComputations(model)
 
     def __repr__(self) -> str:
@@ -61,7 +63,10 @@ class Recognizer:
 
         Raises:
             UnreadableImage: see `images.reading`.
+            RequestError: the image is neither the path of a file nor an array.
         """
+        if not isinstance(image, str | os.PathLike | np.ndarray):
+            raise RequestError(f"expected an image, the path of a file or an array; received {image!r:.40}")
         source = image if isinstance(image, np.ndarray) else Path(image)
         size, _, channels = self.model.image_shape
         return read(source, size, channels)
@@ -70,14 +75,14 @@ class Recognizer:
         """The likeliest label of each image.
 
         Raises:
-            RequestError: an image cannot be read.
+            RequestError: an image cannot be read, or `images` is no list.
         """
         return list(readable(self.stream(images, batch_size)))
 
     def stream(self, images: Iterable[Source], batch_size: int = 64) -> Iterator[Prediction | UnreadableImage]:
         """`classify`, which yields predictions while images come, and the error of an image that cannot be read."""
         require_whole("batch_size", batch_size, 1)
-        iterator = iter(images)
+        iterator = each_of(images, "images")
         while some := list(islice(iterator, batch_size)):
             read = [self._read(image) for image in some]
             pixels = [one for one in read if isinstance(one, np.ndarray)]
@@ -107,7 +112,7 @@ class Recognizer:
             RequestError: the folder is not empty, an image cannot be read, or the model has a part that its
                 configuration does not name.
         """
-        pixels = None if images is None else np.array([*readable(map(self._read, images))])
+        pixels = None if images is None else np.array([*readable(map(self._read, each_of(images, "images")))])
         write_recognizer(folder, self.model, self.labels, pixels, overwrite)
 
     def _read(self, image: Source) -> np.ndarray | UnreadableImage:

@@ -19,6 +19,7 @@ from keras_transformer.models.sequence_encoder import SequenceEncoder
 from keras_transformer.run_folder import RunFolder, load_model
 from keras_transformer.text.history_batches import begun
 from keras_transformer.text.items import FIRST_ITEM, Items
+from keras_transformer.text.lines import each_of, strings_of
 from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
 
 
@@ -67,7 +68,7 @@ class Recommender:
             batch_size: histories at once.
 
         Raises:
-            RequestError: a number is not a whole number from 1.
+            RequestError: a number is not a whole number from 1, or the histories are no lists of strings.
         """
         return list(self.stream(histories, count, only_new, batch_size))
 
@@ -111,7 +112,7 @@ class Recommender:
         Raises:
             RequestError: a history is empty.
         """
-        whole = [list(history) for history in histories]
+        whole = [list(strings_of(history, "items")) for history in each_of(histories, "histories")]
         if not all(whole):
             raise RequestError("expected histories of at least one item; received one of none")
         targets = np.array([self.items.id(history[-1], UNKNOWN) for history in whole], "int32")
@@ -132,7 +133,7 @@ class Recommender:
     def _in_batches(self, histories: Iterable[Sequence[str]], size: int) -> Iterator[list[Ids]]:
         """Histories as ids, `size` at a time. At the end it warns of the items that the vocabulary lacks."""
         require_whole("batch_size", size, 1)
-        iterator, num_unknown = iter(histories), 0
+        iterator, num_unknown = each_of(histories, "histories"), 0
         while some := list(islice(iterator, size)):
             ids = [self.items.encode(history) for history in some]
             num_unknown += sum(map(len, some)) - sum(map(len, ids))

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
-from keras_transformer.text.lines import is_blank
+from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 
 Ids = list[int]
@@ -90,14 +90,13 @@ def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Itera
     """Yields (line, prefix); without `prefixes` every prefix is blank.
 
     Raises:
-        RequestError: there are not as many prefixes as lines, or `lines` is one string.
+        RequestError: there are not as many prefixes as lines, or one of both is no list of strings.
     """
-    if isinstance(lines, str):
-        raise RequestError(f"expected a list of lines; received one string: put it in a list, [{lines!r:.40}]")
     if prefixes is None:
-        yield from zip(lines, repeat(""))
+        yield from zip(strings_of(lines), repeat(""))
         return
-    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+    pairs = zip_longest(strings_of(lines), strings_of(prefixes, "prefixes"))
+    for number, (line, prefix) in enumerate(pairs, start=1):
         if line is None or prefix is None:
             fewer, more = ("lines", "prefixes") if line is None else ("prefixes", "lines")
             raise RequestError(

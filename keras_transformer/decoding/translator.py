@@ -20,7 +20,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.text.lines import is_blank
+from keras_transformer.text.lines import is_blank, string_of
 from keras_transformer.text.tokenizer import END, Tokenizer
 from keras_transformer.written_runs import write_translator
 
@@ -118,7 +118,7 @@ class Translator:
             A list with a translation for each line; one string for one string.
 
         Raises:
-            RequestError: an option is out of its range.
+            RequestError: an option is out of its range, or `lines` is neither a string nor a list of strings.
         """
         options = self.search_options(
             num_beams=num_beams, length_penalty=length_penalty, max_length=max_length, batch_size=batch_size
@@ -165,7 +165,7 @@ class Translator:
             characters alone, has one translation: the empty text with score 0.
 
         Raises:
-            RequestError: there are not as many prefixes as lines, or `lines` is one string.
+            RequestError: there are not as many prefixes as lines, or `lines` or `prefixes` are no list of strings.
         """
         options = options or self.search_options()
         numbered = enumerate(with_prefixes(lines, prefixes))
@@ -183,15 +183,14 @@ class Translator:
         """The model's probability of a given translation of each source.
 
         Raises:
-            RequestError: there are not as many targets as sources, or `batch_size` is not positive.
+            RequestError: the lists are not of one length, or not of strings; or `batch_size` is not positive.
         """
         require_whole("batch_size", batch_size, 1)
-        if len(sources) != len(targets):
+        source_ids, target_ids = self._source_ids(sources), self.target_tokenizer.encode(targets)
+        if len(source_ids) != len(target_ids):
             raise RequestError(
-                f"expected a target for each source; received {len(sources)} sources, {len(targets)} targets"
+                f"expected a target for each source; received {len(source_ids)} sources, {len(target_ids)} targets"
             )
-        source_ids = self._source_ids(sources)
-        target_ids = self.target_tokenizer.encode(targets)
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         scores = [Score(0.0, 1)] * len(lengths)
         for places in batches_by_length(lengths, batch_size):
@@ -221,7 +220,7 @@ class Translator:
             tokens_per_second (emitted pieces, ends included), beams and length_penalty.
 
         Raises:
-            RequestError: there are not as many references as sources, or none; or the tokenizer cannot be used.
+            RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
         """
         from keras_transformer.decoding.evaluation import evaluate
 
@@ -241,7 +240,7 @@ class Translator:
         Raises:
             RequestError: the text is blank, or the translator is an export's, which has no Keras model.
         """
-        if is_blank(text):
+        if is_blank(string_of(text)):
             raise RequestError("expected a text; received a blank one")
         model, (source,) = self.model, self._source_ids([text])
         if target is None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from keras_transformer.errors import RequestError
+from keras_transformer.text.lines import string_of, strings_of
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 NO_RUN = (
@@ -40,9 +41,9 @@ class IdTokenizer(Tokenizer):
         """Our ids of each line.
 
         Raises:
-            RequestError: a line holds something else than ids.
+            RequestError: a line holds something else than ids, or `lines` is no list of strings.
         """
-        return [self._encoded(line) for line in lines]
+        return [self._encoded(line) for line in strings_of(lines)]
 
     def _encoded(self, line: str) -> list[int]:
         words = line.split()
@@ -64,7 +65,7 @@ class IdTokenizer(Tokenizer):
         Raises:
             RequestError: it holds something else than ids.
         """
-        return self._encoded(text)
+        return self._encoded(string_of(text))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises RequestError: a run would have to hold the tokenizer."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.lines import each_of, read_lines, string_of, strings_of
 from keras_transformer.text.tokenizer import END
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
@@ -26,7 +26,7 @@ class Items:
     """
 
     def __init__(self, names: Sequence[str]):
-        self.names = list(names)
+        self.names = list(strings_of(names, "names"))
         self._ids = {name: id for id, name in enumerate(self.names, start=FIRST_ITEM)}
         if not self.names or not all(name.strip() for name in self.names):
             raise ValueError("expected names of items; received none, or a blank one")
@@ -45,7 +45,7 @@ class Items:
     @classmethod
     def of(cls, histories: Iterable[Iterable[str]], vocabulary_size: int) -> Items:
         """The items of histories, the most frequent first, as many as a vocabulary of at most this size holds."""
-        counts = Counter(item for history in histories for item in history)
+        counts = Counter(item for history in each_of(histories, "histories") for item in strings_of(history, "items"))
         most = max(1, vocabulary_size - FIRST_ITEM)
         return cls(sorted(counts, key=lambda item: (-counts[item], item))[:most])
 
@@ -70,9 +70,13 @@ class Items:
         write_text(path, "".join(f"{name}\n" for name in self.names))
 
     def encode(self, history: Iterable[str]) -> list[int]:
-        """The ids of a history. Items that the vocabulary lacks are left out."""
-        return [self._ids[name] for name in history if name in self._ids]
+        """The ids of a history. Items that the vocabulary lacks are left out.
+
+        Raises:
+            RequestError: the history is no list of strings.
+        """
+        return [self._ids[name] for name in strings_of(history, "items") if name in self._ids]
 
     def id(self, name: str, unknown: int) -> int:
         """The id of an item, or `unknown` if the vocabulary lacks the item."""
-        return self._ids.get(name, unknown)
+        return self._ids.get(string_of(name), unknown)

@@ -1,4 +1,4 @@
-"""Reads text files line by line, plain or .gz."""
+"""Lines of text: from files, plain or .gz, and from whoever calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from keras_transformer.errors import RequestError
 
@@ -62,6 +62,42 @@ def refuse_pipe(path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise RequestError(f"{path} is a pipe or a device, and it is read more than once: give a file")
+
+
+def string_of(text: str, expected: str = "a string") -> str:
+    """The text.
+
+    Raises:
+        RequestError: it is no string. The message says what is `expected`.
+    """
+    if not isinstance(text, str):
+        mend = "; decode it, as with .decode()" if isinstance(text, bytes) else ""
+        raise RequestError(f"expected {expected}; received {text!r:.40}{mend}")
+    return text
+
+
+def strings_of(lines: Iterable[str], kind: str = "lines") -> Iterator[str]:
+    """Yields lines, or other strings, and checks each as it comes.
+
+    Raises:
+        RequestError: see `each_of`; or one of them is no string.
+    """
+    return (string_of(line, f"{kind} that are strings") for line in each_of(lines, kind))
+
+
+def each_of(some: Iterable[Any], kind: str) -> Iterator[Any]:
+    """Yields what is in a list or comes from an iterator.
+
+    Raises:
+        RequestError: it is one string, which would be taken apart into its letters, or no list. The message calls what
+            is expected `kind`.
+    """
+    if isinstance(some, str):
+        raise RequestError(f"expected a list of {kind}; received one string: put it in a list, [{some!r:.40}]")
+    try:
+        return iter([some] if isinstance(some, bytes) else some)
+    except TypeError:
+        raise RequestError(f"expected a list of {kind}; received {some!r:.40}") from None
 
 
 def is_blank(line: str) -> bool:

@@ -14,6 +14,7 @@ import sentencepiece
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
+from keras_transformer.text.lines import string_of, strings_of
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -136,15 +137,15 @@ class Tokenizer:
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
-                lines are empty, or the `model_type` is unknown.
+                lines are empty, the `model_type` is unknown, or `lines` or `tags` are no list of strings.
         """
         if model_type not in MODEL_TYPES:
             raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
         if vocabulary_size <= len(CONTROL_PIECES):
             raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
-        if reserved := {*tags} & {*CONTROL_PIECES, MASK_PIECE}:
+        if reserved := {*strings_of(tags, "tags")} & {*CONTROL_PIECES, MASK_PIECE}:
             raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
-        sample = _sample(lines, MAX_TRAINING_LINES, random.Random(seed))
+        sample = _sample(strings_of(lines), MAX_TRAINING_LINES, random.Random(seed))
         try:
             options = {**(_KEEPING_TEXT if keeps_text else _NORMALISING), **(_MASK if has_mask else {})}
             if tags:
@@ -179,12 +180,15 @@ class Tokenizer:
             aside.write_bytes(self.model)
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Ids of the pieces of each line, without start and end. A blank line has none; no text gives a control id."""
-        return self._processor.encode([plain(line) for line in lines], num_threads=num_threads)
+        """Ids of the pieces of each line, without start and end. A blank line has none; no text gives a control id.
+
+        Raises RequestError unless `lines` is a list of strings.
+        """
+        return self._processor.encode([plain(line) for line in strings_of(lines)], num_threads=num_threads)
 
     def normalize(self, line: str) -> str:
         """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
-        return self._processor.normalize(plain(line))
+        return self._processor.normalize(plain(string_of(line)))
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of ids up to its end id, without pad and start. It is always one line."""
@@ -193,7 +197,7 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of the pieces of a text of any number of lines, for a vocabulary with `has_line_breaks`."""
-        return self._processor.encode(_valid_unicode(text.replace("\0", " ")))
+        return self._processor.encode(_valid_unicode(string_of(text).replace("\0", " ")))
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of ids, with its line breaks and all of its spaces. Control ids add nothing."""
@@ -204,7 +208,7 @@ class Tokenizer:
 
         Libraries of SentencePiece then choose by rounding. Only a unigram vocabulary has probabilities.
         """
-        if self.model_type != "unigram" or not text:
+        if self.model_type != "unigram" or not string_of(text):
             return False
         scores = [
             sum(map(self._processor.get_score, ids)) for ids in self._processor.nbest_encode_as_ids(text, nbest_size=2)
