@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import say, warn
-from keras_transformer.files import write_text
 from keras_transformer.models import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.history_batches import HistoryPlan
 from keras_transformer.text.items import FIRST_ITEM, Items
-from keras_transformer.text.lines import beginning
 from keras_transformer.text.logs import History, log_from_file, named_log
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
 from keras_transformer.training.translation import loss as loss
@@ -67,7 +64,6 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> Histories:
     valid = valid[:: -(-len(valid) // MAX_VALIDATION_USERS)]
     if run.is_chief:
         write_config(run.folder, run.config)
-        write_text(run.folder.valid_text, beginning(map("\t".join, valid), MAX_KEPT_CHARACTERS))
     train = [items.encode(history) for history in run.corpus.train()]
     before = [items.encode(history[:-1]) for history in valid]
     targets = [items.id(history[-1], UNKNOWN) for history in valid]
