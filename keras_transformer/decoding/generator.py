@@ -169,8 +169,11 @@ class Generator:
         length = self.model.context_length
         plan = WindowPlan(ids, length, max(length, SCORED_TOKENS), shuffle=False)
         log_prob = 0.0
-        for _, batch in islice(plan.iterate(), plan.num_batches(0)):
-            (log_probs,) = self._computations.run(TextLogProbs(), batch.inputs["ids"], batch.labels)
+        for place, batch in islice(plan.iterate(), plan.num_batches(0)):
+            width = min(length, plan.num_tokens(place))  # the last window may be alone and short
+            (log_probs,) = self._computations.run(
+                TextLogProbs(), batch.inputs["ids"][:, :width], batch.labels[:, :width]
+            )
             log_prob += float(log_probs.astype("float64").sum())
         return Score(log_prob, len(ids))
 

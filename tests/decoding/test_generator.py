@@ -133,6 +133,22 @@ def test_the_score_is_the_sum_over_windows(generator):
     assert score.num_tokens == len(ids) and score.log_prob == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("text", "widths"), [("the", [3]), (TEXT[: CONTEXT + 3], [CONTEXT, 3]), (TEXT[:CONTEXT], [16])]
+)
+def test_a_text_is_scored_without_padding_to_the_context(generator, monkeypatch, text, widths):
+    found, run = [], generator._computations.run
+
+    def watched(computation, *arrays):
+        found.append([array.shape for array in arrays])
+        return run(computation, *arrays)
+
+    monkeypatch.setattr(generator._computations, "run", watched)
+    monkeypatch.setattr("keras_transformer.decoding.generator.SCORED_TOKENS", 1)
+    generator.score(text)
+    assert found == [[(1, width)] * 2 for width in widths]
+
+
 def test_a_prompt_that_is_too_long_is_cut_with_a_warning(generator, capsys):
     long = "the cat sat on the mat"
     found = texts(generator.generate([long, "a", long], 6, GREEDY))
