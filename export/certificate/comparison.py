@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.parallel import num_cores
 from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.translator import Translator
@@ -77,7 +78,7 @@ def certify(
         entries=tuple(certified(judges[one.search(decoding)], Path(folder), one, threads, form) for one in artefacts),
         run={name: about[name] for name in about if name != "precision"},
         versions={name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")},
-        machine={"system": platform.platform(), "processors": os.cpu_count(), "threads": threads},
+        machine={"system": platform.platform(), "processors": num_cores(), "threads": threads},
         bleu_signature="" if references is None else bleu_signature(),
     )
 

@@ -31,7 +31,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
     add("--precision", choices=PRECISIONS, help=precision)
-    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: one for each core)")
+    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
     add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
 
 
@@ -53,11 +53,14 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
     from keras_transformer.decoding.options import require_whole
+    from keras_transformer.decoding.parallel import num_cores
     from keras_transformer.decoding.translator import translator_of
 
     for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
         if number is not None:
             require_whole(flag, number, 1)
+    if arguments.processes > 1 and arguments.threads is None:
+        arguments.threads = max(1, num_cores() // arguments.processes)
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     return translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))

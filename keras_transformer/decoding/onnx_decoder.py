@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from keras_transformer.decoding.array_ops import ops, without_keras
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions
+from keras_transformer.decoding.parallel import num_cores
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
@@ -237,11 +237,6 @@ def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         reason = " ".join(str(error).split())[:300]
         raise JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}") from error
-
-
-def num_cores() -> int:
-    """How many cores of the processor this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def element_type(name: str) -> str:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
 BATCHES_AHEAD = 32
-
 Validation = tuple[Sequence[str], Sequence[str]]
 
 
@@ -320,16 +319,18 @@ def load(
         run: a run folder, which train.py wrote, or an export folder, which `python -m export` wrote.
         max_source_length: see `Translator`.
         precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
-        num_threads: of the processor, for an export; by default one for each core.
+        num_threads: of the processor, of an export; by default one for each core.
 
     Raises:
-        RequestError: the folder holds no run, no model yet or no graphs, or a file is damaged (the message names it).
+        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads.
     """
     folder, export = RunFolder(run), ExportFolder(run)
     if export.is_export() and not folder.is_run():
         return translator_of(OnnxDecoder(export.graphs(precision), num_threads), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
+    if num_threads is not None:
+        raise RequestError(f"a run takes the threads of TensorFlow; received {num_threads}: load an export of the run")
     return translator_of(load_model(folder, "translator"), folder, max_source_length)
 
 

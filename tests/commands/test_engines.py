@@ -263,6 +263,18 @@ def test_an_error_in_a_process_is_told(export, translate):
     assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "threads"),
+    [([], None), (["--processes", 3], 2), (["--processes", 9], 1), (["--processes", 3, "--threads", 5], 5)],
+)
+def test_processes_share_the_cores(run_folder, translate, monkeypatch, flags, threads):
+    monkeypatch.setattr("keras_transformer.decoding.parallel.num_cores", lambda: 7)
+    monkeypatch.setattr(engines, "several", lambda open_decoder, _: open_decoder())
+    monkeypatch.setattr(engines, "chosen_decoder", lambda asked, *_: pytest.fail(f"{asked.threads} threads"))
+    with pytest.raises(pytest.fail.Exception, match=f"^{threads} threads"):
+        translate(run_folder, *flags)
+
+
 def started_with_processes(run_folder):
     command = [sys.executable, "-m", "keras_transformer", "translate", str(run_folder), "--beams", "1"]
     command += ["--processes", "2", "--batch-size", "1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.parallel import divided
+from keras_transformer.decoding.parallel import divided, num_cores
 from keras_transformer.decoding.sentences import Arrays
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
@@ -122,9 +123,11 @@ def test_the_precision_is_chosen(export):
         keras_transformer.load(export, precision="float16")
 
 
-def test_a_run_has_float32_alone(built_run):
+def test_a_run_has_float32_and_the_threads_of_tensorflow_alone(built_run):
     with pytest.raises(RequestError, match="a run translates in float32; received int8"):
         keras_transformer.load(built_run, precision="int8")
+    with pytest.raises(RequestError, match="a run takes the threads of TensorFlow; received 2: load an export"):
+        keras_transformer.load(built_run, num_threads=2)
 
 
 def test_alignments_are_refused_by_name(exported):
@@ -230,6 +233,28 @@ def test_batches_side_by_side_change_nothing(export):
         assert decoder.num_parallel == num_threads
         found.append([decoder_texts(decoder, export, options)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "20000 100000\n"}, 1),
+        ({"cpu.max": "1600000 100000\n"}, 8),
+        ({"cpu.max": "damaged"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ],
+)
+def test_cores_are_counted_by_the_quota_of_the_container(files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert num_cores(tmp_path) == expected
 
 
 def test_batches_are_divided_among_threads():
