@@ -84,12 +84,13 @@ class Weights:
             variable.assign(self.read(weight).reshape(variable.shape))
 
     def _check(self) -> None:
-        num_bytes = 0
+        tensors = {}  # the bytes of each, which counts once: both sides of a Marian model may take one matrix
         for weight in self.table:
             if weight.theirs in self.file.places or weight.default is None:
-                num_bytes += self._checked_bytes(weight.theirs, weight.axes) // weight.part[1]
+                tensors[weight.theirs] = self._checked_bytes(weight.theirs, weight.axes)
             if weight.added:
-                num_bytes += self._checked_bytes(weight.added, f"A{weight.axes[1:]}")
+                tensors[weight.added] = self._checked_bytes(weight.added, f"A{weight.axes[1:]}")
+        num_bytes = sum(tensors.values())
         # Tensors may lie on the same numbers. Then a small file could describe a model that fills the memory.
         if num_bytes > self.file.path.stat().st_size:
             raise RequestError(

@@ -250,6 +250,15 @@ def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(folde
     assert set(bias[0]) == {0.0, -100.0}
 
 
+def test_a_matrix_that_both_sides_share_may_be_most_of_the_file(folder):
+    ids = ids_of(folder)
+    ids |= {f"more{id}": id for id in range(len(ids), 3_000)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(safetensors(tensors(3_000)))
+    change_config(folder, vocab_size=3_000)
+    assert {*read_huggingface(folder).target.ids} == {*range(3_000)}
+
+
 def test_tensors_on_the_same_numbers_are_refused(folder):
     arrays = tensors(len(ids_of(folder)))
     numbers = arrays["model.shared.weight"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
+from keras_transformer.importing.marian import order_of_width
 from keras_transformer.text.tokenizer import END, START
-from tests.importing.marian_folder import TAG, joint_ids, piece_model
+from tests.importing.marian_folder import TAG, joint_ids, piece_model, pieces_of
 from tests.tiny_text import lines
 
 pytestmark = pytest.mark.parity
@@ -176,3 +179,60 @@ def test_files_of_torch(made, imported, tmp_path, is_archive, dtype):
         expected = imported.weights.read(weight)
         np.testing.assert_allclose(weights.read(weight), expected, atol=tolerance, rtol=tolerance)
     assert len(weights.table) == len(imported.weights.table)
+
+
+REAL_SIZE, REAL_PIECES, REAL_WIDTH = 58_101, 32_000, 512  # of OPUS-MT's models, which have 6 blocks on each side
+
+
+def grown(model: bytes, first: int) -> bytes:
+    """A SentencePiece model with `REAL_PIECES` pieces, of which the new ones spell numbers from `first` on."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    for number in range(first, first + REAL_PIECES - len(proto.pieces)):
+        proto.pieces.add(piece=f"▁{number}", score=-20.0)
+    return proto.SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def of_real_size(tmp_path_factory) -> Iterator[tuple[Path, Any]]:
+    """A folder without weights, and the model: both as large as OPUS-MT's."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("models") / "large"
+    folder.mkdir()
+    models = {"source.spm": grown(piece_model(0, 60), 0), "target.spm": grown(piece_model(1, 56), 26_095)}
+    for name, content in models.items():
+        (folder / name).write_bytes(content)
+    pieces = sorted({piece for content in models.values() for piece in pieces_of(content)})
+    ids = {piece: id for id, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    assert len(ids) == REAL_SIZE
+    pad = ids["<pad>"]
+    config = transformers.MarianConfig(
+        vocab_size=REAL_SIZE, d_model=REAL_WIDTH, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
+        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, activation_function="swish",
+        scale_embedding=True, max_position_embeddings=512, pad_token_id=pad, eos_token_id=0, forced_eos_token_id=0,
+        decoder_start_token_id=pad,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    yield folder, transformers.MarianMTModel(config).eval()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_model_of_real_size(of_real_size, name, dtype):
+    import torch
+
+    folder, model = of_real_size
+    model.to(getattr(torch, dtype))
+    if name == "model.safetensors":
+        model.save_pretrained(folder)
+    else:
+        torch.save(model.state_dict(), folder / name)  # which keeps the shared matrix once, under four names
+    imported = read_huggingface(folder)
+    matrix = model.model.shared.weight.detach().float().numpy()[:, order_of_width(REAL_WIDTH)]
+    for vocabulary, weight in zip(imported.vocabularies, imported.weights.table, strict=False):
+        assert len(vocabulary.ids) > REAL_PIECES
+        np.testing.assert_array_equal(imported.weights.read(weight), matrix[vocabulary.ids])
+    (folder / name).unlink()
