@@ -1484,6 +1484,7 @@ IMPORTING = [
         f"{PACKAGE}/importing",
         ("np.split(array, count, axis=-1)[place] if", "np.split(array, count, axis=-1)[0] if"),
         ("(PAD, UNKNOWN) if ids.count(ids[START]) == START + 1", "(PAD, UNKNOWN) if True"),
+        ("for place in (UNKNOWN, PAD, START, END)}", "for place in (UNKNOWN, START, PAD, END)}"),
     ),
     *by(
         "importing/test_encoders.py",

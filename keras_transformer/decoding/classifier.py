@@ -19,7 +19,7 @@ from keras_transformer.models.encoder import Encoder
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
 from keras_transformer.text.labelled_batches import with_ends
 from keras_transformer.text.lines import strings_of
-from keras_transformer.text.tokenizer import MASK, MASK_PIECE, Tokenizer
+from keras_transformer.text.tokenizer import MASK, Tokenizer
 
 
 class Prediction(NamedTuple):
@@ -98,7 +98,7 @@ class Classifier:
             raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
         found: list[list[list[Prediction]]] = []
         for some in in_batches(lines, batch_size):
-            ids = padded([self._masked(line) for line in some])
+            ids = padded([with_ends(self.tokenizer.encode_masked(line), self.model.context_length) for line in some])
             probs, pieces = self._computations.run(Fills(num_best), ids)
             found += [
                 [self._predictions(probs[row, place], pieces[row, place]) for place in np.flatnonzero(text == MASK)]
@@ -123,12 +123,6 @@ class Classifier:
     def ids(self, line: str) -> list[int]:
         """The ids of a text, between start and end, as the model takes them."""
         (pieces,) = self.tokenizer.encode([line])
-        return with_ends(pieces, self.model.context_length)
-
-    def _masked(self, line: str) -> list[int]:
-        """The ids of a text with masks."""
-        first, *others = self.tokenizer.encode(line.split(MASK_PIECE))
-        pieces = [*first, *(id for part in others for id in (MASK, *part))]
         return with_ends(pieces, self.model.context_length)
 
     def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:

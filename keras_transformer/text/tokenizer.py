@@ -186,6 +186,11 @@ class Tokenizer:
         """
         return self._processor.encode([plain(line) for line in strings_of(lines)], num_threads=num_threads)
 
+    def encode_masked(self, line: str) -> list[int]:
+        """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
+        first, *others = self.encode(line.split(MASK_PIECE))
+        return [*first, *(id for part in others for id in (MASK, *part))]
+
     def normalize(self, line: str) -> str:
         """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""
         return self._processor.normalize(plain(string_of(line)))

@@ -52,7 +52,7 @@ def test_the_first_segment_is_added_to_every_position(tmp_path):
 
 def test_masks_are_filled(tmp_path):
     classifier = imported(tmp_path / "model", "tokens")
-    [by_name], [by_id] = (classifier.fill([line]) for line in ("5 <mask> 7", "5 23 7"))
+    [by_name], [by_id] = (classifier.fill([line]) for line in ("21 5 22 <mask> 21 7 22", "5 22 23 21 7"))
     assert by_name == by_id and len(by_name) == 1
     assert all(int(one.label.strip("▁")) < SIZE for one in by_name[0])
     model = classifier.model

@@ -27,6 +27,9 @@ def test_lines_are_ids_and_texts_go_on(kind, tmp_path):
     ids = read_huggingface(tmp_path / "model").source.ids
     assert len(ids) == (SIZE + 3 if kind == "gpt2" else SIZE + 2) and {*ids} == {*range(SIZE)}
     assert generator.tokenizer.decode_text(generator.tokenizer.encode_text("5 28 7")) == "5 28 7"
+    start, end, again = ids[START], ids[END], END if kind == "gpt2" else START
+    line = f"{start} 5 {end} {start} 7 {end}"  # the model puts one start before
+    assert generator.tokenizer.encode_text(line) == [ids.index(5), END, again, ids.index(7), END]
     [[continuation, *_]] = generator.search(["5 28 7"], SearchOptions(num_beams=1), max_tokens=4)
     assert all(word.isdecimal() for word in continuation.text.split()) and continuation.ids
     with pytest.raises(RequestError, match="expected a line of ids from 0 to 29"):

@@ -81,13 +81,13 @@ def case(request, tmp_path_factory) -> Case:
 def test_logits(case):
     import torch
 
-    theirs = np.random.default_rng(1).integers(3, SIZE - 1, (4, CONTEXT - 1))
-    inputs = np.concatenate([np.full((4, 1), case.start), theirs], axis=1)
+    end = case.ids[END]
+    inputs = np.random.default_rng(1).integers(0, SIZE, (4, CONTEXT))
+    inputs[:, [0, 5, 9]], inputs[:, [4, -1]] = case.start, end  # inside the lines too, as between turns of a chat
     with torch.no_grad():
         expected = case.model(torch.from_numpy(inputs)).logits.numpy()
-    ours = [case.generator.tokenizer.encode_text(" ".join(map(str, row))) for row in theirs.tolist()]
+    ours = [case.generator.tokenizer.encode_text(" ".join(map(str, row))) for row in inputs.tolist()]
     logits = np.array(case.generator.model({"ids": np.array([[START, *row] for row in ours])}))
-    end = case.ids[END]
     places = [END if id == end else case.ids.index(id, START) for id in range(SIZE)]
     np.testing.assert_allclose(logits[..., places], expected, atol=1e-4)
     copies = [place for place in range(END) if place not in places]
@@ -97,14 +97,16 @@ def test_logits(case):
 def test_greedy_texts(case):
     import torch
 
-    prompts = [" ".join(map(str, row)) for row in np.random.default_rng(2).integers(3, SIZE - 1, (8, 5)).tolist()]
+    rows = np.random.default_rng(2).integers(3, SIZE - 1, (8, 5))
+    rows[::2, 1:3] = case.ids[END], case.start
+    prompts = [" ".join(map(str, row)) for row in rows.tolist()]
     found = case.generator.search(prompts, SearchOptions(num_beams=1), max_tokens=12)
     texts = set()
     for prompt, (best, *_) in zip(prompts, found, strict=True):
         ids = torch.tensor([[case.start, *map(int, prompt.split())]])
         end = case.ids[END]
         never = None if case.start == end else [[case.start]]  # our search emits no start id
-        options = {"do_sample": False, "pad_token_id": 0, "bad_words_ids": never}
+        options = {"do_sample": False, "pad_token_id": 0, "bad_words_ids": never, "attention_mask": ids * 0 + 1}
         theirs = case.model.generate(ids, max_new_tokens=12, **options)[0, 6:].tolist()
         expected = theirs[: theirs.index(end)] if end in theirs else theirs
         assert best.text.split() == [str(id) for id in expected]
@@ -116,6 +118,7 @@ def test_the_probability_of_a_text(case):
     import torch
 
     text = np.random.default_rng(3).integers(3, SIZE - 1, CONTEXT)
+    text[[4, 5, -1]] = case.ids[END], case.start, case.ids[END]
     with torch.no_grad():
         logits = case.model(torch.tensor([[case.start, *text[:-1].tolist()]])).logits[0]
     expected = torch.log_softmax(logits, -1)[torch.arange(CONTEXT), torch.from_numpy(text)].sum()
