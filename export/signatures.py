@@ -21,7 +21,7 @@ from keras_transformer.export_folder import PRECISIONS as PRECISIONS
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.tokenizer import Tokenizer, plain
 
 # (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
@@ -169,8 +169,8 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
     config = read_config(run)
     pipeline = load_ensemble([run, *others]) if others else PIPELINES[config["model"]["kind"]](run)
     corpus = config.get("corpus", {})
-    languages = [corpus.get(f"{side}_language") for side in ("source", "target")]
-    return TrainedRun(pipeline, "-".join(map(str, languages)) if all(languages) else "", str(corpus.get("name", "")))
+    name, *languages = (plain(corpus.get(key) or "") for key in ("name", "source_language", "target_language"))
+    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name)
 
 
 def import_optional(module: str) -> ModuleType:

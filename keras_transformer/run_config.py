@@ -17,6 +17,12 @@ from keras_transformer.version import __version__
 CONFIG_KEYS = {
     "format", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights", "parameters",
 }  # fmt: skip
+# What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
+HELD = {
+    "corpus": {"name": str, "identity": str, "source_language": str, "target_language": str},
+    "weights": {"kind": str, "at_step": int, "asked_steps": int},
+}
+TYPES = {str: "a text", int: "an integer"}
 FORMAT = 2  # version 0.1 wrote format 1, which is read too
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -30,7 +36,12 @@ def write(path: Path, config: dict[str, Any]) -> None:
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
     present = {"format": FORMAT} | config | {"format": FORMAT, "versions": versions}
-    write_text(path, json.dumps(present, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, as_json(present, indent=2) + "\n")
+
+
+def as_json(value: Any, **layout: Any) -> str:
+    """JSON with all characters as they are, but lone surrogates, which file names may hold: UTF-8 has none."""
+    return json.dumps(value, ensure_ascii=False, **layout).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -100,14 +111,24 @@ def _check(config: Any) -> None:
         raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
     if unknown:
         raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
+    _check_sections(config)
     _check_labels(config.get("labels", []))
     if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
         raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
 
 
+def _check_sections(config: dict[str, Any]) -> None:
+    held = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
+    for section, types in held.items():
+        for name, value in config.get(section, {}).items():
+            if value is not None and name in types and type(value) is not types[name]:
+                raise ValueError(f"expected {TYPES[types[name]]} under {section}.{name}; received {value!r:.60}")
+
+
 def _check_labels(labels: Any) -> None:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError("expected a list of texts under 'labels'")
+    "".join(labels).encode()  # raises UnicodeEncodeError, a ValueError, for a label that cannot be printed
     if len(set(labels)) < len(labels):
         raise ValueError("expected each label once under 'labels'")
 

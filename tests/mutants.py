@@ -1072,6 +1072,8 @@ TRAINING = [
 ]
 
 FILES = [
+    *by("test_damaged_files.py", f"{PACKAGE}/run_config.py", ("type(value) is not types[name]", "False")),
+    *by("test_damaged_files.py", PACKAGE, ("is_number and holds(value)", "holds(value)")),
     *by(
         "test_run_folder.py::test_the_length_of_answers_is_one_that_the_context_holds\ntest_run_folder.py::"
         "test_a_damaged_config_is_refused",
@@ -1769,7 +1771,7 @@ DISTILLATION = [
     *by(
         "commands/test_distill.py",
         f"{PACKAGE}/commands",
-        ("enumerate(self._shards(making)) if not shard.is_file()]", "enumerate(self._shards(making))]"),
+        ("enumerate(self._shards(making)) if not (is_known and shard.is_file())]", "enumerate(self._shards(making))]"),
         ('"shard_lines": SHARD_LINES, **making, **before}', '**before, **making, "shard_lines": SHARD_LINES}'),
         ("if before.get(name) != making[name]]:", "if False]:"),
         ("cleaning.reasons == 0))", "cleaning.reasons >= 0))"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -65,7 +66,10 @@ class DistilledText:
         """
         making = {"teachers": list(map(_identity, teachers)), **_survey(source), "search": search}
         before = self._made_of() if self.made_of.is_file() else making
-        other = {"teachers": "other teachers", "text": "another text", "search": "another search"}
+        other = {
+            "teachers": "other teachers", "text": "another text", "lines": "more or fewer lines",
+            "search": "another search",
+        }  # fmt: skip
         if different := [told for name, told in other.items() if before.get(name) != making[name]]:
             raise RequestError(
                 f"{self.folder} was made with {' and '.join(different)}: give the same again, or choose another folder "
@@ -74,13 +78,16 @@ class DistilledText:
         return {"shard_lines": SHARD_LINES, **making, **before}
 
     def begin(self, making: dict[str, Any]) -> None:
-        """Makes the folder, and writes down what the text is made of."""
+        """Makes the folder, and writes down what the text is made of. Translations of which nobody knows that go."""
+        if not self.made_of.is_file():
+            shutil.rmtree(self.shards, ignore_errors=True)
         self.shards.mkdir(parents=True, exist_ok=True)
         write_text(self.made_of, json.dumps(making, indent=1) + "\n")
 
     def missing(self, making: dict[str, Any]) -> list[int]:
         """The numbers of the shards that are not translated yet."""
-        return [number for number, shard in enumerate(self._shards(making)) if not shard.is_file()]
+        is_known = self.made_of.is_file()
+        return [number for number, shard in enumerate(self._shards(making)) if not (is_known and shard.is_file())]
 
     def translate(self, source: str, translated: Callable[[Iterable[str]], Iterator[list[Hypothesis]]]) -> None:
         """Translates the shards that are missing, each file whole or not at all.
@@ -174,21 +181,64 @@ class DistilledText:
                 target.write(f"{other}\n")
 
     def _translations(self) -> Iterator[Translation]:
-        from keras_transformer.text.distillation import Translation
-
-        for path in self._shards(self._made_of()):
-            with path.open(encoding="utf-8") as file:
-                yield from (Translation(*json.loads(line)) for line in file)
+        making = self._made_of()
+        size, num_left = making["shard_lines"], making["lines"]
+        for path in self._shards(making):
+            yield from _translations_in(path, min(size, num_left))
+            num_left -= size
 
     def _shards(self, making: dict[str, Any]) -> list[Path]:
         num_shards = -(-making["lines"] // making["shard_lines"])
         return [self.shards / f"{number:06}.jsonl" for number in range(num_shards)]
 
     def _made_of(self) -> dict[str, Any]:
-        return json.loads(self.made_of.read_text(encoding="utf-8"))
+        making = _read(self.made_of)
+        if not all(type(making.get(name)) is int and making[name] > 0 for name in ("shard_lines", "lines")):
+            raise _damaged(self.made_of, "expected the numbers of lines of a shard and of the text")
+        return making
 
     def _report(self) -> dict[str, Any]:
-        return json.loads(self.report.read_text(encoding="utf-8"))
+        return _read(self.report)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)[:200]) from error
+    if not isinstance(values, dict):
+        raise _damaged(path, f"expected an object; received {values!r:.40}")
+    return values
+
+
+def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
+    """The translations in a shard of so many lines."""
+    number = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            translation = _translation(line) if number <= num_lines else None
+            if translation is None:
+                expected = f"expected {num_lines:,} lines of a text, and true or false"
+                raise _damaged(path, f"{expected}; line {number} is {line!r:.60}")
+            yield translation
+    if number < num_lines:
+        raise _damaged(path, f"expected {num_lines:,} lines; received {number:,}")
+
+
+def _translation(line: bytes) -> Translation | None:
+    """What a line of a shard holds; None if it is damaged."""
+    from keras_transformer.text.distillation import Translation
+
+    try:
+        text, is_finished = json.loads(line.decode("utf-8"))
+        is_line = b"\n" not in text.encode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return Translation(text, is_finished) if is_line and type(is_finished) is bool else None
+
+
+def _damaged(path: Path, how: str) -> RequestError:
+    return RequestError(f"{path} is damaged ({how}): delete it, and the same command makes it again")
 
 
 def _survey(source: str) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say, warn
+from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, read_config, read_metrics
 
 
@@ -49,7 +49,7 @@ def print_section(name: str, values: dict[str, Any]) -> None:
     if values:
         print(f"{name}:")
     for key, value in values.items():
-        print(f"  {key}: {json.dumps(value, ensure_ascii=False)}")
+        print(f"  {key}: {as_json(value)}")
 
 
 def print_metrics(rows: list[dict[str, str]]) -> None:

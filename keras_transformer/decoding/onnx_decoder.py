@@ -26,7 +26,7 @@ from keras_transformer.text.tokenizer import END, PAD, START
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-SIZES = ("max_source_length", "source_vocabulary_size", "vocabulary_size")  # that a graph must tell
+SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
 LARGE_BYTES = 32 * 2**20  # of graphs with which several threads in one operation pay
 
 
@@ -188,12 +188,14 @@ class OnnxDecoder(Decoder):
             session_output = session.get_outputs()[0].name
             if session_output != ("target_ids" if self.graphs.translate else "logits"):
                 raise ValueError(session_output)
-            described = {name: json.loads(written[name]) for name in ("model", "decoding")}
-            sizes = [described["model"][name] for name in SIZES]
-            if not all(isinstance(size, int | None) for size in sizes) or not isinstance(described["decoding"], dict):
-                raise ValueError(described)
-            return {**written, **described}
-        except (KeyError, TypeError, ValueError):
+            decoding = json.loads(written["decoding"])
+            model = {"num_control_ids": END + 1, **json.loads(written["model"])}  # version 0.1 did not tell it
+            sizes = [model[name] for name in SIZES]
+            sizes += [size for size in [model["source_vocabulary_size"]] if size is not None]  # null: there is only one
+            if not all(type(size) is int for size in sizes) or not isinstance(decoding, dict):
+                raise ValueError(sizes)
+            return {"precision": written["precision"], **written, "model": model, "decoding": decoding}
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 
 

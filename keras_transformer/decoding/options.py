@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from keras_transformer.errors import RequestError
@@ -52,9 +54,9 @@ class SearchOptions:
             require_whole(name, getattr(self, name), 0)
         if self.max_length is not None:
             require_whole("max_length", self.max_length, 1)
-        require("length_penalty", self.length_penalty, abs(self.length_penalty) <= 100, "from -100 to 100")
-        require("temperature", self.temperature, 1e-6 <= self.temperature <= 1e6, "from 1e-6 to 1e6")
-        require("top_p", self.top_p, 0 < self.top_p <= 1, "over 0 and at most 1")
+        require_number("length_penalty", self.length_penalty, lambda x: abs(x) <= 100, "from -100 to 100")
+        require_number("temperature", self.temperature, lambda x: 1e-6 <= x <= 1e6, "from 1e-6 to 1e6")
+        require_number("top_p", self.top_p, lambda x: 0 < x <= 1, "over 0 and at most 1")
         if not self.sampling and self.n_best > self.num_beams:
             raise RequestError(
                 f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
@@ -71,15 +73,22 @@ def own_search(options: Any) -> dict[str, Any]:
     if not isinstance(options, dict) or (unknown := sorted(map(str, options.keys() - {*OF_A_MODEL}))):
         received = options if not isinstance(options, dict) else unknown[0]
         raise RequestError(f"expected a search with {', '.join(OF_A_MODEL)}; received {received!r:.60}")
-    checked = SearchOptions(**options)
+    own = {name: options[name] for name in OF_A_MODEL if options.get(name) is not None}
+    checked = SearchOptions(**own)
     require("num_beams", checked.num_beams, checked.num_beams <= MAX_OWN_BEAMS, f"at most {MAX_OWN_BEAMS:,}")
-    return {name: options[name] for name in OF_A_MODEL if options.get(name) is not None}
+    return own
 
 
 def require(name: str, value: Any, holds: bool, expected: str) -> None:
     """Raises RequestError unless the condition holds."""
     if not holds:
-        raise RequestError(f"{name} must be {expected}; received: {value!r}")
+        raise RequestError(f"{name} must be {expected}; received: {value!r:.60}")
+
+
+def require_number(name: str, value: Any, holds: Callable[[Any], bool], expected: str) -> None:
+    """Raises RequestError unless the value is a number for which the condition holds."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    require(name, value, is_number and holds(value), f"a number {expected}")
 
 
 def require_whole(name: str, value: Any, least: int) -> None:

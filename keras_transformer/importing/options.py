@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeVar
 
 from keras_transformer.errors import RequestError
@@ -64,7 +65,7 @@ class Options:
         """
         value = self.pop(name)
         value = default if value is None else value
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             raise self.refusal(name, value, "a number")
         return float(value)
 

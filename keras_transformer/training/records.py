@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -121,7 +122,7 @@ def read_rows(run: RunFolder) -> list[dict[str, float]]:
             rows.append({name: float(value) for name, value in row.items() if name in Records.COLUMNS and value})
         except ValueError:
             continue
-    return [row for row in rows if "step" in row]
+    return [row for row in rows if row.get("step", -1) >= 0]
 
 
 def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
@@ -129,4 +130,4 @@ def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
         return []
     blocks = run.samples.read_text(encoding="utf-8", errors="replace").split("== step ")[1:]
     heads = [block.partition("\n\n") for block in blocks]
-    return [(int(step), text.removesuffix("\n")) for step, _, text in heads if step.strip().isdigit()]
+    return [(int(step), text.removesuffix("\n")) for step, _, text in heads if re.fullmatch(r"\s*\d{1,15}\s*", step)]

@@ -14,7 +14,7 @@ from keras_transformer.run_folder import RunFolder, check_model, read_config, ve
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
-from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned
+from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, inherited_from
 from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
 from keras_transformer.training.stored_settings import resumed
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
@@ -73,7 +73,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
 def _new_run(given: dict[str, Any]) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     given = as_given(given)
-    usual = resolve(given, {}, None if parent is None else {"task": parent["settings"].get("task", DEFAULT_TASK)})
+    usual = resolve(given, {}, parent and {"task": inherited_from(parent["settings"]).get("task", DEFAULT_TASK)})
     corpus = _corpus(usual)
     settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
     is_chief = _check_devices(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +18,7 @@ from keras_transformer.training.combinations import check_together
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
 
 DEFAULT_PRESET = "tiny"
+LARGEST = sys.float_info.max  # an integer of JSON may be larger
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
 # The user's own data, in place of a named corpus.
@@ -34,12 +36,12 @@ def _flag(
     return field(default=default, metadata={"help": help, "check": check, "expected": expected, "options": options})
 
 
-def _count(default: Any, help: str) -> Any:
-    return _flag(default, help, lambda x: x >= 1, "an integer of at least 1", type=int)
+def _count(default: Any, help: str, least: int = 1) -> Any:
+    return _flag(default, help, lambda x: least <= x <= 10**15, f"an integer from {least} to 10^15", type=int)
 
 
 def _count_or_zero(default: int, help: str) -> Any:
-    return _flag(default, help, lambda x: x >= 0, "an integer of at least 0", type=int)
+    return _count(default, help, least=0)
 
 
 def _seed(default: int, help: str) -> Any:
@@ -51,7 +53,7 @@ def _rate(default: Any, help: str) -> Any:
 
 
 def _positive(default: float, help: str) -> Any:
-    return _flag(default, help, lambda x: 0 < x < float("inf"), "a positive number", type=float)
+    return _flag(default, help, lambda x: 0 < x <= LARGEST, "a positive number", type=float)
 
 
 def _switch(help: str) -> Any:
@@ -174,7 +176,7 @@ class Settings:
     r_drop: float = _flag(
         0.0,
         "R-Drop: train on two passes of each batch, and add this times the divergence of their predictions; such as 5",
-        lambda x: 0 <= x < float("inf"),
+        lambda x: 0 <= x <= LARGEST,
         "a number of at least 0",
         type=float,
     )

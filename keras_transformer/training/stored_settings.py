@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import os
+from dataclasses import Field, fields
 from typing import Any
 
 from keras_transformer.errors import RequestError
@@ -49,11 +50,24 @@ def check_types(stored: dict[str, Any]) -> None:
     for setting in fields(Settings):
         if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
             continue
-        value, options = stored[setting.name], setting.metadata["options"]
-        kind = bool if "action" in options else options.get("type", str)
-        kinds = (kind,) if kind in (bool, int, str) else (int, float)
-        values = value if isinstance(value, list) and not isinstance(kind, type) else [value]  # a number, or several
-        of_kind = all(type(one) in kinds for one in values) and value in options.get("choices", [value])
+        value = stored[setting.name]
         may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
-        if not of_kind and not (value is None and may_be_none):
+        if not (may_be_none if value is None else _may_be_given(setting, value)):
             raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
+
+
+def _may_be_given(setting: Field, value: Any) -> bool:
+    options, holds = setting.metadata["options"], setting.metadata["check"]
+    kind = bool if "action" in options else options.get("type", str)
+    kinds = (kind,) if kind in (bool, int, str) else (int, float)
+    values = value if isinstance(value, list) and not isinstance(kind, type) else [value]  # a number, or several
+    of_kind = all(type(one) in kinds for one in values) and value in options.get("choices", [value])
+    return of_kind and (kind is not str or _is_argument(value)) and (holds is None or holds(value))
+
+
+def _is_argument(text: str) -> bool:
+    """Whether a command line can hold the text."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -207,6 +207,33 @@ def test_what_a_killed_translation_left_is_not_read(distill, tmp_path):
     assert all(path.read_bytes() == content for path, content in whole.items())
 
 
+def test_a_damaged_file_of_a_text_is_named_and_made_again_once_it_is_gone(teacher, source, tmp_path, capsys):
+    text = tmp_path / "text"
+    command = ["distill", *map(str, [teacher, "--source", source, "--text", text, *SEARCH])]
+    assert main(command) == 0
+    whole = {path: path.read_bytes() for path in text.rglob("*") if path.is_file()}
+    made_of, shard = text / "made_of.json", text / "translations" / "000000.jsonl"
+    making, first = json.loads(whole[made_of]), whole[shard].split(b"\n")[0]
+    damages = [
+        (made_of, b"{"), (made_of, b"[]"), (made_of, b"[" * 100_000),
+        (made_of, json.dumps({**making, "lines": "71"}).encode()),
+        (made_of, json.dumps({**making, "shard_lines": 0}).encode()), (text / "report.json", b"3"),
+        (shard, whole[shard][:-5]), (shard, whole[shard] + first), (shard, b""),
+        *((shard, whole[shard].replace(first, other, 1)) for other in (
+            b"\xff", b"3", b'["x"]', b'"ab"', b"[1, true]", b'["x", 1]', b'["a\\nb", true]', b'["\\ud800", true]',
+        )),
+    ]  # fmt: skip
+    for path, content in damages:
+        path.write_bytes(content)
+        if path == shard:  # which nobody reads as long as the pairs are there
+            (text / "report.json").unlink()
+        assert main(command) == 2, content[:99]
+        assert f"error: {path} is damaged (" in (err := capsys.readouterr().err) and "Traceback" not in err
+        path.unlink()
+        assert main(command) == 0
+        assert whole == {path: path.read_bytes() for path in whole}
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -15,7 +15,7 @@ import pytest
 import keras_transformer
 from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.parallel import divided, num_cores
 from keras_transformer.decoding.sentences import Arrays
@@ -187,15 +187,22 @@ def test_a_graph_of_another_project_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"model": "[]"}, {"model": "{}"}, {"model": "3"}, {"decoding": "[1]"}, {"decoding": "3"}]
-)
+    "metadata",
+    [
+        {"model": "[]"}, {"model": "{}"}, {"model": "3"}, {"decoding": "[1]"}, {"decoding": "3"},
+        {"decoding": 100_000 * "["}, {"model": dict.fromkeys(SIZES, None)}, {"model": dict.fromkeys(SIZES, True)},
+        {"model": {**dict.fromkeys(SIZES, 64), "source_vocabulary_size": "64"}},
+    ],
+    ids=lambda metadata: f"{metadata!r:.60}",
+)  # fmt: skip
 def test_a_graph_with_other_metadata_is_refused(copy, metadata):
     import onnx
 
     path = copy / "onnx" / "translate.onnx"
     graph = onnx.load(path, load_external_data=False)
     for entry in graph.metadata_props:
-        entry.value = metadata.get(entry.key, entry.value)
+        value = metadata.get(entry.key, entry.value)
+        entry.value = json.dumps({"source_vocabulary_size": None, **value}) if isinstance(value, dict) else value
     onnx.save(graph, path)
     with pytest.raises(RequestError, match=r"translate\.onnx is not the graph that an export has by this name"):
         keras_transformer.load(copy, precision="float32")

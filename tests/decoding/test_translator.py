@@ -309,11 +309,13 @@ def test_evaluate_has_the_figures_of_sacrebleus_command(translator, monkeypatch,
         ({"n_best": -1}, "n_best must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"max_length": 0}, "max_length must be a whole number from 1; received: 0"),
-        ({"length_penalty": math.nan}, "length_penalty must be from -100 to 100; received: nan"),
-        ({"temperature": 0.0}, "temperature must be from 1e-6 to 1e6; received: 0.0"),
+        ({"length_penalty": math.nan}, "length_penalty must be a number from -100 to 100; received: nan"),
+        ({"temperature": 0.0}, "temperature must be a number from 1e-6 to 1e6; received: 0.0"),
         ({"temperature": math.inf}, "temperature must be"),
-        ({"top_p": 0.0}, "top_p must be over 0 and at most 1; received: 0.0"),
+        ({"top_p": 0.0}, "top_p must be a number over 0 and at most 1; received: 0.0"),
         ({"top_p": 1.5}, "top_p must be"),
+        ({"length_penalty": "0.6"}, "length_penalty must be a number from -100 to 100; received: '0.6'"),
+        ({"temperature": None}, "temperature must be a number from 1e-6 to 1e6; received: None"),
         ({"top_k": -1}, "top_k must be a whole number from 0; received: -1"),
         ({"seed": -1}, "seed must be"),
     ],
@@ -321,6 +323,7 @@ def test_evaluate_has_the_figures_of_sacrebleus_command(translator, monkeypatch,
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(RequestError, match=message.replace("(", r"\(")):
         SearchOptions(**options)
+    assert SearchOptions(length_penalty=np.float32(0.5)).length_penalty == 0.5  # type: ignore[arg-type]
 
 
 def test_one_string_has_one_translation(translator):

@@ -21,7 +21,7 @@ from tests.importing.t5_folder import write_t5
 from tests.importing.torch_pickles import torch_file
 
 NUM_DAMAGES = 60
-STRANGE: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 300, [], [[]], {}, {"a": 1}, [1, "2"], "</s>"]
+STRANGE: list[Any] = [None, True, -1, 0, 10**30, 10**400, 1.5, "", "x" * 300, [], [[]], {}, {"a": 1}, [1, "2"], "</s>"]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,12 @@ def cut(content: bytes, draw: random.Random) -> bytes:
 
 
 def spelled_otherwise(content: bytes, draw: random.Random) -> bytes:
-    """JSON with a value exchanged, left out or added."""
-    values = json.loads(content)
+    """JSON with a value exchanged, left out or added, at any depth."""
+    whole = values = json.loads(content)
+    while inner := [value for value in values.values() if value and isinstance(value, dict)]:
+        if draw.random() < 0.5:
+            break
+        values = draw.choice(inner)
     name = draw.choice(sorted(values))
     change = draw.choice(["exchange", "leave out", "add", "rename"])
     if change == "exchange":
@@ -66,7 +70,7 @@ def spelled_otherwise(content: bytes, draw: random.Random) -> bytes:
     else:
         value = values.pop(name)
         values |= {f"{name}2": value} if change == "rename" else {}
-    return json.dumps(values).encode()
+    return json.dumps(whole).encode()
 
 
 def damages(folder: Path, name: str, kinds: Sequence[Callable[[bytes, random.Random], bytes]]) -> int:

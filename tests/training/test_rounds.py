@@ -117,6 +117,9 @@ def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
     assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
     head = run.metrics.read_text().splitlines()[0]
     assert "val_perplexity" in head and "ndcg" not in head, "columns of ranking are for runs that rank"
+    with run.metrics.open("a") as metrics, run.samples.open("a") as samples:  # a person edits them
+        metrics.write("-inf,1\nnan,1\nfive,1\n,1\n")
+        samples.write("== step \u00b2\n\na note\n== step " + 5000 * "1" + "\n\na note\n")
     again = Records(run, Progress(step=10))
     again.on_train_begin()
     assert [row["step"] for row in read_rows(run)] == [5, 10]

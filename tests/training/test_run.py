@@ -600,7 +600,7 @@ def test_a_finished_run_says_so(outcomes):
         (["--hidden-dim", "-4"], "--hidden-dim must be an integer from 1 to 65,536; received: -4"),
         (["--num-layers", "513"], "--num-layers must be an integer from 1 to 512; received: 513"),
         (["--seed", str(2**32)], "--seed must be an integer from 0 to 4294967295; received: 4294967296"),
-        (["--steps", "0"], "--steps must be an integer of at least 1; received: 0"),
+        (["--steps", "0"], "--steps must be an integer from 1 to 10^15; received: 0"),
         (["--dropout", "1"], "--dropout must be a number of at least 0 and less than 1; received: 1.0"),
         (["--dropout", "nan"], "--dropout must be a number of at least 0 and less than 1; received: nan"),
         (["--dataset", "wmt99:en-de"], "received: 'wmt99:en-de'"),
