@@ -786,7 +786,7 @@ TEXT = [
     *by(
         "text/test_corpora.py",
         f"{PACKAGE}/text",
-        ("enumerate(pairs, start=1) if pair not in apart)", "enumerate(pairs, start=1))"),
+        ("enumerate(train.pairs(), start=1) if pair not in held_out)", "enumerate(train.pairs(), start=1))"),
         ("[pair for pair in train if apart.isdisjoint(pair)]", "list(train)"),
         ('encoding = "utf-8-sig" if number == 1 else "utf-8"', 'encoding = "utf-8"'),
         ("train.count // HELD_OUT_SHARE", "train.count // 2"),
@@ -1611,8 +1611,8 @@ IMAGES = [
     *by(
         "images/test_labelled_images.py",
         f"{PACKAGE}/images",
-        ("random.permutation(places)[:", "places[:"),
-        ("min(count - 1, max(1, round(share * count)))", "round(share * count)"),
+        ("in random.permutation(places))", "in places)"),
+        ("copies, round(share * count))", "copies, count)"),
         ("path.suffix.lower() in SUFFIXES", "path.suffix in SUFFIXES"),
         ('for name in names if not name.startswith(".")', "for name in names"),
         ("if not class_folder.name.isprintable():", "if False:"),

@@ -14,7 +14,7 @@ import numpy as np
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.images.reading import SUFFIXES
 from keras_transformer.images.recipes import RECIPES
-from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import sha256_of
 
 HELD_OUT_SHARE = 0.1  # of the images of each label, without validation images
@@ -102,8 +102,10 @@ def stratified(
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """Divides images so that each label has the same share of both parts, as near as whole images allow.
 
+    Images of a label that are equal, byte for byte, stay together; see `whole_groups`.
+
     Args:
-        images: at least two of each label.
+        images: at least two of each label that differ.
         share: of the second part; each label has at least one image in each part.
         seed: the same seed divides the same images in the same way.
 
@@ -111,16 +113,19 @@ def stratified(
         Both parts, in the order of `images`.
 
     Raises:
-        RequestError: a label has an image alone.
+        RequestError: a label has an image alone, or copies of it.
     """
     counts, held_out, random = Counter(image.label for image in images), set[int](), np.random.default_rng(seed)
     for label, count in sorted(counts.items()):
-        if count < 2:
+        places = [place for place, image in enumerate(images) if image.label == label]
+        copies = Counter(images[place].sha256 for place in places)
+        if len(copies) < 2:
             raise RequestError(
                 f"the label {label!r:.60} has one image, which cannot be trained on and held out: add more"
             )
-        places = [place for place, image in enumerate(images) if image.label == label]
-        held_out.update(random.permutation(places)[: min(count - 1, max(1, round(share * count)))].tolist())
+        drawn = (images[place].sha256 for place in random.permutation(places))
+        chosen = whole_groups(drawn, copies, round(share * count))
+        held_out.update(place for place in places if images[place].sha256 in chosen)
     parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
     for place, image in enumerate(images):
         parts[place in held_out].append(image)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from keras_transformer.text.wmt14 import Wmt14
 
 Pair = tuple[str, str]
 Item = TypeVar("Item")  # what a corpus is made of: pairs, lines, or histories
+One = TypeVar("One", bound=Hashable)
 
 HELD_OUT_SHARE = 20  # without validation files, one line in this many is held out of training,
 HELD_OUT_LINES = 2_000  # but no more than these
@@ -81,6 +82,7 @@ class Corpus(Generic[Item]):
         recipe: settings that suit the corpus; they override those of a preset.
         lines: each call returns the line numbers of `train`, from 1; None if every line is in `train`.
         more: further text to train on, beside the corpus's own.
+        num_held_out: how many lines of the user's training text are in `valid`, and not in `train`.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Corpus(Generic[Item]):
     recipe: dict[str, Any] = field(default_factory=dict)
     lines: Callable[[], Iterator[int]] | None = None
     more: Corpus[Item] | None = None
+    num_held_out: int = 0
 
     def numbered(self) -> Iterator[tuple[int, Item]]:
         """What to train on, each with the number of its line."""
@@ -123,8 +126,8 @@ def corpus_from_files(
 ) -> Corpus[Pair]:
     """The user's own parallel text: UTF-8 files, plain or .gz, one sentence a line.
 
-    Without validation files the last lines are held out: one line in twenty, at most 2,000. If a pair that is held out
-    also stands elsewhere, training leaves it out there too.
+    Without validation files pairs among the last lines are held out: one line in twenty, at most 2,000. Wherever a
+    pair that is held out stands, it is held out too, so the rarest are chosen (see `whole_groups`).
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, or two files differ in length.
@@ -138,21 +141,51 @@ def corpus_from_files(
         return Corpus("files", None, None, train.pairs, valid.pairs, identity)
     if train.count < 2:
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
-    held_out = train.last_pairs[-max(1, train.count // HELD_OUT_SHARE) :]
+    valid_pairs = _held_out(train)
+    held_out = set(valid_pairs)
 
-    def remaining() -> Iterator[Pair]:
-        return (pair for _, pair in train.apart_from(held_out))
+    def remaining() -> Iterator[tuple[int, Pair]]:
+        return ((number, pair) for number, pair in enumerate(train.pairs(), start=1) if pair not in held_out)
 
-    if next(remaining(), None) is None and any(map(any, held_out)):
+    return Corpus(
+        "files", None, None, lambda: (pair for _, pair in remaining()), lambda: iter(valid_pairs), train.identity,
+        lines=lambda: (number for number, _ in remaining()), num_held_out=len(valid_pairs),
+    )  # fmt: skip
+
+
+def _held_out(train: _ParallelFiles) -> list[Pair]:
+    """The pairs of a text that are held out, each as often as the text has it; see `corpus_from_files`."""
+    most = max(1, train.count // HELD_OUT_SHARE)
+    last = dict.fromkeys(train.last_pairs[-most:])
+    counts = Counter(pair for pair in train.pairs() if pair in last)
+    chosen = whole_groups(last, counts, most)
+    pairs = [pair for pair in last if pair in chosen for _ in range(counts[pair])]
+    if len(pairs) == train.count and any(map(any, chosen)):
         raise RequestError(
-            f"{source}, {target}: every pair stands also among the last {len(held_out)}, which are held out for "
+            f"{train.source}, {train.target}: all {train.count:,} pairs are equal, so none can be held out for "
             "validation: add other text, or give --valid-source and --valid-target"
         )
+    return pairs
 
-    def lines() -> Iterator[int]:
-        return (number for number, _ in train.apart_from(held_out))
 
-    return Corpus("files", None, None, remaining, lambda: iter(held_out), train.identity, lines=lines)
+def whole_groups(candidates: Iterable[One], counts: Mapping[One, int], most: int) -> set[One]:
+    """Which candidates to hold out, each with everything that equals it: so what is held out is never trained on.
+
+    The rarest come first, so that little is lost where some items are frequent, and at most `most` items are held out.
+    But one candidate always is.
+
+    Args:
+        candidates: what may be held out, in the order of preference among equally frequent ones.
+        counts: how often each candidate occurs in all.
+        most: how many items to hold out.
+    """
+    chosen, total = set[One](), 0
+    for candidate in sorted(dict.fromkeys(candidates), key=counts.__getitem__):
+        total += counts[candidate]
+        if chosen and total > most:
+            break
+        chosen.add(candidate)
+    return chosen
 
 
 def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Corpus[Pair]:
@@ -183,11 +216,6 @@ class _ParallelFiles:
 
     def pairs(self) -> Iterator[Pair]:
         return zip(read_lines(self.source), read_lines(self.target), strict=True)
-
-    def apart_from(self, held_out: list[Pair]) -> Iterator[tuple[int, Pair]]:
-        """The pairs before the held-out ones at the end, each with its line, without those that are held out too."""
-        apart, pairs = set(held_out), itertools.islice(self.pairs(), self.count - len(held_out))
-        return ((number, pair) for number, pair in enumerate(pairs, start=1) if pair not in apart)
 
 
 @dataclass(frozen=True)

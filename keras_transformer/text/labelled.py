@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.number_words import spelled
 
@@ -41,7 +41,8 @@ def labelled_from_file(
 ) -> Corpus[Labelled]:
     """The user's own labelled text: a UTF-8 file, plain or .gz, with a label, a tab and a text in each line.
 
-    Without validation text every tenth line is held out.
+    Without validation text every tenth line is a candidate to be held out, with all lines that equal it; see
+    `whole_groups`.
 
     Raises:
         RequestError: a file is missing, empty, unreadable or not UTF-8, a line has no label, there is one label alone,
@@ -49,16 +50,20 @@ def labelled_from_file(
     """
     rows = list(_rows_of(text))
     if valid_text is None:
-        train = [row for number, row in enumerate(rows, start=1) if number % HELD_OUT_EVERY]
-        valid = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        if not valid:
+        candidates = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+        if not candidates:
             raise RequestError(f"{text} has fewer than {HELD_OUT_EVERY} lines: add lines, or give --valid-text")
+        # A label of one text, however often it stands there, is trained on.
+        num_texts = Counter(label for label, _ in set(rows))
+        several = [row for row in candidates if num_texts[row[0]] > 1]
+        held_out = whole_groups(several or candidates, Counter(rows), len(candidates))
+        train, valid = [row for row in rows if row not in held_out], [row for row in rows if row in held_out]
     else:
         train, valid = rows, list(_rows_of(valid_text))
-    labels = {label for label, _ in train}
+    labels = {label for label, _ in rows}
     if len(labels) < 2:
         raise RequestError(f"{text}: expected at least two labels; received one alone, {min(labels)!r:.60}")
-    if unknown := sorted({label for label, _ in valid} - labels):
+    if unknown := sorted({label for label, _ in valid} - {label for label, _ in train}):
         raise RequestError(
             f"{valid_text or text}: the label {unknown[0]!r:.60} is validated on and never trained on: add lines of it"
         )

@@ -35,22 +35,31 @@ _FORMAT = 1
 
 @dataclass
 class CleaningReport:
-    """How many pairs were kept, and how many were left out for which reason."""
+    """How many pairs were kept, and how many were left out for which reason.
+
+    `held_out` counts the pairs of the training text that are held out for validation.
+    """
 
     kept: int = 0
     empty: int = 0
     too_long: int = 0
     bad_ratio: int = 0
+    held_out: int = 0
 
     @property
     def left_out(self) -> int:
         """Pairs that training does not see."""
-        return self.empty + self.too_long + self.bad_ratio
+        return self.empty + self.too_long + self.bad_ratio + self.held_out
+
+    @property
+    def told_held_out(self) -> str:
+        """The end of the line that counts; empty where nothing is held out."""
+        return f", {self.held_out:,} held out for validation" if self.held_out else ""
 
     def __str__(self) -> str:
         return (
             f"{self.kept:,} pairs kept, {self.left_out:,} left out of training: {self.empty:,} empty on a "
-            f"side, {self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio"
+            f"side, {self.too_long:,} too long, {self.bad_ratio:,} of absurd length ratio{self.told_held_out}"
         )
 
 

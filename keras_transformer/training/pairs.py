@@ -116,7 +116,7 @@ def _tell(run: Run, train: TokenizedCorpus, rows: PairRows, most: int) -> None:
     report = train.report
     say(
         f"{run.corpus.name}: {report.kept:,} pairs kept, {report.left_out:,} left out of training: {report.empty:,} "
-        f"empty on a side, {report.too_long:,} with too long a target"
+        f"empty on a side, {report.too_long:,} with too long a target{report.told_held_out}"
     )
     if report.too_long:
         warn(f"{report.too_long:,} target(s) are too long; one may have {_told_limit(run.settings)}")

@@ -116,6 +116,7 @@ def tokenized(
     with naming_files(training_files(settings)):
         train = _tokenized(cache / "train", pairs, tokenizers, settings, keep_text=keep_text, **options)
     tell_of_overlap(overlap)
+    train.report.held_out = run.corpus.num_held_out
     return train, valid
 
 

@@ -47,6 +47,16 @@ def test_a_share_of_each_label_is_held_out(folder):
     assert images_from_folder(folder, seed=1).identity != corpus.identity, "an image changed"
 
 
+def test_equal_images_are_all_held_out_or_all_trained_on(folder):
+    for label in ("cat", "hen"):
+        for number in range(15):
+            shutil.copy(folder / label / f"{number % 5 % 2:02}.png", folder / label / f"copy {number}.png")
+    corpus = images_from_folder(folder, seed=1)
+    train, valid = ([(image.label, image.sha256) for image in part] for part in (corpus.train(), corpus.valid()))
+    assert not set(train) & set(valid) and {label for label, _ in train} == {label for label, _ in valid}
+    assert len(train) + len(valid) == 33 + 30
+
+
 def test_own_validation_images_and_images_in_deeper_folders(folder, tmp_path):
     valid = make_folder(tmp_path / "valid", {"cat": 1, "hen": 1})
     (folder / "cat" / "deeper").mkdir()
@@ -83,6 +93,12 @@ def test_what_cannot_be_trained_on_is_refused(message, tmp_path):
         make_folder(tmp_path / "images", counts)
     with pytest.raises(RequestError, match=message):
         images_from_folder(tmp_path / "images")
+
+
+def test_copies_of_one_image_are_one_image(folder):
+    shutil.copy(folder / "hen" / "00.png", folder / "hen" / "01.png")
+    with pytest.raises(RequestError, match="the label 'hen' has one image, which cannot be trained on and held out"):
+        images_from_folder(folder)
 
 
 def test_a_label_that_only_the_validation_has_is_refused(folder, tmp_path):

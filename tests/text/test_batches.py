@@ -101,7 +101,7 @@ def test_pairs_left_out_are_counted_once(unigram, tmp_path) -> None:
         ("control\0and\x02 characters", "stay"),
     ]
     corpus = TokenizedCorpus.build(tmp_path / "tokens", iter(pairs), unigram, unigram, max_length=250)
-    assert vars(corpus.report) == {"kept": 2, "empty": 4, "too_long": 1, "bad_ratio": 2}
+    assert vars(corpus.report) == {"kept": 2, "empty": 4, "too_long": 1, "bad_ratio": 2, "held_out": 0}
     assert str(corpus.report).startswith("2 pairs kept, 7 left out of training: 4 empty on a side, 1 too long")
     assert len(corpus) == 2
 

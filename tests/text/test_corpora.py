@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import random
 import sys
 import threading
 import types
@@ -103,23 +104,41 @@ def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
 
 def test_pairs_that_are_all_held_out_leave_nothing_to_train_on(tmp_path) -> None:
     (tmp_path / "same").write_text("the same\n" * 30)
-    with pytest.raises(RequestError, match="same: every pair stands also among the last 1, .* --valid-source"):
+    with pytest.raises(RequestError, match="same: all 30 pairs are equal, so none can be held out .* --valid-source"):
         corpus_from_files(tmp_path / "same", tmp_path / "same")
+
+
+def corpus_of(folder: Path, pairs: list[corpora.Pair]) -> corpora.Corpus[corpora.Pair]:
+    sides = zip("ab", zip(*pairs, strict=True), strict=True)
+    return corpus_from_files(*[write(folder / name, list(lines)) for name, lines in sides])
 
 
 def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pairs) -> None:
     pairs = make_pairs(200)
-    pairs[3] = pairs[7] = pairs[-1]  # in both parts of the file
-    source, target = (
-        write(tmp_path / name, list(lines)) for name, lines in zip("ab", zip(*pairs, strict=True), strict=True)
-    )
-    corpus = corpus_from_files(source, target)
-    train, valid = list(corpus.train()), list(corpus.valid())
-    assert valid == pairs[-10:]
-    assert not set(train) & set(valid)
-    assert train == [pair for pair in pairs[:-10] if pair not in valid]
+    corpus = corpus_of(tmp_path, pairs)
+    assert list(corpus.valid()) == pairs[-10:] and list(corpus.train()) == pairs[:-10]
+    assert corpus.num_held_out == 10
+    pairs[3] = pairs[7] = pairs[-1]  # three times, which would be twelve lines in all
+    corpus = corpus_of(tmp_path, pairs)
+    assert list(corpus.valid()) == pairs[-10:-1]
+    assert list(corpus.numbered()) == [(n, pair) for n, pair in enumerate(pairs, 1) if pair not in pairs[-10:-1]]
     with pytest.raises(RequestError, match="one line, which cannot be trained on and held out"):
         corpus_from_files(*[write(tmp_path / "c", ["only"])] * 2)
+
+
+@pytest.mark.parametrize("num_different", [2, 30, 300, 3_000])
+def test_equal_pairs_are_all_held_out_or_all_trained_on(tmp_path, num_different) -> None:
+    """As in text of phrases, some pairs are frequent; nothing may vanish from training and validation both."""
+    draw = random.Random(num_different)
+    weights = [1 / rank for rank in range(1, num_different + 1)]
+    numbers = draw.choices(range(num_different), weights, k=4_000)
+    pairs = [(f"phrase {number}", f"Satz {number}") for number in numbers]
+    corpus = corpus_of(tmp_path, pairs)
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert train and valid and not set(train) & set(valid)
+    assert sorted(train + valid) == sorted(pairs) and corpus.num_held_out == len(valid)
+    assert len(valid) <= 200 or len(set(valid)) == 1, "one line in twenty, unless the rarest pair alone is more"
+    assert list(corpus_of(tmp_path, pairs).valid()) == valid
 
 
 def test_files_are_streamed(tmp_path, monkeypatch) -> None:

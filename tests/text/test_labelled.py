@@ -30,6 +30,14 @@ def test_every_tenth_line_is_held_out(tmp_path):
     assert other.identity != corpus.identity
 
 
+def test_equal_lines_are_all_held_out_or_all_trained_on(tmp_path):
+    lines = [f"{'odd' if n % 2 else 'even'}\ttext number {n % 17}" for n in range(60)] + ["bye\tsee you"] * 20
+    corpus = labelled_from_file(write(tmp_path / "text", lines))
+    train, valid = list(corpus.train()), list(corpus.valid())
+    assert valid and not set(train) & set(valid) and len(valid) <= len(lines) // 10
+    assert sorted("\t".join(row) for row in train + valid) == sorted(lines)
+
+
 REFUSED = {
     "line 2: expected a label, a tab and a text; received 'no tab'": ["a\tb", "no tab"],
     "line 1: expected a label, a tab and a text; received '\\\\tb'": ["\tb"],
