@@ -501,7 +501,6 @@ MODELS = [
         "models/test_presets.py",
         f"{PACKAGE}/models/presets.py",
         ('"steps": 300_000', '"steps": 30_000'),
-        ('"average_last": 20', '"average_last": 5'),
     ),
     *by(
         "decoding/test_save.py",
@@ -957,7 +956,7 @@ TRAINING = [
             "variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables",
             "variables = model.trainable_variables",
         ),
-        ("run.settings.average_last, run.settings.checkpoint_every)", "5, run.settings.checkpoint_every)"),
+        ("run.settings.average_last or MOST_AVERAGED", "MOST_AVERAGED"),
         ("if run.settings.overwrite and run.folder.is_run():", "if False:"),
         ("intra_op_parallelism_threads(threads)", "intra_op_parallelism_threads(3)"),
     ),

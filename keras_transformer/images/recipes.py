@@ -22,6 +22,5 @@ DIGITS_RECIPE: dict[str, Any] = {
     "warmup_steps": 100,
     "learning_rate_factor": 0.3,
     "checkpoint_every": 100,
-    "average_last": 4,
 }
 RECIPES = {"digits": DIGITS_RECIPE}

@@ -18,7 +18,6 @@ TINY: dict[str, Any] = {
     "label_smoothing": 0.1,
     "steps": 8_000,
     "token_budget": 4_096,
-    "average_last": 8,
     "vocabulary_size": 8_000,
 }
 # `base` and `big` are the paper's, down to the 25,000 tokens a batch. `modern` is `tiny` with the parts that
@@ -31,7 +30,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "label_smoothing": 0.1,
         "steps": 100_000,
         "token_budget": 25_000,
-        "average_last": 5,
         "vocabulary_size": 37_000,
     },
     "big": {
@@ -43,7 +41,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "label_smoothing": 0.1,
         "steps": 300_000,
         "token_budget": 25_000,
-        "average_last": 20,
         "vocabulary_size": 37_000,
     },
 }

@@ -40,7 +40,6 @@ NUMBERS_RECIPE = {
     "warmup_steps": 400,
     "learning_rate_factor": 0.6,
     "checkpoint_every": 200,
-    "average_last": 4,
     "bleu_sentences": 100,
 }
 # Made sentences are few words in few patterns, as number words are.
@@ -59,7 +58,6 @@ MULTI30K_RECIPE = {
     "warmup_steps": 1_500,
     "learning_rate_factor": 1.8,
     "checkpoint_every": 250,
-    "average_last": 10,
 }
 WMT14_RECIPE = {"vocabulary_size": 37_000}
 RECIPES: dict[str, dict[str, Any]] = {

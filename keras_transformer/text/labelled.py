@@ -31,7 +31,6 @@ NUMBERS_RECIPE: dict[str, Any] = {
     "steps": 600,
     "warmup_steps": 100,
     "checkpoint_every": 100,
-    "average_last": 2,
 }
 RECIPES = {"number-languages": NUMBERS_RECIPE}
 

@@ -39,7 +39,6 @@ SERIES_RECIPE: dict[str, Any] = {
     "warmup_steps": 200,
     "learning_rate_factor": 0.3,
     "checkpoint_every": 150,
-    "average_last": 2,
 }
 RECIPES = {"series": SERIES_RECIPE}
 NUM_READERS, NUM_SERIES, NUM_PARTS, NUM_NOVELS = 3_000, 40, 10, 60

@@ -27,7 +27,6 @@ PYDOC_RECIPE: dict[str, Any] = {
     "warmup_steps": 200,
     "learning_rate_factor": 1.0,
     "checkpoint_every": 200,
-    "average_last": 2,
 }
 RECIPES = {"pydoc-topics": PYDOC_RECIPE}
 

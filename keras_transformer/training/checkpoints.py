@@ -178,9 +178,9 @@ def average(run: str | Path, last: int) -> list[int]:
             f"received: {last}"
         )
     model = make_model(config["model"])
-    # The rest of the origin (at which step the run ended) stays true.
-    origin = {**config.get("weights", {}), "kind": "mean", "steps": steps}
-    origin.pop("val_bleu", None)  # the BLEU of other weights
+    # The rest of the origin (at which step the run ended) stays true, but for what was measured on other weights.
+    kept = {name: value for name, value in config.get("weights", {}).items() if not name.startswith("val_")}
+    origin = {**kept, "kind": "mean", "steps": steps}
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
     return steps

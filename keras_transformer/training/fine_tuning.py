@@ -12,11 +12,12 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
-# The parent's text, how it was cleaned, and the machine that it ran on, are not handed on.
+# The parent's text, how it was cleaned, the machine that it ran on, and how many of its checkpoints were averaged, are
+# not handed on.
 NOT_INHERITED = (
     "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
     "valid_images", "clean", "more_source", "more_target", "more_tag", "copies", "both_directions",
-    "tokenizer", "init_from", "word_vectors", "devices", "threads",
+    "tokenizer", "init_from", "word_vectors", "devices", "threads", "average_last",
 )  # fmt: skip
 
 

@@ -101,9 +101,10 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
     from keras_transformer.training.checkpoints import Checkpoints
-    from keras_transformer.training.result import write_result
+    from keras_transformer.training.result import MOST_AVERAGED, write_result
 
-    checkpoints = Checkpoints(run.folder.checkpoints, run.settings.average_last, run.settings.checkpoint_every)
+    num_averaged = run.settings.average_last or MOST_AVERAGED
+    checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
     progress = _restored_progress(run, data.plan, model, checkpoints)
     patience = run.settings.patience
     # True from the start if an early-stopped run was killed before it wrote model.keras.

@@ -194,7 +194,11 @@ class Settings:
     )
     # The run
     checkpoint_every: int = _count(500, "steps between checkpoints, each with a validation")
-    average_last: int = _count(5, "model.keras holds the mean of this many last checkpoints")
+    average_last: int | None = _count(
+        None,
+        "model.keras holds the mean of this many last checkpoints (default: the last checkpoint, the best one, or the "
+        "mean of those of the last fifth of the run, whichever validation finds best)",
+    )
     patience: int = _count_or_zero(0, "stop after this many validations without a better BLEU; 0 for never")
     bleu_sentences: int = _count_or_zero(500, "validation sentences translated for BLEU at each checkpoint; 0 for none")
     devices: str = _flag("auto", "`auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as 0,1")

@@ -55,11 +55,13 @@ def metrics() -> list[keras.metrics.Metric]:
 def validation(
     run: Run, data: Text, model: Transformer, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
-    """BLEU of greedy translations, samples of them, and early stopping."""
-    from keras_transformer.training.callbacks import Bleu
+    """BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is judged."""
+    from keras_transformer.training.callbacks import Bleu, Loss
 
     settings = run.settings
-    if not settings.bleu_sentences or not (run.is_chief or settings.patience):
+    if not settings.bleu_sentences:
+        return [Loss(progress)]
+    if not (run.is_chief or settings.patience):
         return []
     sources, references = data.bleu_sentences(settings.bleu_sentences)
     return [Bleu(progress, _greedy_translation(run, data, model), sources, references, settings.patience, show)]

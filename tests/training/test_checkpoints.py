@@ -461,7 +461,8 @@ def run_with_checkpoints(run_folder, model) -> Path:
 
 def test_average_rewrites_the_model_and_says_of_what(run_with_checkpoints, model):
     how_far = {"at_step": 30, "asked_steps": 40}
-    before = {**runs.read_config(run_with_checkpoints), "weights": {**how_far, "kind": "moving average"}}
+    measured = {"val_bleu": 20.5, "val_loss": 1.5}  # on other weights than the mean
+    before = {**runs.read_config(run_with_checkpoints), "weights": {**how_far, "kind": "moving average", **measured}}
     (run_with_checkpoints / "config.json").write_text(json.dumps(before))
     assert average(run_with_checkpoints, 2) == [20, 30]
     mean = Checkpoints(run_with_checkpoints / "checkpoints").mean([20, 30], model)

@@ -29,6 +29,7 @@ LEARNING = (
     "--bleu-sentences 60 --devices cpu --threads 1"
 )
 AVERAGING = "--steps 4 --checkpoint-every 1 --average-last 4 --ema 0.5 --bleu-sentences 3 --dropout 0.3"
+COMPARING = "--steps 40 --checkpoint-every 4 --bleu-sentences 0 --warmup-steps 4 --learning-rate-factor 4"
 
 # TensorFlow takes seconds to start: the runs share a process.
 RUNS = """
@@ -57,7 +58,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(folder) -> dict[str, Any]:
-    """What the runs came to; in the folder stand `learned`, `averaged`, `other-seed` and `replaced`."""
+    """What the runs came to; in the folder stand `learned`, `averaged`, `replaced` and `compared`."""
     write_text(folder, "train", 1500)
     write_text(folder, "valid", 60)
     text = "--source train.source --target train.target --valid-source valid.source --valid-target valid.target"
@@ -67,14 +68,15 @@ def outcome(folder) -> dict[str, Any]:
         [*tiny, *AVERAGING.split(), "--out", "averaged"],
         [*tiny, *AVERAGING.split(), "--out", "replaced"],
         [*tiny, "--steps", "1", "--seed", "2", "--out", "replaced", "--overwrite"],
+        [*tiny[: tiny.index("--average-last")], *COMPARING.split(), "--out", "compared"],
     ]
     command = [sys.executable, "-c", RUNS, json.dumps(runs)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["statuses"] == [0, 0, 0, 0], done.stderr
-    return found
+    assert found["statuses"] == [0] * len(runs), done.stderr
+    return {**found, "said": done.stderr}
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -146,6 +148,27 @@ def test_a_run_has_checkpoints_where_it_was_told_and_ends(outcome, folder):
         assert column(folder / name, "step") == steps
         assert config_of(folder / name)["weights"]["at_step"] == steps[-1]
     assert config_of(folder / "learned")["weights"]["steps"] == [300], "--average-last 1"
+
+
+def test_without_a_number_the_best_of_the_last_the_best_and_the_mean_is_kept(outcome, folder):
+    """By the validation loss, which `fit` measured too, of the checkpoints."""
+    from keras_transformer.run_folder import load_model
+
+    figures = re.search(r"^validation compares (.*): taking the (.*)$", outcome["said"], re.MULTILINE)
+    assert figures is not None, outcome["said"]
+    losses = {name: float(loss) for name, loss in re.findall(r"(?:; )?([^;]*?): loss ([\d.]+)", figures[1])}
+    measured = dict(zip(column(folder / "compared", "step"), column(folder / "compared", "val_loss"), strict=True))
+    best_step = int(min(measured, key=measured.__getitem__))
+    expected = {"last checkpoint, step 40": measured[40], f"best checkpoint, step {best_step}": measured[best_step]}
+    assert len(losses) == len(expected) + 1 and "mean of steps 32, 36, 40" in losses
+    for name, loss in expected.items():
+        assert losses[name] == pytest.approx(loss, abs=2e-4), name
+    assert losses[figures[2]] == min(losses.values())
+    weights = config_of(folder / "compared")["weights"]
+    assert weights["kind"] in figures[2] and weights["steps"] == [int(step) for step in re.findall(r"\d+", figures[2])]
+    kept = [weights_at(folder / "compared", step) for step in weights["steps"]]
+    mean = [np.mean(arrays, axis=0) for arrays in zip(*kept, strict=True)]
+    assert_equal(load_model(folder / "compared").trainable_variables, mean, 1e-6)
 
 
 def test_as_many_sentences_are_translated_for_bleu_as_asked(outcome, folder):

@@ -352,7 +352,7 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, 
     status, message = outcomes["adapted"]
     assert status == 0, message
     parent, child = (json.loads((runs / name / "config.json").read_text())["settings"] for name in ("whole", "adapted"))
-    own = {"steps", "init_from", "warmup_steps", "learning_rate_factor", "threads", "out"}
+    own = {"steps", "init_from", "warmup_steps", "learning_rate_factor", "threads", "out", "average_last"}
     assert {name for name in parent if parent[name] != child[name]} <= own
     assert (child["sampling"], child["dropout"], child["token_budget"]) == (0.3, 0.2, 256)
     assert (child["steps"], child["warmup_steps"]) == (4, 1)
@@ -422,6 +422,7 @@ def test_a_setting_that_a_version_before_did_not_know_has_its_default():
     stored = Settings().as_dict()
     older = {name: value for name, value in stored.items() if name not in ("norm", "tied_output", "encoder_layers")}
     assert resumed(older, {}) == resumed(stored, {}) == Settings()
+    assert resumed({**stored, "average_last": 5}, {}).average_last == 5, "as a version before did without a flag"
     message = (
         "^--resume: version 9.1 of keras-transformer wrote the run, with a setting that this version does not know, "
         "depth: install that version$"
