@@ -19,7 +19,7 @@ def train(given: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = vars(parser().parse_args(argv))
-    return exit_status(lambda: train(given))
+    return exit_status(lambda: train(given), argv)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ NAMES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     arguments = make_parser().parse_args(argv)
-    return exit_status(lambda: export(arguments))
+    return exit_status(lambda: export(arguments), argv)
 
 
 def export(arguments: argparse.Namespace) -> None:

@@ -117,7 +117,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
     arguments = make_parser().parse_args(argv)
-    return exit_status(lambda: arguments.command(arguments))
+    return exit_status(lambda: arguments.command(arguments), argv)
 
 
 def make_parser() -> argparse.ArgumentParser:

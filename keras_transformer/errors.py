@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,23 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def exit_status(command: Callable[[], object]) -> int:
+def check_utf8(arguments: Iterable[str]) -> None:
+    """Raises RequestError for an argument, such as the name of a folder, whose bytes are not UTF-8.
+
+    JSON files, TensorFlow and onnx, which keep or take such names, know no other bytes.
+    """
+    for argument in arguments:
+        if not argument.isascii() and re.search("[\udc80-\udcff]", argument):
+            shown = argument.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            raise RequestError(f"expected arguments and names of files in UTF-8; received {shown}: rename the file")
+
+
+def exit_status(command: Callable[[], object], arguments: Sequence[str] | None = None) -> int:
     """Runs `command` and returns its exit status. Expected errors are printed as one line, not as a traceback.
+
+    Args:
+        command: what to run.
+        arguments: of the command line, which must be UTF-8; by default those of this process.
 
     Returns:
         0 success, 1 the work failed, 2 the request was wrong, 128 + n signal n stopped the process.
@@ -152,6 +167,7 @@ def exit_status(command: Callable[[], object]) -> int:
     try:
         if sys.platform == "win32":
             raise RequestError(NO_WINDOWS)
+        check_utf8(sys.argv[1:] if arguments is None else arguments)
         with _stoppable():
             command()
         if sys.stdout is not None:  # it may have been closed when the process started

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, check_utf8
 
 
 @contextlib.contextmanager
@@ -33,12 +33,15 @@ def write_whole(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path, mend: str = "choose another folder") -> None:
-    """Raises RequestError unless files can be written into the folder. The folder need not exist yet.
+    """Raises RequestError unless files can be written into the folder, whose whole name must be UTF-8.
+
+    The folder need not exist yet.
 
     Args:
         path: the folder.
         mend: how the caller's user gives another folder, for the message.
     """
+    check_utf8([str(path.absolute())])
     above = path
     while not os.path.exists(above):  # noqa: PTH110 (`Path.exists` raises in a folder that may not be searched)
         above = above.parent

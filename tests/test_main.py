@@ -15,11 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from export.__main__ import main as export
 from keras_transformer.__main__ import COMMANDS, main, make_parser
 from keras_transformer.commands import engines
 from keras_transformer.commands.translate import TextLines
-from keras_transformer.errors import exit_status, say
+from keras_transformer.errors import RequestError, exit_status, say
+from keras_transformer.files import check_writable
 from keras_transformer.training.flags import parser
+from train import main as train
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -51,6 +54,41 @@ def test_a_run_is_read_from_the_disk(run_folder, translator, monkeypatch, capfdb
     out, err = capfdbinary.readouterr()
     expected = translator.translate(SOURCE.decode().split("\n")[:-1], max_length=9)
     assert (out.decode(), err) == ("".join(f"{text}\n" for text in expected), b"")
+
+
+def main_of(command):
+    return {"export.py": export, "train.py": train}.get(command, main)
+
+
+@pytest.mark.parametrize("command", ["train.py", "export.py", *COMMANDS])
+def test_a_name_that_is_not_utf8_is_refused_in_one_line(command, tmp_path, monkeypatch, capsys):
+    """JSON and TensorFlow do not take such names; Python gives their bytes as halves of surrogate pairs."""
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9")
+    Path(name).mkdir()
+    given = ["--out"] if command.startswith("train") else []
+    needed = {
+        "evaluate": "--source a --reference b",
+        "score": "--source a --target b",
+        "distill": "--source a",
+        "attention": "text --out a",
+        "neighbours": "a",
+        "average": "--last 1",
+        "compare": "b --source a --reference b",
+        "import": "a",
+        "embed": "--out a",
+    }
+    flags = [*([command] if command in COMMANDS else []), *given, name, *needed.get(command, "").split()]
+    assert main_of(command)(flags) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        "error: expected arguments and names of files in UTF-8; received caf\\xe9: rename the file\n",
+    )
+    assert list(Path(name).iterdir()) == []
+    monkeypatch.chdir(name)
+    with pytest.raises(RequestError, match=r"expected arguments and names of files in UTF-8; received .*caf\\xe9/run"):
+        check_writable(Path("run"))
 
 
 def test_a_line_in_is_a_line_out_in_order(run, translator):

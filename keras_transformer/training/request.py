@@ -14,11 +14,12 @@ from keras_transformer.run_folder import RunFolder, check_model, read_config, ve
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
+from keras_transformer.training import devices, workers
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, inherited_from
 from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
 from keras_transformer.training.stored_settings import resumed
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
-from keras_transformer.training.workspace import check_apart, check_free, restore_replaced
+from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
 
 
 @dataclass
@@ -84,7 +85,8 @@ def _new_run(given: dict[str, Any]) -> Run:
         check_word_vectors(settings.word_vectors, settings.hidden_dim)
     folder = RunFolder(settings.folder)
     if is_chief and (settings.overwrite or not folder.is_run()):
-        restore_replaced(folder)
+        with locked(folder.path):
+            restore_replaced(folder)
     # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
     check_free(folder, settings.overwrite)
     if is_chief:
@@ -107,8 +109,10 @@ def _new_run(given: dict[str, Any]) -> Run:
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
-    if not folder.is_run():
-        restore_replaced(folder)
+    if workers.worker_index() == 0:
+        with locked(folder.path):
+            if not folder.is_run():
+                restore_replaced(folder)
     if not folder.is_run():
         raise RequestError(
             f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
@@ -179,8 +183,6 @@ def _check_devices(settings: Settings) -> bool:
     Raises:
         RequestError: `--devices` or `TF_CONFIG` is malformed.
     """
-    from keras_transformer.training import devices, workers
-
     devices.parse_devices(settings.devices)
     workers.num_workers()
     return workers.worker_index() == 0

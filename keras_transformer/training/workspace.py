@@ -1,8 +1,9 @@
-"""The folder of a new run: whether it is free, how it is made, and what becomes of a run that it replaces."""
+"""The folder of a run: whether it is free, how it is made and locked, and what becomes of a run that it replaces."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -58,31 +59,71 @@ def check_free(folder: RunFolder, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Within it no other process may train in the folder. A process that ends, however, gives the lock back.
+
+    If the folder does not exist, may not be opened, or its file system has no such locks, nothing is locked.
+
+    Raises:
+        RequestError: another process trains in the folder.
+    """
+    import fcntl
+
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                f"{path} is being trained by {_holder(descriptor)}: wait for its end, stop it, or choose another --out"
+            ) from None
+        except OSError:
+            pass
+        yield
+
+
+def _holder(descriptor: int) -> str:
+    """Who has locked an open folder, as far as Linux tells."""
+    inode = str(os.fstat(descriptor).st_ino)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
+            _, kind, _, _, process, place, *_ = line.split()  # such as 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
+            if kind == "FLOCK" and place.split(":")[-1] == inode and int(process) > 0:
+                return f"process {process}"
+    return "another process"
+
+
+@contextlib.contextmanager
 def begun(run: Run) -> Iterator[Path]:
-    """Makes the run folder and yields the folder for this worker's tokenised text.
+    """Makes and locks the run folder, and yields the folder for this worker's tokenised text.
 
     A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
     the old one comes back. A new run that is refused within (a RequestError) before its first checkpoint leaves nothing
     behind.
+
+    Raises:
+        RequestError: another process trains in the folder. Of several workers the chief alone locks it.
     """
     if not run.is_chief:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    if run.is_resumed:
-        write_config(run.folder, run.config)
-        yield run.folder.cache
-        return
     existed = run.folder.path.exists()
-    try:
-        if run.settings.overwrite and run.folder.is_run():
-            _set_aside(run.folder)
-        run.folder.path.mkdir(parents=True, exist_ok=True)
-        write_config(run.folder, run.config)
-        yield run.folder.cache
-    except BaseException as error:
-        _undo(run.folder, existed, is_refused=isinstance(error, RequestError))
-        raise
+    run.folder.path.mkdir(parents=True, exist_ok=True)
+    with locked(run.folder.path):
+        if run.is_resumed:
+            write_config(run.folder, run.config)
+            yield run.folder.cache
+            return
+        try:
+            if run.settings.overwrite and run.folder.is_run():
+                _set_aside(run.folder)
+            write_config(run.folder, run.config)
+            yield run.folder.cache
+        except BaseException as error:
+            _undo(run.folder, existed, is_refused=isinstance(error, RequestError))
+            raise
 
 
 def restore_replaced(folder: RunFolder) -> None:

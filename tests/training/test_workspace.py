@@ -1,9 +1,15 @@
-"""What becomes of a run that --overwrite replaces: it is there again unless the new one has a checkpoint."""
+"""The run folder: one process trains in it, and a run that --overwrite replaces is there again unless the new one has
+a checkpoint."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +144,57 @@ def test_the_next_overwrite_brings_the_old_run_back_before_it_begins(folder, mon
         open_run(given)
     assert open_run({**given, "overwrite": True}) is not None
     assert contents(folder.path) == before
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from keras_transformer.training.workspace import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_run_that_another_process_trains_is_neither_resumed_nor_replaced(folder, monkeypatch, tmp_path):
+    source, target = write_corpus(tmp_path)
+    given = {"source": str(source), "target": str(target), "out": str(folder.path), "overwrite": True}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, folder.path], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
+        before = contents(folder.path)
+        process = f"process {holder.pid}" if Path("/proc/locks").exists() else "another process"
+        message = f"is being trained by {process}: wait for its end, stop it, or choose another --out$"
+        for request in ({"resume": True, "out": str(folder.path)}, given):
+            with pytest.raises(RequestError, match=message):
+                open_run(request)
+        with pytest.raises(RequestError, match=message), workspace.begun(new_run(folder)):
+            pass
+        assert contents(folder.path) == before
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": OTHER_WORKER}))
+        assert open_run(given) is not None, "the chief has the lock"
+    finally:
+        holder.kill()
+        holder.wait()
+    monkeypatch.delenv("TF_CONFIG")
+    assert open_run(given) is not None, "a process that was killed holds no lock"
+
+
+OTHER_WORKER = {"type": "worker", "index": 1}
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_trained_on(folder, monkeypatch, number):
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for module, name in ((fcntl, "flock"), (os, "open")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            with workspace.locked(folder.path):
+                pass
+            with pytest.raises(OSError, match=r"^mine$"), workspace.locked(folder.path):
+                raise OSError("mine")
 
 
 def test_each_worker_refuses_what_the_chief_does(built_run, tmp_path, monkeypatch):
