@@ -1779,7 +1779,7 @@ DISTILLATION = [
         (', "", lines=numbers))', ', ""))'),
         ("    text.check()\n", ""),
         ("    elif not text.is_filtered(valid_sources(given)):", "    elif False:"),
-        ("    if arguments.train or not arguments.text:", "    if not arguments.text:"),
+        ("    if arguments.train is not None or not arguments.text:", "    if not arguments.text:"),
         ('"resume": student.is_run()})', '"resume": False})'),
         ('"run": arguments.out, "others": [], "precision": None})', '"others": [], "precision": None})'),
         ("if given.get(name) not in (None, False)]:", "if False]:"),

@@ -57,7 +57,7 @@ def distilled_text(arguments: argparse.Namespace) -> DistilledText:
     """
     if arguments.out:
         return DistilledText(arguments.text or f"{arguments.out.rstrip('/')}-text")
-    if arguments.train or not arguments.text:
+    if arguments.train is not None or not arguments.text:
         raise RequestError(
             "expected --out with a run folder for the student; or --text without --train, for the translated text alone"
         )
@@ -73,7 +73,7 @@ def student_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     parser = flags.parser()
     parser.prog, parser.usage = "keras-transformer distill", "%(prog)s … --train FLAG …"
-    given = vars(parser.parse_args(arguments.train))
+    given = vars(parser.parse_args(arguments.train or []))
     if refused := [flag_of(name) for name in OWN_FLAGS if given.get(name) not in (None, False)]:
         raise RequestError(f"{', '.join(refused)}: `distill` gives this to the student itself; leave it out of --train")
     teacher = RunFolder(arguments.run)
@@ -167,4 +167,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_search_options(parser)
     add_engine_options(parser)
     rest = "flags of the student's training, which `train --help` lists; whatever follows is one of them"
-    add("--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help=rest)
+    add("--train", nargs=argparse.REMAINDER, metavar="FLAG", help=rest)

@@ -273,6 +273,13 @@ def test_a_student_that_cannot_be_is_refused_before_work_starts(distill, tmp_pat
     assert not (tmp_path / "student-text").exists() and not (tmp_path / "student").exists()
 
 
+def test_a_student_without_flags_needs_a_folder_too(teacher, source, tmp_path, capsys):
+    command = ["distill", str(teacher), "--source", str(source), "--text", str(tmp_path / "text"), "--train"]
+    assert main(command) == 2
+    assert "expected --out with a run folder for the student; or --text without --train" in capsys.readouterr().err
+    assert not (tmp_path / "text").exists()
+
+
 def test_a_run_that_learnt_from_something_else_is_not_a_student(distill, teacher, tmp_path):
     shutil.copytree(teacher, tmp_path / "student")
     status, _, err = distill()
