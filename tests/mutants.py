@@ -946,6 +946,7 @@ TRAINING = [
         f"{PACKAGE}/training",
         ('jobs.keys() == {"worker"}', '"worker" in jobs'),
         ("range(worker_index() * each, (worker_index() + 1) * each)", "range(each)"),
+        ("if theirs.get(name) != facts.get(name)", "if False"),
     ),
     *by(
         "training/test_learning.py",
@@ -997,6 +998,7 @@ TRAINING = [
         ("        _replaced(folder).rename(_moving(folder))", "        return"),
         ("elif is_refused and not _has_checkpoint(folder):", "elif is_refused:"),
         (".is_relative_to(folder)", " == folder"),
+        ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ),
     *by(
         "training/test_language_modelling.py",

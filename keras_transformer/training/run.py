@@ -8,7 +8,8 @@ from keras_transformer.errors import load_tensorflow, say
 from keras_transformer.training.cleaning import clean
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.request import Run, open_run
-from keras_transformer.training.workspace import begun
+from keras_transformer.training.settings import flag_of
+from keras_transformer.training.workspace import READ, begun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -24,7 +25,8 @@ def train(given: dict[str, Any]) -> None:
 
     Raises:
         RequestError: the request is wrong; nothing was written.
-        JobError: training failed, or another worker was lost (`workers.WorkerLost`); the checkpoints are intact.
+        JobError: training failed, or another worker was lost or did not come (`workers.WorkerLost`); the checkpoints
+            are intact.
         Stopped: a signal came; the run is saved.
     """
     load_tensorflow()
@@ -36,9 +38,20 @@ def train(given: dict[str, Any]) -> None:
     devices.configure(run.settings.devices, run.settings.threads)
     say(devices.describe_devices(run.settings.devices))
     replicas.seed(run.settings.seed)
+    workers.meet(shared_facts(run))
     with workers.lost_workers():
         strategy = replicas.strategy(run.settings.devices)
         _train(run, strategy)
+
+
+def shared_facts(run: Run) -> dict[str, Any]:
+    """What all workers must have the same, by names for people.
+
+    The paths of what they read may differ, and so may the names of their devices.
+    """
+    own = {*READ, "data_dir", "devices", "threads"}
+    settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
+    return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
 
 
 def _train(run: Run, strategy: tf.distribute.Strategy) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training import workers
+from keras_transformer.training import devices, run, workers
 from keras_transformer.training.replicas import local_replicas
 from tests.processes import killed_at_end
-from tests.tiny_corpus import tiny_flags
+from tests.tiny_corpus import tiny_flags, write_corpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -149,6 +153,104 @@ def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeyp
         raise tf.errors.UnavailableError(None, None, "a file system is away")
 
 
+@pytest.fixture
+def meet(monkeypatch):
+    """`meet(facts of each worker)` → what each raised, None for nothing; a worker whose facts are None does not come.
+
+    Each worker is a thread.
+    """
+    here = threading.local()
+    monkeypatch.setattr(workers, "_workers", lambda: here.workers)
+
+    def meet(all_facts: list[dict[str, Any] | None], seconds: float = 30) -> list[Exception | None]:
+        addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(len(all_facts)))
+
+        def of_worker(number: int) -> Exception | None:
+            here.workers = workers.Workers(len(addresses), number, addresses)
+            try:
+                if (facts := all_facts[number]) is not None:
+                    workers.meet(facts, seconds)
+            except (RequestError, workers.WorkerLost) as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(len(all_facts)) as pool:
+            return list(pool.map(of_worker, range(len(all_facts))))
+
+    return meet
+
+
+SAME = {"--seed": 1, "--dropout": 0.1, "--norm": "layer", "--clip-norm": None, "text with SHA-256": "ab"}
+
+
+def test_workers_of_the_same_text_and_settings_begin(meet):
+    assert meet([SAME, SAME, SAME]) == [None, None, None]
+    assert meet([SAME, SAME], seconds=1) == [None, None]
+
+
+def test_workers_that_differ_in_text_or_settings_are_refused(meet):
+    errors = meet([SAME, SAME, {**SAME, "--seed": 2, "text with SHA-256": "cd"}])
+    assert {type(error) for error in errors} == {RequestError} and len({str(error) for error in errors}) == 1
+    assert str(errors[0]) == (
+        "worker 2 differs from the chief: --seed 2 (the chief: 1), text with SHA-256 cd (the chief: ab): start all "
+        "workers with the same text and settings"
+    )
+
+
+def test_who_does_not_come_is_named_when_the_time_is_over(meet):
+    errors = meet([SAME, SAME, None, SAME], seconds=1)
+    assert errors[2] is None
+    for error in (errors[0], errors[1], errors[3]):
+        assert type(error) is workers.WorkerLost
+        assert re.fullmatch(r"worker\(s\) 2 \(127.0.0.1:\d+\) did not come in time: .*", str(error))
+    (_, error) = meet([None, SAME], seconds=1)
+    assert re.fullmatch(r"the chief, 127.0.0.1:\d+, did not come in time: .*", str(error))
+
+
+def test_strangers_that_call_the_chief_are_not_heard(meet, monkeypatch):
+    create = socket.create_connection
+    calls: list[Any] = []
+
+    def called_by_strangers_first(address: tuple[str, int], **options: Any) -> socket.socket:
+        connection = create(address, **options)
+        if len(calls) < 4:
+            calls.append(connection)
+            connection.sendall(
+                [b"GET / HTTP/1.1\r\n", b"[]\n", b'{"worker": 7, "facts": {}}\n', b"\xff\n"][len(calls) - 1]
+            )
+            connection.shutdown(socket.SHUT_WR)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", called_by_strangers_first)
+    assert meet([SAME, SAME], seconds=60) == [None, None] and len(calls) == 4
+
+
+def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
+    """They may read the text at other places, and have other devices."""
+
+    class Met(Exception):
+        pass
+
+    found: list[dict[str, Any]] = []
+
+    def meet(facts: dict[str, Any]) -> None:
+        found.append(json.loads(json.dumps(facts)))
+        raise Met
+
+    monkeypatch.setattr(workers, "meet", meet)
+    monkeypatch.setattr(devices, "configure", lambda *_: None)
+    source, target = write_corpus(tmp_path)
+    given = {"source": str(source), "target": str(target), "out": str(tmp_path / "run")}
+    elsewhere = {"source": str(source.rename(tmp_path / "moved")), "devices": "cpu:2", "threads": 2}
+    for more in (elsewhere, {**elsewhere, "seed": 2}, {**elsewhere, "target": elsewhere["source"]}):
+        with pytest.raises(Met):
+            run.train({**given, **more})
+    same, seed, text = found
+    assert {name for name in same if same[name] != seed[name]} == {"--seed"}
+    assert {name for name in same if same[name] != text[name]} == {"text with SHA-256"}
+    assert not {"--source", "--devices", "--threads", "--out"} & same.keys()
+
+
 @pytest.mark.parametrize(("index", "expected"), [(0, range(0, 2)), (1, range(2, 4)), (2, range(4, 6))])
 def test_each_worker_has_replicas_of_its_own(monkeypatch, index, expected):
     class Strategy:
@@ -174,6 +276,9 @@ MACHINES = {"worker": ADDRESSES}
         {"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}},
         {"cluster": MACHINES},
         {"cluster": MACHINES, "task": 1},
+        {"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {"worker": ["a:1", "b:70000"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {"worker": [1, 2]}, "task": {"type": "worker", "index": 0}},
         {"cluster": MACHINES, "task": {"type": "worker"}},
         {"cluster": MACHINES, "task": {"type": "worker", "index": "a"}},
         {"cluster": MACHINES, "task": {"type": "worker", "index": None}},
