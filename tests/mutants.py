@@ -753,7 +753,7 @@ TEXT = [
         ('    "remove_extra_whitespaces": False,\n', ""),
         ('    "add_dummy_prefix": False,\n', ""),
         ('    "user_defined_symbols": [LINE_BREAK],\n', ""),
-        ('_valid_unicode(text.replace("\\0", " "))', "text"),
+        ('_valid_unicode(string_of(text).replace("\\0", " "))', "text"),
     ),
     *by(
         "text/test_batches.py\ntext/test_corpora.py",
@@ -1671,7 +1671,7 @@ ATTENTION = [
         ("written = [id for id in best.ids if id != END]", "written = [*best.ids]"),
         ("if answer is not None and self.answer_length is None:", "if False:"),
         (
-            'if is_blank(text):\n            raise RequestError("expected a text',
+            'if is_blank(string_of(text)):\n            raise RequestError("expected a text',
             'if False:\n            raise RequestError("expected a text',
         ),
         (
