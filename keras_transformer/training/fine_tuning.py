@@ -12,6 +12,9 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
+# The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
+# Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
+USUAL_PEAK = 5e-5
 # The parent's text, how it was cleaned, the machine that it ran on, and how many of its checkpoints were averaged, are
 # not handed on.
 NOT_INHERITED = (
@@ -43,15 +46,18 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
         if name in given and given[name] != size:
             flag = flag_of(name)
             raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
-    inherited = inherited_from(parent["settings"])
+    stored, model = inherited_from(parent["settings"]), parent["model"]
+    # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
+    inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
     settings = resolve({**given, **sizes}, recipe, inherited)
-    if not inherited:  # The parent was saved from a notebook, which does not tell how it was trained.
-        return settings
     asked = {*given, *sizes}
-    if "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
+    if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()
-    parent_settings = Settings(**{**inherited, "hidden_dim": settings.hidden_dim})
-    fitting = fitting_warm_up(settings, parent_settings, shortens="warmup_steps" not in asked)
+    peak = USUAL_PEAK
+    if stored:
+        parent_settings = Settings(**{**stored, "hidden_dim": settings.hidden_dim})
+        peak = parent_settings.learning_rate(parent_settings.steps)
+    fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in asked)
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
@@ -80,20 +86,20 @@ def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: stored[name] for name in known if name not in NOT_INHERITED}
 
 
-def fitting_warm_up(settings: Settings, parent: Settings, shortens: bool) -> dict[str, Any]:
-    """A warm-up of a tenth of the steps, up to the learning rate at which the parent ended.
+def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str, Any]:
+    """A warm-up of a tenth of the steps.
 
     Args:
-        settings: of the new run.
-        parent: of the run that is fine-tuned.
+        settings: of the run.
+        peak: the learning rate to rise to.
         shortens: whether the warm-up may change; if not, the learning rate alone is fitted.
 
     Returns:
         `warmup_steps` and `learning_rate_factor`.
     """
     warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if shortens else settings.warmup_steps
-    peak = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
-    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{parent.learning_rate(parent.steps) / peak:.3g}")}
+    usual = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
+    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{peak / usual:.3g}")}
 
 
 def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
@@ -102,8 +108,9 @@ def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings
     own = {*_fixed_by_parent(settings.task), *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
     kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
+    highest = settings.learning_rate(min(settings.warmup_steps, settings.steps))
     return (
         f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
-        f"learning rate of {settings.learning_rate(settings.warmup_steps):.2g}; from that run, besides its sizes: "
-        f"{', '.join(kept) or 'nothing'}; a flag wins"
+        f"learning rate of {highest:.2g} (--learning-rate-factor {settings.learning_rate_factor:.3g}); from that run, "
+        f"besides its sizes: {', '.join(kept) or 'nothing'}; a flag wins"
     )

@@ -15,7 +15,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices, workers
-from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, inherited_from
+from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, fitting_warm_up, inherited_from
 from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
 from keras_transformer.training.stored_settings import resumed
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
@@ -95,6 +95,7 @@ def _new_run(given: dict[str, Any]) -> Run:
             say(describe_inheritance(given, corpus.recipe, settings))
         if "preset" in given:
             _say_what_the_recipe_overrides(given, corpus, settings)
+        _warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
         _warn_of_settings_that_cannot_pay(settings)
     config = {
         "model": _model_config(settings, parent),
@@ -202,12 +203,17 @@ def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], s
         )
 
 
-def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
+def _warn_of_a_long_warm_up(settings: Settings) -> None:
     if settings.warmup_steps > settings.steps:
+        fitting = fitting_warm_up(settings, settings.learning_rate(settings.warmup_steps), shortens=True)
+        flags = " ".join(f"{flag_of(name)} {value}" for name, value in fitting.items())
         warn(
             f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
-            f"{settings.steps}; give a shorter warm-up, such as --warmup-steps {max(1, settings.steps // 10)}"
+            f"{settings.steps}; a shorter warm-up to the same learning rate: {flags}"
         )
+
+
+def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
     if settings.xla and not settings.static_shapes and settings.task == "translation":
         warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
 

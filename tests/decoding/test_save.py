@@ -132,8 +132,6 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
     assert run is not None
     assert run.config["model"] == {**model_config(fitted.model), "dropout": 0.2}
     assert_same_weights(fitted.model, compiled_model(run))
-    # How it was trained is not known: no learning rate to begin at can be worked out.
-    assert (run.settings.warmup_steps, run.settings.learning_rate_factor) == (4_000, 1.0)
     said = capsys.readouterr().err
     assert said.count("\n") <= 2 and f"fine-tuning {saved}: 3 steps" in said
     with pytest.raises(RequestError, match="--init-from: that run has --residual pre_norm; received: post_norm"):
@@ -145,6 +143,23 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
     message = "error: --resume: train.py did not make this run: fine-tune it with --init-from\n"
     assert capsys.readouterr().err == message
     assert {path: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "warmup"),
+    [({"steps": 50}, 5), ({"steps": 9, "warmup_steps": 20}, 20), ({"dataset": "numbers:en-de"}, 240)],
+    ids=["steps", "a warm-up", "a recipe"],
+)
+def test_fine_tuning_it_has_a_small_learning_rate(saved, tmp_path, capsys, flags, warmup):
+    """How it was trained is not known, and the rates of presets and recipes are for models that begin anew."""
+    source, target = write_corpus(tmp_path, 60)
+    text = {} if "dataset" in flags else {"source": str(source), "target": str(target)}
+    run = open_run({"init_from": str(saved), **text, **flags, "out": str(tmp_path / "run")})
+    assert run is not None and run.settings.warmup_steps == warmup
+    assert run.settings.learning_rate(warmup) == pytest.approx(5e-5, rel=0.01)
+    assert run.settings.dropout == (0.05 if "dataset" in flags else read_config(saved)["model"]["dropout"])
+    highest = run.settings.learning_rate(min(warmup, run.settings.steps))
+    assert f"with a warm-up of {warmup}, up to a learning rate of {highest:.2g} (" in capsys.readouterr().err
 
 
 def test_a_run_that_was_saved_can_be_fine_tuned_to_its_end(saved, tmp_path, monkeypatch, capsys):

@@ -359,16 +359,18 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, 
     peak, ended = Settings(**child).learning_rate(1), float(InverseSquareRootDecay(16, 10)(16))  # the 17th step
     assert peak == pytest.approx(ended, rel=0.01)
     line = next(line for line in message.splitlines() if line.startswith("fine-tuning whole: "))
-    assert f"4 steps with a warm-up of 1, up to a learning rate of {peak:.2g}; from that run" in line
+    told = f"learning rate of {peak:.2g} (--learning-rate-factor {child['learning_rate_factor']:.3g})"
+    assert f"4 steps with a warm-up of 1, up to a {told}; from that run" in line
     assert "dropout 0.2" in line and "sampling 0.3" in line and "hidden_dim" not in line and "seed" not in line
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(900, 200), (100, 200)], ids=["past its warm-up", "within it"])
 def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended(steps, warmup):
     parent = Settings(hidden_dim=64, steps=steps, warmup_steps=warmup, learning_rate_factor=0.7)
-    ended = float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1))
+    ended = parent.learning_rate(steps)
+    assert ended == pytest.approx(float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1)))
     for wanted, fits in ((6, True), (200, False)):
-        fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), parent, fits)
+        fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), ended, fits)
         assert fitting["warmup_steps"] == wanted
         schedule = InverseSquareRootDecay(64, fitting["warmup_steps"], fitting["learning_rate_factor"])
         assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
@@ -502,12 +504,21 @@ def run_that_is_damaged(runs, tmp_path) -> Path:
     return tmp_path / "damaged"
 
 
-@pytest.mark.parametrize(("steps", "warns"), [(9, True), (10, False)])
-def test_a_warm_up_that_exceeds_the_steps_is_warned_of(runs, tmp_path, capsys, steps, warns):
-    open_run({"dataset": "numbers:en-de", "warmup_steps": 10, "steps": steps, "out": str(tmp_path / "run")})
-    warning = "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --steps 9"
-    error = capsys.readouterr().err
-    assert error.startswith(warning) if warns else error == ""
+@pytest.mark.parametrize("parent", [None, "whole"])
+def test_a_warm_up_that_exceeds_the_steps_is_warned_of(runs, tmp_path, capsys, parent):
+    given = {"dataset": "numbers:en-de", "warmup_steps": 10, "out": str(tmp_path / "run")}
+    given |= {} if parent is None else {"init_from": str(runs / parent)}
+    settings = opened({**given, "steps": 9}).settings
+    warning = "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --steps 9; a "
+    *_, told = capsys.readouterr().err.splitlines()
+    assert told.startswith(warning)
+    advice = r"--warmup-steps (\d+) --learning-rate-factor (\S+)$"
+    ((warmup, factor),) = re.findall(advice, told)
+    advised = opened({**given, "steps": 9, "warmup_steps": int(warmup), "learning_rate_factor": float(factor)}).settings
+    assert advised.learning_rate(int(warmup)) == pytest.approx(settings.learning_rate(10), rel=0.01)
+    assert "warning" not in capsys.readouterr().err
+    opened({**given, "steps": 10})
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_xla_without_static_shapes_is_warned_of(outcomes):
