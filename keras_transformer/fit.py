@@ -6,8 +6,6 @@ strategy.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,86 +13,19 @@ from keras import ops
 
 from keras_transformer import auxiliary_losses, r_drop
 from keras_transformer.tensor import Tensor
+from keras_transformer.weighted_fit import WeightedFit, are_of_rows
 
 
-class _WeightedFit(keras.Model):
-    """Weights are never averaged twice, on any backend.
-
-    With sample weights the loss is their weighted sum, whatever the loss's reduction. `text.batches` gives a label the
-    weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
-    Keras's losses do by default, the weights are first divided by their sum. If the loss is a sum, they are used as
-    they are.
-    """
-
-    _sum_loss: Any = None
-
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """As in Keras.
-
-        Raises:
-            ValueError: there are several losses, or `loss_weights` for a loss that takes a mean.
-        """
-        losses = [] if loss is None else keras.tree.flatten(loss)
-        if len(losses) > 1:
-            raise ValueError(f"`loss` must be one loss, for the model has one output. Received: loss={loss!r}")
-        takes_a_mean = bool(losses) and getattr(losses[0], "reduction", None) != "sum"
-        if takes_a_mean and loss_weights is not None:
-            raise ValueError(
-                "`loss_weights` must be left out, for the model has one loss: scale the learning rate instead. "
-                f"Received: loss_weights={loss_weights!r}"
-            )
-        super().compile(optimizer, loss, loss_weights, *args, **kwargs)
-        self._sum_loss = _as_sum(losses[0]) if takes_a_mean else None
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as it was compiled when it was saved, but without XLA."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Tensor:
-        """As in Keras; with sample weights it is their weighted sum."""
-        if sample_weight is None or self._sum_loss is None:
-            return super().compute_loss(x, y, y_pred, sample_weight, training)
-        loss = self._sum_loss(y, y_pred, self._normalized(sample_weight))
-        return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)
-
-    def _normalized(self, weights: Tensor) -> Tensor:
-        weights = ops.cast(weights, "float32")
-        return weights / ops.maximum(ops.sum(weights), 1e-30)
-
-
-def _as_sum(loss: Any) -> keras.losses.Loss:
-    """The same loss, but it returns the weighted sum of its values."""
-    loss = keras.losses.get(loss)
-    summed = copy.copy(loss) if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
-    summed.reduction = "sum"
-    return summed
-
-
-class _FunctionLoss(keras.losses.Loss):
-    """A function (labels, logits) → values as a loss. Both come in float32, as Keras gives them to a function."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]):
-        super().__init__(name="loss_function")
-        self.function = function
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        return self.function(y_true, y_pred)
-
-
-class _TensorFlowFit(_WeightedFit):
+class _TensorFlowFit(WeightedFit):
     """How `fit` differs from Keras's on TensorFlow.
 
     * The constructor builds the model, so Keras does not build it from a first batch. Under a strategy Keras would
       average the replicas' ids, or fail because the replicas' shapes differ.
     * The weights of a batch sum to 1 over all replicas and micro-batches. So loss and gradient equal those of one large
-      batch on one replica. `text.batches` makes such weights. If no weights come and the loss is a sum, each label that
-      is not 0 gets the weight 1 / (number of such labels on all replicas). If the loss takes a mean, the weights are
-      divided by their sum over all replicas. A mean without weights needs `micro_batches` = 1.
+      batch on one replica. `text.batches` makes such weights. If no weights come and the loss is a sum, each real
+      label gets the weight 1 / (number of real labels on all replicas): a token's label 0 is padding, a row's is not.
+      If the loss takes a mean, or the weights are those of rows, they are divided by their sum over all replicas. A
+      mean without weights needs `micro_batches` = 1.
     * In float16, if a gradient of any replica overflows, no replica updates its weights.
     * `micro_batches` = k: each replica splits its rows into k parts, runs them one after the other, and sums their
       gradients before it updates the weights. Schedule and optimizer count one step.
@@ -147,16 +78,18 @@ class _TensorFlowFit(_WeightedFit):
         import tensorflow as tf
 
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        has_weights, takes_a_mean = weights is not None, self._sum_loss is not None
-        if has_weights != takes_a_mean:
-            if takes_a_mean and training and (self.micro_batches > 1 or self.r_drop):
+        takes_a_mean = self._sum_loss is not None
+        if weights is None and takes_a_mean:
+            if training and (self.micro_batches > 1 or self.r_drop):
                 raise ValueError(
                     "`micro_batches` must be 1 and `r_drop` 0 for a loss that takes a mean, unless weights come: "
                     "give weights, or a loss whose reduction is 'sum'. Received: "
                     f"micro_batches={self.micro_batches}, r_drop={self.r_drop}"
                 )
-            return inputs, labels, weights  # a sum uses the weights that come, a mean needs none
-        weights = tf.cast(tf.not_equal(labels, 0) if weights is None else weights, tf.float32)
+            return inputs, labels, None
+        if weights is not None and not takes_a_mean and not are_of_rows(weights):
+            return inputs, labels, weights
+        weights = self._real_labels(labels) if weights is None else self._label_weights(labels, weights)
         if training:
             total = tf.reduce_sum(weights)
             context = tf.distribute.get_replica_context()
@@ -276,10 +209,6 @@ class _TensorFlowFit(_WeightedFit):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
-    def symbolic_batch(self) -> tuple:
-        """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
-        raise NotImplementedError
-
     def build_for_training(self) -> None:
         """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
         self._maybe_symbolic_build()
@@ -290,7 +219,7 @@ class _TensorFlowFit(_WeightedFit):
 
 
 # JAX and PyTorch train on one device, with Keras's own steps.
-ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else _WeightedFit
+ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else WeightedFit
 
 
 def _part_of(data: Any, part: Tensor, rows: Tensor) -> Any:

@@ -852,7 +852,17 @@ TRAINING = [
         f"{PACKAGE}/training",
         (" - label_smoothing * mean_logits", ""),
         ("each_other = label_smoothing / logits.shape[-1]", "each_other = 0.0"),
-        ("real = ops.cast(ops.not_equal(y_true, 0)", "real = ops.cast(ops.not_equal(y_true, -1)"),
+        ("real = ops.cast(real_labels(y_true)", "real = ops.cast(real_labels(y_true + 1)"),
+    ),
+    *by(
+        "training/test_label_weights.py",
+        PACKAGE,
+        ('padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")', "padding_mask(labels)"),
+        (
+            "ops.expand_dims(weights, -1) * self._real_labels(labels)",
+            "ops.expand_dims(weights, -1) * ops.ones_like(labels)",
+        ),
+        ("labels = ops.reshape(labels, (-1,)) if self._rows_have_labels() else labels", "pass"),
     ),
     *by(
         "training/test_metrics.py",

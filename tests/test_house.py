@@ -174,7 +174,8 @@ MAY_IMPORT = {
     f"{PACKAGE}.commands": [PACKAGE],
     f"{PACKAGE}.slots": [f"{PACKAGE}.{name}" for name in ("lengths", "options")],
     f"{PACKAGE}.family": [f"{PACKAGE}.options", f"{PACKAGE}.slots"],
-    f"{PACKAGE}.fit": [f"{PACKAGE}.{name}" for name in ("auxiliary_losses", "r_drop")],
+    f"{PACKAGE}.fit": [f"{PACKAGE}.{name}" for name in ("auxiliary_losses", "r_drop", "weighted_fit")],
+    f"{PACKAGE}.weighted_fit": [f"{PACKAGE}.layers.masks"],
     **{f"{PACKAGE}.{name}": [f"{PACKAGE}.lazy", f"{PACKAGE}.training.{name}"] for name in FACADES},
     f"{PACKAGE}.run_config": [f"{PACKAGE}.{name}" for name in ("decoding.options", "family", "files", "version")],
     f"{PACKAGE}.importing": [
@@ -203,8 +204,8 @@ MAY_IMPORT = {
         )
     ],
     **{f"{PACKAGE}.training.{name}": [] for name in ("schedules", "optimizers", "ordering", "devices", "workers")},
-    f"{PACKAGE}.training.losses": [f"{PACKAGE}.training.ordering"],
-    f"{PACKAGE}.training.metrics": [f"{PACKAGE}.ranking"],
+    f"{PACKAGE}.training.losses": [f"{PACKAGE}.{name}" for name in ("layers.masks", "training.ordering")],
+    f"{PACKAGE}.training.metrics": [f"{PACKAGE}.{name}" for name in ("layers.masks", "ranking", "training.losses")],
     f"{PACKAGE}.training.replicas": [f"{PACKAGE}.training.{name}" for name in ("optimizers", "devices", "workers")],
     f"{PACKAGE}.decoding": [
         f"{PACKAGE}.{name}"
@@ -301,6 +302,7 @@ BACKEND_FREE = [
         "slots",
         "family",
         "auxiliary_losses",
+        "weighted_fit",
         "lengths",
         "ranking",
         "layers",

@@ -14,6 +14,11 @@ def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
     return ops.not_equal(ids, pad_token_id)
 
 
+def real_labels(labels: Tensor) -> Tensor:
+    """True where a label counts: labels (B,) of whole rows all count; of labels (B, T) of tokens, 0 is padding."""
+    return padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")
+
+
 def causal_mask(length: int | Tensor) -> Tensor:
     """(1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
     positions = ops.arange(length)

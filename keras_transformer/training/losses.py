@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_transformer.layers.masks import real_labels
 from keras_transformer.tensor import Tensor
 from keras_transformer.training.ordering import computed_after
 
@@ -112,21 +113,22 @@ def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SmoothedCrossEntropy(keras.losses.Loss):
-    """Label-smoothed cross-entropy over the real tokens. Padding (label 0) never counts.
+    """Label-smoothed cross-entropy over the real tokens, or over rows. Labels (B, T) of tokens are padded with 0, which
+    never counts; labels (B,) of rows all count, 0 too.
 
     tensor2tensor differs: there the true class has 1 − ε, and the V − 1 other classes share ε.
 
     With sample weights the loss is the weighted sum. A `BatchPlan` weighs each token by 1 / (tokens of the global
     batch), so the loss is the mean over the tokens of all replicas and micro-batches. Without weights the loss is the
-    mean over the tokens of the batch.
+    mean over the real labels of the batch.
 
     Args:
         label_smoothing: ε, at least 0 and less than 1.
 
     Call arguments:
-        y_true: labels (B, T).
-        y_pred: logits (B, T, V).
-        sample_weight: (B, T), or None.
+        y_true: labels (B, T) or (B,).
+        y_pred: logits (B, T, V) or (B, V).
+        sample_weight: of the shape of the labels, or None.
     """
 
     def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any):
@@ -141,10 +143,10 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         # Overrides Keras, which would cast the logits to float32.
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         if sample_weight is None:
-            real = ops.cast(ops.not_equal(y_true, 0), "float32")
+            real = ops.cast(real_labels(y_true), "float32")
             sample_weight = real / ops.maximum(ops.sum(real), 1.0)
         sample_weight = ops.convert_to_tensor(sample_weight, "float32")
-        _check_shapes(y_pred, y_true=y_true, sample_weight=sample_weight)
+        check_shapes(y_pred, y_true=y_true, sample_weight=sample_weight)
         return ops.sum(self.call(y_true, y_pred) * sample_weight)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
@@ -154,7 +156,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
 
 
-def _check_shapes(logits: Tensor, **others: Tensor) -> None:
+def check_shapes(logits: Tensor, **others: Tensor) -> None:
     """Raises ValueError unless the others have one entry for each token of the logits, as far as shapes are known."""
     expected = tuple(logits.shape[:-1])
     for name, tensor in others.items():

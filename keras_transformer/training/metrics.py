@@ -1,4 +1,4 @@
-"""Metrics over real tokens. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
+"""Metrics over real labels. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import keras
 from keras import ops
 
 from keras_transformer import ranking
+from keras_transformer.layers.masks import real_labels
 from keras_transformer.tensor import Tensor
+from keras_transformer.training.losses import check_shapes
 
 
 class _TokenMean(keras.metrics.Mean):
-    """The mean over all real target tokens, or over all tokens by the weights (B, T) given."""
+    """The mean over all real labels, (B, T) padded with 0 or (B,), or over all labels by the weights given."""
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
-        labels = ops.cast(y_true, "int32")
-        weights = ops.not_equal(labels, 0) if sample_weight is None else sample_weight
+        labels, y_pred = ops.cast(y_true, "int32"), ops.convert_to_tensor(y_pred)
+        weights = real_labels(labels) if sample_weight is None else ops.convert_to_tensor(sample_weight)
+        check_shapes(y_pred, y_true=labels, sample_weight=weights)  # else they would be broadcast
         # Flat, because Keras averages over the axes after the first: tokens of narrow batches would count for more.
         values = ops.reshape(self.token_values(labels, y_pred), (-1,))
         return super().update_state(values, ops.reshape(weights, (-1,)))

@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each part of the family is in a combination, the arguments that are no parts are in a variant. A backend takes seconds
 # for each.
 ELSEWHERE = ["post-norm", "key_dim", "learned positions", "unlike sides", "untied", *combinations.COMBINATIONS]
-LOSSES = [*(f"training/test_{name}.py" for name in ("losses", "metrics", "schedules")), "test_ranking.py"]
+LOSSES = [
+    *(f"training/test_{name}.py" for name in ("losses", "metrics", "label_weights", "schedules")),
+    "test_ranking.py",
+]
 KINDS = ("language_model", "encoder", "sequence_encoder", "image_classifier")
 OF_ONE_STACK = [f"models/test_{kind}.py" for kind in KINDS]
 # JAX compiles each operation alone, which takes long: some tests of many. The models above have every layer of text.
