@@ -119,6 +119,7 @@ LAYERS = [
         ("return dot(ops.matmul(query, self.kernel), key)", "return dot(query, key)"),
         ("ops.expand_dims(ops.matmul(key, self.key_kernel), -3)", "ops.expand_dims(key, -3)"),
         ("return dot(query, rows) + (1.0 - has_row) * HIDDEN", "return dot(query, rows)"),
+        ("_product(query / DOT_SCALE, key) * DOT_SCALE", "_product(query, key)"),
     ),
     *by(
         "layers/test_grouped_heads.py",
@@ -143,7 +144,8 @@ LAYERS = [
         f"{PACKAGE}/layers/positions.py",
         ("base: float = 10_000.0", "base: float = 1_000.0"),
         ("[ops.sin(angles), ops.cos(angles)]", "[ops.cos(angles), ops.sin(angles)]"),
-        ('ops.cast(positions, "float32") / self.interpolation', "positions"),
+        ("(2.0 * math.pi * interpolation)", "(2.0 * math.pi)"),
+        ("ops.sum(turns - ops.round(turns), axis=-2)", "ops.sum(turns, axis=-2)"),
         ("self.max_length + self.offset - 1)", "self.max_length + self.offset - 2)"),
         (
             'ops.cumsum(ops.ones_like(x, dtype="int32"), axis=1) - 1',

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from keras_transformer.layers.masks import HIDDEN
-from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot, Score
+from keras_transformer.layers.score import DOT_SCALE, Additive, Dot, General, Location, ScaledDot, Score
 
 from .arithmetic import Arithmetic
 from .graph import Graph, Value
@@ -33,8 +33,13 @@ class DotScore:
         self.arithmetic = arithmetic
 
     def divisor(self, key_dim: int) -> float:
-        """What the projection of queries is divided by, so that the graph need not divide the logits."""
-        return 1.0
+        """What the projection of queries is divided by, so that products do not overflow in float16."""
+        return self.scale
+
+    @property
+    def scale(self) -> float:
+        """What `logits` multiplies a product by, in float32."""
+        return 1.0 if self.arithmetic.dtype == np.float32 else DOT_SCALE
 
     def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         """Queries (..., T, H), keys (..., H, S) → (..., T, S) float32.
@@ -42,11 +47,14 @@ class DotScore:
         Args:
             positions: (S,) the positions of the keys; None if they are 0, 1, 2, …
         """
-        return self.arithmetic.float32(g, g("MatMul", query, keys))
+        logits = self.arithmetic.float32(g, g("MatMul", query, keys))
+        return logits if self.scale == 1 else g("Mul", logits, self.scale)
 
 
 class ScaledDotScore(DotScore):
-    """Writes a `ScaledDot`."""
+    """Writes a `ScaledDot`: the divisor of queries is all that a product needs."""
+
+    scale = 1.0
 
     def divisor(self, key_dim: int) -> float:
         return math.sqrt(key_dim)
@@ -62,6 +70,8 @@ class GeneralScore(DotScore):
 
 class AdditiveScore(DotScore):
     """Writes an `Additive`."""
+
+    scale = 1.0  # no product of a query and a key
 
     def logits(self, g: Graph, query: Value, keys: Value, positions: Value | None = None) -> Value:
         layer, arithmetic = self.layer, self.arithmetic

@@ -16,6 +16,10 @@ from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.masks import HIDDEN
 from keras_transformer.tensor import Tensor
 
+# Q is divided by it before Q Kᵀ, and the product multiplied in float32: float16 ends at 65,504, and the softmax of an
+# infinite logit is NaN. A power of two rounds nothing.
+DOT_SCALE = 16.0
+
 
 class Score(keras.layers.Layer):
     """The base of scores: queries and keys → logits, in float32 whatever the compute type.
@@ -143,9 +147,13 @@ class Location(Score):
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ, see `Dot`."""
-    return ops.cast(ops.matmul(query, ops.swapaxes(key, -1, -2)), "float32")  # (..., T, S)
+    return _product(query / DOT_SCALE, key) * DOT_SCALE
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ / √H, see `ScaledDot`."""
-    return dot(query, key) / math.sqrt(query.shape[-1])
+    return _product(query / math.sqrt(query.shape[-1]), key)  # divided first, see `DOT_SCALE`
+
+
+def _product(query: Tensor, key: Tensor) -> Tensor:
+    return ops.cast(ops.matmul(query, ops.swapaxes(key, -1, -2)), "float32")  # (..., T, S)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.layers import RotaryPositions
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.positions import (
     LearnedPositions,
@@ -70,6 +71,29 @@ def test_wavelengths_run_from_two_pi_to_ten_thousand_times_as_much():
         columns = slice(2 * pair, 2 * pair + 2)
         np.testing.assert_allclose(sinusoids(3)[columns], sinusoids(3 + wavelength)[columns], atol=2e-5)
         assert np.abs(sinusoids(3)[columns] - sinusoids(3 + wavelength / 2)[columns]).max() > 0.5
+
+
+@pytest.mark.parametrize(("interpolation", "offset"), [(1.0, 0), (1.5, 0), (1.0, 2)])
+def test_far_positions_are_as_right_as_near_ones(interpolation, offset):
+    """Against NumPy in float64, up to position 8,192, eagerly and in a graph of unknown length."""
+    positions = np.arange(8_193, dtype="int32")
+    angles = (positions[:, None] / interpolation + offset) / 10_000.0 ** (2 * np.arange(64) / 128)
+    expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1, 128)
+    layer = SinusoidalPositions(128, offset, interpolation)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(positions)), expected, atol=1e-6)
+    ids = keras.Input((None,), dtype="int32")
+    found = keras.Model(ids, layer(positions_of(ids))).predict(positions[None] + 1, verbose=0)
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_far_rotations_are_as_right_as_near_ones(base):
+    """Up to the last position of the longest contexts."""
+    positions = np.concatenate([np.arange(8_193), [65_535, 131_071]])
+    angles = np.tile(positions[:, None] / base ** (2 * np.arange(32) / 64), 2)
+    rotation = RotaryPositions(64, base).rotation(ops.convert_to_tensor(positions.astype("int32")), True)
+    np.testing.assert_allclose(ops.convert_to_numpy(rotation.query_cosines), np.cos(angles), atol=2e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(rotation.key_sines), np.sin(angles), atol=2e-6)
 
 
 @pytest.mark.parametrize("offset", [1, 4, -3])

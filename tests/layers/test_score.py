@@ -83,6 +83,17 @@ def test_a_score_is_its_formula_in_float32(config):
     np.testing.assert_allclose(ops.convert_to_numpy(half), expected, 1e-6, 0.03 * largest)
 
 
+@EVERY_SCORE
+def test_no_product_overflows_in_float16(config):
+    """A dot product of 100,000 is beyond float16, which ends at 65,504."""
+    query, key = QUERY + 150.0, KEY + 150.0
+    layer, exact = score_of(config, "mixed_float16"), score_of(config)
+    layer.set_weights(exact.get_weights())
+    found, expected = (ops.convert_to_numpy(each(query, key)) for each in (layer, exact))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02 * np.abs(expected[expected > -1e8]).max())
+
+
 def keras_attention(layer):
     """Keras's layer that computes a score, and functions of queries and keys that give its inputs."""
     weights = weights_of(layer)
