@@ -73,8 +73,8 @@ def _arg_max(node: NodeProto) -> list[NodeProto]:
     (output,) = node.output
     node.output[0] = f"{output}/place"
     nothing = new("Equal", largest, new.constant(np.float32(-np.inf)))
-    place = ["Where", [nothing, new.constant(np.int64(2**31 - 1)), node.output[0]], [output]]
-    return [node, *new.nodes, onnx.helper.make_node(*place)]
+    place = [nothing, new.constant(np.int64(2**31 - 1)), node.output[0]]
+    return [node, *new.nodes, onnx.helper.make_node("Where", place, [output])]
 
 
 def _scatter(node: NodeProto) -> list[NodeProto]:

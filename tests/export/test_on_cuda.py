@@ -9,7 +9,7 @@ import pytest
 from export.forms import form_of
 from export.onnx.export import MODELS, translate_model
 from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, write_model
-from export.signatures import GREEDY, Decoding, TrainedRun
+from export.signatures import Decoding, Pipeline, TrainedRun
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models.transformer import Transformer
@@ -33,7 +33,7 @@ pytest_plugins = ["tests.tiny_run"]
 
 KINDS = ["translator", "ensemble", "language model", "answers", "labels", "masks", "images", "histories"]
 SEARCHES = {
-    "greedy": Decoding(**GREEDY),
+    "greedy": Decoding(1, 0),
     "beams": Decoding(4, 0.6),
     "short is favoured": Decoding(3, -1.5, max_length=9),
     "short alone": Decoding(3, -100, max_length=9),
@@ -60,11 +60,11 @@ def runs(tokenizer):
     ensemble.decoder = KerasDecoder(one, other)
     prose = Tokenizer.train(lines(0), 60, keeps_text=True)
     vocabulary = Tokenizer.train(lines(0), 60, has_mask=True)
-    pipelines = [
+    pipelines: list[Pipeline] = [
         translator, ensemble, generator_of(prose), generator_of(vocabulary, ANSWER), classifier_of(vocabulary),
         classifier_of(vocabulary, []), recognizer_of("attentive"), recommender_of(),
     ]  # fmt: skip
-    return dict(zip(KINDS, map(TrainedRun, pipelines), strict=True))
+    return {kind: TrainedRun(one) for kind, one in zip(KINDS, pipelines, strict=True)}
 
 
 def written(model, path):
@@ -151,8 +151,7 @@ def test_what_is_not_fit_for_cuda_is_found(operator, tmp_path):
         found = g("ArgMax", "values", axis=1, keepdims=0)
     else:
         found = g("ScatterND", [0, 0, 0], [[1], [1]], [5, 6])
-    shape = ["rows", 3][: 2 if operator == "TopK" else 1]
-    infos = [ValueInfo(g.named(found, "found"), np.int64, shape)]
+    infos = [ValueInfo(g.named(found, "found"), np.int64, ["rows", 3] if operator == "TopK" else ["rows"])]
     ours, on_cuda = written(Model(g, [ValueInfo("values", np.float32, ["rows", 4])], infos), tmp_path / "model.onnx")
     values = {"values": np.array([[1, -np.inf, 0, -np.inf], [-np.inf] * 4], "float32")}
     assert not np.array_equal(session(ours).run(None, values)[0], session(on_cuda).run(None, values)[0])
