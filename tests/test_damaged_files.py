@@ -70,6 +70,7 @@ def run(built_run, tmp_path) -> RunFolder:
     """A run with every section of config.json, as if training had written it."""
     source, target = map(str, write_corpus(tmp_path, 30))
     asked = open_run({"source": source, "target": target, "preset": "tiny", "out": str(tmp_path / "run")})
+    assert asked is not None
     folder = RunFolder(shutil.copytree(built_run, tmp_path / "run"))
     rest = {
         "model": read_config(folder)["model"],

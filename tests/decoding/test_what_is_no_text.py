@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 
-SIZES = {"num_layers": 1, "num_heads": 1, "hidden_dim": 4, "intermediate_dim": 4}
+SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 1, "hidden_dim": 4, "intermediate_dim": 4}
 NO_LISTS = [b"text", None, 3, [b"x"], [None], [3], ["text", None], np.array("text")]
 NO_TEXTS = [b"text", None, 3, ["text"]]
 LISTS, TEXTS, EITHER = ["text", *NO_LISTS], NO_TEXTS, NO_LISTS

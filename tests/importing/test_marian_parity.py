@@ -188,7 +188,7 @@ def grown(model: bytes, first: int) -> bytes:
     """A SentencePiece model with `REAL_PIECES` pieces, of which the new ones spell numbers from `first` on."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
     for number in range(first, first + REAL_PIECES - len(proto.pieces)):
         proto.pieces.add(piece=f"▁{number}", score=-20.0)
     return proto.SerializeToString()
