@@ -18,7 +18,7 @@ CONFIG_KEYS = {
     "format", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights", "parameters",
 }  # fmt: skip
 # What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
-HELD = {
+HELD: dict[str, dict[str, type]] = {
     "corpus": {"name": str, "identity": str, "source_language": str, "target_language": str},
     "weights": {"kind": str, "at_step": int, "asked_steps": int},
 }
@@ -118,7 +118,7 @@ def _check(config: Any) -> None:
 
 
 def _check_sections(config: dict[str, Any]) -> None:
-    held: dict[str, dict[str, type]] = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
+    held = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
     for section, types in held.items():
         for name, value in config.get(section, {}).items():
             if value is not None and name in types and type(value) is not types[name]:
