@@ -1446,8 +1446,9 @@ ENGINES = [
     *by(
         "commands/test_engines.py",
         f"{PACKAGE}/commands",
-        ("digest((__version__, content))", "digest(content)"),
-        ("digest((__version__, content))", "digest(__version__)"),
+        ("digest((writers(), *map(content_of, runs)))", "digest([*map(content_of, runs)])"),
+        ("digest((writers(), *map(content_of, runs)))", "digest(writers())"),
+        ("return sha256_of_source(*folders), sorted", "return '', sorted"),
         ('f"-longest{options.max_length}"', '""'),
         ('f"-best{options.n_best}"', '""'),
         ("if other != kept:", "if False:"),
@@ -1751,8 +1752,8 @@ ENSEMBLES = [
         ("if vocabulary != first:", "if False:"),
         ("if others_of(arguments):\n            raise", "if False:\n            raise"),
         ("if others_of(arguments) and with_halves:", "if False:"),
-        ('f"ensemble-{digest(keys)}"', 'f"onnx-{digest(keys)}"'),
-        ("{digest(keys)}", "{keys[0]}"),
+        ("{'onnx' if len(runs) == 1 else 'ensemble'}", "onnx"),
+        ("*map(content_of, runs)))", "content_of(runs[0])))"),
         (
             "return partial(keras_decoder, runs_of(arguments), arguments.threads)\n\n\ndef others_of",
             "return partial(keras_decoder, [arguments.run], arguments.threads)\n\n\ndef others_of",

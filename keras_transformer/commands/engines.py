@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands.exporting import export_module
-from keras_transformer.commands.kept_graphs import build, graphs_of
+from keras_transformer.commands.kept_graphs import PACKAGES, build, graphs_of
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.export_folder import PRECISIONS, ExportFolder, Graphs
 from keras_transformer.run_folder import RunFolder
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.translator import Translator
 
 ENGINES = ("auto", "onnx", "keras")
-PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

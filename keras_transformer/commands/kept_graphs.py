@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import keras_transformer
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.export_folder import Graphs, file_name
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
-from keras_transformer.version import __version__
+from keras_transformer.text.lines import sha256_of_source
 
+PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
 TrainedRun = Any  # of the export's module `signatures`, which is imported late
 
 
@@ -26,8 +30,8 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
         precision: of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
     """
-    keys = [key_of(run) for run in runs]
-    folder = runs[0].cache / (f"onnx-{keys[0]}" if len(runs) == 1 else f"ensemble-{digest(keys)}")
+    key = digest((writers(), *map(content_of, runs)))
+    folder = runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
     if with_halves:
         return Graphs(None, folder / file_name("encoder", precision), folder / file_name("step", precision))
     name = f"translate-beams{options.num_beams}-penalty{options.length_penalty!r}"
@@ -36,18 +40,29 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
     return Graphs(folder / file_name(name, precision), None, None)
 
 
-def key_of(run: RunFolder) -> str:
-    """A key that changes with the content of model.keras and with the version of this package.
-
-    It is made of the sizes and checksums in the archive's list of files, so it does not read the weights.
+def content_of(run: RunFolder) -> list[tuple[str, int, int]]:
+    """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read.
 
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
     read_config(run)
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
-        content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-    return digest((__version__, content))
+        return [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
+
+
+def writers() -> tuple[str, list[str]]:
+    """What a graph depends on besides the model: the source of this package and of the export, and the versions of the
+    packages that write it and run it."""
+    folders = {Path(str(module.__file__)).parent for module in (keras_transformer, export_module("__main__"))}
+    return sha256_of_source(*folders), sorted({name for package in PACKAGES for name in installed(package)})
+
+
+def installed(package: str) -> Iterator[str]:
+    """The folders in which pip describes a package; their names have the version. `importlib.metadata` takes 15 ms."""
+    spec = importlib.util.find_spec(package)
+    if spec and spec.origin:
+        yield from (path.name for path in Path(spec.origin).parents[1].glob(f"{package}*-info"))
 
 
 def digest(content: object) -> str:
@@ -56,7 +71,7 @@ def digest(content: object) -> str:
 
 
 def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOptions, precision: str) -> None:
-    """Writes the graphs, and removes those of other weights or versions; of ensembles the last one is kept.
+    """Writes the graphs, and removes those of other weights or of another export; of ensembles the last one is kept.
 
     Args:
         run: the run that keeps them.

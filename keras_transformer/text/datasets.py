@@ -18,7 +18,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.text.batches import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
-from keras_transformer.text.lines import sha256_of
+from keras_transformer.text.lines import sha256_of, sha256_of_source
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -193,7 +193,12 @@ class _Text:
 
     def _tokenized(self, part: str, pairs: Iterator[Pair], keep_text: bool = False) -> TokenizedCorpus:
         identity = sha256_of(
-            [self.corpus.identity, str(keep_text), *(tokenizer.model.hex() for tokenizer in self.tokenizers)]
+            [
+                self.corpus.identity,
+                str(keep_text),
+                *(tokenizer.model.hex() for tokenizer in self.tokenizers),
+                sha256_of_source(Path(__file__).parent),
+            ]  # fmt: skip
         )
         name = f"{part}-{identity[:16]}"
         if self.cache is not None and (self.cache / name).is_dir():

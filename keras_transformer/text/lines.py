@@ -122,3 +122,11 @@ def sha256_of(lines: Iterable[str]) -> str:
     for line in lines:
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
+
+
+def sha256_of_source(*folders: Path) -> str:
+    """The SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
+    digest = hashlib.sha256()
+    for name, path in sorted((str(path.relative_to(one)), path) for one in folders for path in one.rglob("*.py")):
+        digest.update(name.encode() + b"\n" + path.read_bytes())
+    return digest.hexdigest()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines, kept_graphs
 from keras_transformer.commands.exporting import export_module
+from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.run_folder import RunFolder, save_model
 
 pytest_plugins = ["tests.tiny_run"]
@@ -97,10 +100,30 @@ def test_new_weights_make_new_graphs_and_old_ones_go(run_folder, translate, tran
     assert before != after and old != new
 
 
-def test_another_version_makes_new_graphs(run_folder, monkeypatch):
-    key = kept_graphs.key_of(RunFolder(run_folder))
-    monkeypatch.setattr(kept_graphs, "__version__", "999")
-    assert kept_graphs.key_of(RunFolder(run_folder)) != key
+def folder_of_graphs(run):
+    return kept_graphs.graphs_of([RunFolder(run)], SearchOptions(), "float32", False).main.parent
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_another_version_makes_new_graphs(run_folder, monkeypatch, package):
+    before, installed = folder_of_graphs(run_folder), kept_graphs.installed
+    assert any(re.fullmatch(rf"{package}(_gpu)?-\d.*-info", name) for name in installed(package))
+    monkeypatch.setattr(kept_graphs, "installed", lambda each: ["999"] if each == package else installed(each))
+    assert folder_of_graphs(run_folder) != before
+
+
+@pytest.mark.parametrize("changed", ["export/onnx/search.py", "keras_transformer/layers/attention.py"])
+def test_a_change_of_the_export_makes_new_graphs(run_folder, tmp_path, monkeypatch, changed):
+    for package in ("export", "keras_transformer"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kept_graphs.keras_transformer, "__file__", str(tmp_path / "keras_transformer" / "__init__.py"))
+    at = SimpleNamespace(__file__=str(tmp_path / "export" / "__main__.py"))
+    before = folder_of_graphs(run_folder)
+    monkeypatch.setattr(kept_graphs, "export_module", lambda name: at)
+    assert folder_of_graphs(run_folder) == before, "the same source elsewhere"
+    path = tmp_path / changed
+    path.write_text(path.read_text() + "# a comment\n")
+    assert folder_of_graphs(run_folder) != before
 
 
 def test_a_damaged_graph_is_named(run_folder, translate):

@@ -216,6 +216,9 @@ def test_the_tokenised_text_is_kept_in_a_cache(files, backwards, tmp_path, monke
     files[1].write_text(files[1].read_text().replace("ba", "do"))
     datasets_of(files, backwards, cache=cache)
     assert len(list(cache.iterdir())) == 4, "another text"
+    monkeypatch.setattr("keras_transformer.text.datasets.sha256_of_source", lambda folder: "other rules of cleaning")
+    datasets_of(files, backwards, cache=cache)
+    assert len(list(cache.iterdir())) == 6, "other code"
 
 
 def test_a_temporary_folder_goes_away_with_the_datasets(files, backwards, tmp_path, monkeypatch) -> None:
