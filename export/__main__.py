@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.errors import JobError, RequestError, exit_status, load_tensorflow, say
+from keras_transformer.errors import JobError, RequestError, command_line, exit_status, load_tensorflow, say
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable, write_folder_whole
 
@@ -165,7 +165,7 @@ def num_bytes(path: Path) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog=command_line("export"), description=DESCRIPTION)
     add_options(parser)
     return parser
 

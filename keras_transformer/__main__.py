@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from keras_transformer.commands import (
@@ -23,7 +22,7 @@ from keras_transformer.commands import (
     translate,
 )
 from keras_transformer.commands.exporting import export_module
-from keras_transformer.errors import exit_status
+from keras_transformer.errors import command_line, exit_status
 from keras_transformer.training import flags
 
 export = export_module("__main__")
@@ -122,9 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    is_module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
-        prog="python -m keras_transformer" if is_module else "keras-transformer",
+        prog=command_line(),
         description="Trains Transformers, translates with them, and exports them.",
         allow_abbrev=False,
     )

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+PACKAGE = "keras_transformer"
+CHECKOUT = Path(__file__).resolve().parents[1]  # if this is one
 NO_WINDOWS = "keras_transformer does not run on Windows: run it in WSL (Linux)"
 
 
@@ -77,6 +80,28 @@ def say(message: str) -> None:
 def warn(message: str) -> None:
     """Writes a warning to standard error."""
     say(f"warning: {message}")
+
+
+def command_line(verb: str = "") -> str:
+    """A command of this project, spelled as it is typed where this process was started.
+
+    Args:
+        verb: the command, such as "train"; empty for the program alone.
+
+    Returns:
+        Such as "python -m keras_transformer train"; where no command started the process, "keras-transformer train".
+    """
+    program = Path(sys.argv[0]).resolve()
+    python = shlex.quote((sys.orig_argv or ["python"])[0])
+    package = program.parent.name if program.name == "__main__.py" else ""
+    if verb == "train" and program == CHECKOUT / "train.py":
+        return f"{python} {shlex.quote(sys.argv[0])}"
+    if verb == "export" and package == verb:
+        in_wheel = f"{PACKAGE}." if program.parents[1].name == PACKAGE else ""
+        return f"{python} -m {in_wheel}{verb}"
+    is_python = program == CHECKOUT / "train.py" or package in (PACKAGE, "export")
+    start = f"{python} -m {PACKAGE}" if is_python else "keras-transformer"
+    return f"{start} {verb}".rstrip()
 
 
 def load_tensorflow() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, command_line
 
 PRECISIONS = ("float32", "float16", "int8")
 
@@ -78,6 +78,6 @@ class ExportFolder:
             known = ", ".join(there) or "none"
             raise RequestError(
                 f"expected graphs in {precision or 'any precision'} in {self.onnx}; it has {known}: write them with "
-                f"`python -m export RUN --format onnx --precision {precision or 'float32'}`"
+                f"`{command_line('export')} RUN --format onnx --precision {precision or 'float32'}`"
             )
         return chosen

@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.decoding.options import own_search
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, command_line
 from keras_transformer.files import write_text
 from keras_transformer.version import __version__
 
@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         is_export = (path.parent / "certificate.json").is_file()
         export = "it is an export: give the run that was exported, or an export with ONNX graphs where one is taken"
-        mend = export if is_export else "train one with train.py"
+        mend = export if is_export else f"train one with `{command_line('train')}`"
         raise RequestError(f"expected a run folder, with a config.json; found none in {str(path.parent)!r}: {mend}")
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:

@@ -6,13 +6,14 @@ import contextlib
 import csv
 import io
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family, run_config
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import RequestError, command_line, warn
 from keras_transformer.files import write_whole
 from keras_transformer.models import count_parameters, make_model
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
@@ -177,7 +178,8 @@ def reading_model(run: RunFolder) -> Iterator[None]:
     """
     if not run.model.is_file():
         raise RequestError(
-            f"expected a trained model; {run.path} has no model.keras yet: finish its training with train.py --resume"
+            f"expected a trained model; {run.path} has no model.keras yet: finish its training with "
+            f"`{command_line('train')} --resume --out {shlex.quote(str(run.path))}`"
         )
     try:
         yield

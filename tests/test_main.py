@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from export.__main__ import main as export
+from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import COMMANDS, main, make_parser
 from keras_transformer.commands import engines
 from keras_transformer.commands.translate import TextLines
@@ -27,6 +30,7 @@ from train import main as train
 pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULE = "my/python -m keras_transformer"  # as it is typed where the interpreter is
 SOURCE = b"to the sea\nseven hundred and two\n\ntwo dogs\n"
 
 
@@ -224,9 +228,49 @@ def test_every_option_has_help(command, capsys, monkeypatch):
     assert all(action.help for action in parser._actions)
 
 
-def test_the_usage_names_the_program_as_it_was_called(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/site/keras_transformer/__main__.py"])
-    assert make_parser().format_usage() == "usage: python -m keras_transformer [-h] COMMAND ...\n"
+@pytest.mark.parametrize(
+    ("started", "training", "others", "exporting"),
+    [
+        ("/usr/bin/keras-transformer", "keras-transformer train", "keras-transformer", "keras-transformer export"),
+        ("/site/keras_transformer/__main__.py", f"{MODULE} train", MODULE, f"{MODULE} export"),
+        ("/src/export/__main__.py", f"{MODULE} train", MODULE, "my/python -m export"),
+        ("/site/keras_transformer/export/__main__.py", f"{MODULE} train", MODULE, f"{MODULE}.export"),
+        ("my code/train.py", "my/python 'my code/train.py'", MODULE, f"{MODULE} export"),
+        ("train.py", "keras-transformer train", "keras-transformer", "keras-transformer export"),  # a user's own
+        ("/site/pytest/__main__.py", "keras-transformer train", "keras-transformer", "keras-transformer export"),
+    ],
+)
+def test_a_message_names_a_command_as_it_is_typed_here(
+    run_folder, tmp_path, monkeypatch, capsys, started, training, others, exporting
+):
+    (tmp_path / "my code").symlink_to(ROOT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(sys, "orig_argv", ["my/python", started])
+    assert (make_parser().prog, parser().prog, export_parser().prog) == (others, training, exporting)
+    (run_folder / "model.keras").unlink()
+    assert main(["info", "nowhere"]) == 2 and f"train one with `{training}`" in capsys.readouterr().err
+    for command in ("info", "embed"):
+        main([command, "run"])
+        assert f"`{training} --resume --out run`" in "".join(capsys.readouterr())
+    (tmp_path / "exported" / "onnx").mkdir(parents=True)
+    assert main(["translate", "exported"]) == 2 and f"with `{exporting} RUN --format" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["distill", "--help"])
+    assert f"Example: {others} distill runs/a" in capsys.readouterr().out
+
+
+def test_no_message_spells_a_command_by_itself():
+    spelled = re.compile(rf"train\.py|python -m|keras[-_]transformer ({'|'.join(COMMANDS)})\b")
+    wrong = []
+    for path in (ROOT / "train.py", *ROOT.glob("keras_transformer/**/*.py"), *ROOT.glob("export/**/*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
+                wrong += [f"{path}:{node.lineno}"] if spelled.search(node.value) else []
+    wrong = [place for place in wrong if "errors.py" not in place]  # where `command_line` is
+    assert not wrong, "`errors.command_line` knows how the process was started"
 
 
 def test_train_py_and_the_command_have_the_same_flags():

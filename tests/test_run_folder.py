@@ -259,7 +259,7 @@ def test_save_and_load_keep_every_weight(run_folder, tiny_model):
 
 def test_a_run_without_a_model_says_how_to_finish_it(run_folder):
     (run_folder / "model.keras").unlink()
-    with pytest.raises(RequestError, match="has no model.keras yet: finish its training with train.py --resume"):
+    with pytest.raises(RequestError, match=r"has no model.keras yet: finish .* with `.* train --resume --out /.*run`"):
         runs.load_model(run_folder)
 
 

@@ -17,7 +17,7 @@ from keras_transformer.commands.distilled_text import DistilledText
 from keras_transformer.commands.engines import add_engine_options, add_ensemble_option, open_translator
 from keras_transformer.commands.evaluate import read_both
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.training import flags
 from keras_transformer.training.settings import flag_of
@@ -72,7 +72,7 @@ def student_flags(arguments: argparse.Namespace) -> dict[str, Any]:
         RequestError: `--train` has a flag that `distill` gives itself.
     """
     parser = flags.parser()
-    parser.prog, parser.usage = "keras-transformer distill", "%(prog)s … --train FLAG …"
+    parser.prog, parser.usage = command_line("distill"), "%(prog)s … --train FLAG …"
     given = vars(parser.parse_args(arguments.train or []))
     if refused := [flag_of(name) for name in OWN_FLAGS if given.get(name) not in (None, False)]:
         raise RequestError(f"{', '.join(refused)}: `distill` gives this to the student itself; leave it out of --train")
@@ -156,7 +156,7 @@ def num_parameters(run: str) -> int | None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `distill`."""
     parser.epilog = (
-        "Example: keras-transformer distill runs/a runs/b --source mono.en --out runs/student --train --preset tiny. "
+        f"Example: {command_line('distill')} runs/a runs/b --source mono.en --out runs/student --train --preset tiny. "
         "Started again, the same command goes on where it was stopped."
     )
     add_ensemble_option(parser)

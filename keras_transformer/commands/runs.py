@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from typing import Any
 
-from keras_transformer.errors import load_tensorflow, say, warn
+from keras_transformer.errors import command_line, load_tensorflow, say, warn
 from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, read_config, read_metrics
 
@@ -40,7 +41,8 @@ def info(arguments: argparse.Namespace) -> None:
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
-    print(f"model.keras: {'there' if run.model.is_file() else 'not yet; train.py --resume finishes the run'}")
+    resume = f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}"
+    print(f"model.keras: {'there' if run.model.is_file() else f'not yet; `{resume}` finishes the run'}")
     print_metrics(metrics_of(run))
 
 

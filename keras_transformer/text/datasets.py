@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import keras
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, command_line
 from keras_transformer.text.batches import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
@@ -87,7 +87,7 @@ def num_replicas(strategy: Any) -> int:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise RequestError(
             f"`strategy` must have one worker, such as a MirroredStrategy; received: {strategy!r}; with several "
-            "workers train with train.py"
+            f"workers train with `{command_line('train')}`"
         )
     return strategy.num_replicas_in_sync
 

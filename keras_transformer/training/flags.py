@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import textwrap
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import Any
 
+from keras_transformer.errors import command_line
 from keras_transformer.images.recipes import RECIPES as OF_IMAGES
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.text import corpora, labelled, logs, prose
@@ -40,16 +38,9 @@ class _WholeFlags(argparse.HelpFormatter):
         )
 
 
-def command() -> str:
-    """The command that trains, spelled as the user spelled it; by default `keras-transformer train`."""
-    program = Path(sys.argv[0]).name
-    spellings = {"train.py": f"python {shlex.quote(sys.argv[0])}", "__main__.py": "python -m keras_transformer train"}
-    return spellings.get(program, "keras-transformer train")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line of train.py."""
-    parser = argparse.ArgumentParser(prog="train.py", description=DESCRIPTION, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=command_line("train"), description=DESCRIPTION, allow_abbrev=False)
     add_flags(parser)
     return parser
 

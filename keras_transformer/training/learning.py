@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras_transformer.errors import JobError, say
+from keras_transformer.errors import JobError, command_line, say
 from keras_transformer.models import make_model
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.feeding import Plan
-from keras_transformer.training import flags
 from keras_transformer.training.request import Run
 from keras_transformer.training.tasks import Prepared
 from keras_transformer.training.workspace import drop_replaced
@@ -239,7 +238,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     from keras_transformer.training.records import Records
 
     settings = run.settings
-    resume_command = f"{flags.command()} --resume --out {shlex.quote(str(run.folder.path))}"
+    resume_command = f"{command_line('train')} --resume --out {shlex.quote(str(run.folder.path))}"
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, data.plan), stop_on_nan]
     records, save = Records(run.folder, progress), c.Save(checkpoints, progress, lambda: drop_replaced(run.folder))

@@ -23,7 +23,7 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
     """
     names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
     if not stored:
-        raise RequestError("--resume: train.py did not make this run: fine-tune it with --init-from")
+        raise RequestError("--resume: this run was imported or saved from Python: fine-tune it with --init-from")
     if unknown := sorted(stored.keys() - names):
         raise RequestError(
             f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "

@@ -140,7 +140,7 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
     capsys.readouterr()
     before = {path: path.read_bytes() for path in saved.iterdir() if path.is_file()}
     assert train.main(["--resume", "--out", str(saved)]) == 2
-    message = "error: --resume: train.py did not make this run: fine-tune it with --init-from\n"
+    message = "error: --resume: this run was imported or saved from Python: fine-tune it with --init-from\n"
     assert capsys.readouterr().err == message
     assert {path: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
 

@@ -15,7 +15,7 @@ import pytest
 
 import train
 from keras_transformer import family
-from keras_transformer.training import devices, flags, replicas, run
+from keras_transformer.training import devices, replicas, run
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings
 from tests.graphs import is_compiled_by_xla
@@ -318,17 +318,3 @@ def test_every_flag_is_seen():
 def test_the_tests_that_are_named_exist(test):
     file, name = test.split("::")
     assert re.search(rf"^def {name}\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("program", "command"),
-    [
-        ("train.py", "python train.py"),
-        ("../my code/train.py", "python '../my code/train.py'"),
-        ("/lib/keras_transformer/__main__.py", "python -m keras_transformer train"),
-        ("/usr/bin/keras-transformer", "keras-transformer train"),
-    ],
-)
-def test_the_command_to_go_on_with_runs_where_this_one_did(monkeypatch, program, command):
-    monkeypatch.setattr("sys.argv", [program])
-    assert flags.command() == command
