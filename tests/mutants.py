@@ -593,6 +593,34 @@ DECODING = [
         ("default_rng([options.seed, number, copy])", "default_rng([options.seed, copy])"),
         ("if len(ids) + max_tokens > self.model.context_length:", "if False:"),
         ("else ids[-self._kept :]", "else ids[: self._kept]"),
+        ("min(length, plan.num_tokens(place))", "length"),
+        ("row.log_prob / penalty(row.num_added, power)", "row.log_prob"),
+    ),
+    *by(
+        "decoding/test_generator.py",
+        f"{PACKAGE}/decoding/computations.py",
+        ("            num_read=num_prompted,\n", ""),
+    ),
+    *by(
+        "export/test_onnx.py::test_the_search_in_the_graph_counts_no_token_of_a_prompt",
+        "export/onnx/beams.py",
+        ("if self.num_read is not None:", "if False:"),
+    ),
+    *by(
+        "decoding/test_what_is_no_text.py",
+        f"{PACKAGE}/text/lines.py",
+        ("if isinstance(some, str):", "if False:"),
+        ("if not isinstance(text, str):", "if False:"),
+    ),
+    *by(
+        "decoding/test_onnx_decoder.py::test_cores_are_counted_by_the_quota_of_the_container",
+        f"{PACKAGE}/decoding/parallel.py",
+        ("return min([allowed, *(math.ceil(quota) for quota in quotas if quota > 0)])", "return allowed"),
+    ),
+    *by(
+        "commands/test_engines.py::test_processes_share_the_cores",
+        f"{PACKAGE}/commands/engines.py",
+        ("max(1, num_cores() // arguments.processes)", "num_cores()"),
     ),
     *by(
         "decoding/test_generator.py",
