@@ -69,7 +69,7 @@ class _TensorFlowFit(WeightedFit):
     def test_step(self, data: tuple) -> dict[str, Tensor]:
         inputs, labels, weights = self._weighted(data, training=False)
         logits = self(inputs, training=False)
-        self._track_loss(self._compute_loss(inputs, labels, logits, weights, training=False), weights)
+        self._track_loss(self._loss_of(inputs, labels, logits, weights, training=False), weights)
         self.compute_metrics(inputs, labels, logits, sample_weight=weights)
         return self._as_vectors(self.get_metrics_result())
 
@@ -153,15 +153,22 @@ class _TensorFlowFit(WeightedFit):
         with tf.GradientTape() as tape:
             with auxiliary_losses.collected() as found:
                 logits = self(inputs, training=True)
-            loss = self._compute_loss(inputs, labels, logits, weights, training=True)
+            loss = self._loss_of(inputs, labels, logits, weights, training=True)
             if self.r_drop:
                 loss += auxiliary_losses.gradient_alone(self.r_drop * r_drop.divergence(logits, weights))
             if found:
                 loss += auxiliary_losses.gradient_alone(auxiliary_losses.total(found, counts))
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, self.trainable_variables)
+        # A model may not use a weight, as a decoder alone does not use the encoder's biases of `BucketPositions`.
+        pairs = zip(gradients, self.trainable_variables, strict=True)
+        gradients = [tf.zeros_like(variable.value) if found is None else found for found, variable in pairs]
         # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
+
+    def _loss_of(self, *data: Any, training: bool) -> Tensor:
+        # Float32, whatever `keras.config.floatx()`: so are what is added to it and what it is divided by.
+        return ops.cast(self._compute_loss(*data, training=training), "float32")
 
     def _accumulated_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
         import tensorflow as tf

@@ -114,7 +114,8 @@ class WindowedAttention(MultiHeadAttention):
     def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""
         starts = ops.reshape(ops.arange(count) * self.width, (-1, 1, 1))
-        return starts + ops.arange(self.width)[:, None], starts - self.num_before + ops.arange(self.num_keys)
+        places = ops.arange(self.num_keys, dtype=starts.dtype)
+        return starts + places[: self.width, None], starts - self.num_before + places
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         """Whether the key exists and lies in the query's window."""

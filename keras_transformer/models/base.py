@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from keras_transformer import family
 from keras_transformer.fit import ReplicatedFit
 
@@ -15,14 +17,25 @@ class FamilyModel(ReplicatedFit):
         arguments: the model's arguments, see `family.KINDS`.
 
     Raises:
-        ValueError: an argument's value is not allowed, or two arguments contradict each other.
+        ValueError: an argument's value is not allowed, two arguments contradict each other, `dtype` is a policy of
+            quantization, or `keras.config.floatx()` is a half precision.
     """
 
     kind: str
 
     def __init__(self, arguments: dict[str, Any], **kwargs: Any):
+        if keras.config.floatx() in ("float16", "bfloat16"):
+            raise ValueError(
+                "`keras.config.floatx()` must be 'float32' or 'float64', for positions would be counted in 16 bits: "
+                f"give the model `dtype='mixed_float16'` or 'mixed_bfloat16'. Received: {keras.config.floatx()!r}"
+            )
         self._config = family.complete(arguments, self.kind)  # raises errors before Keras makes anything
         super().__init__(**kwargs)
+        if self.dtype_policy.quantization_mode is not None:
+            raise ValueError(
+                "`dtype` must be a type or a policy of mixed precision: Keras cannot quantize the model's layers. "
+                f"Received: dtype={self.dtype_policy.name!r}"
+            )
 
     def build(self, *_: Any) -> None:
         """Does nothing: the constructor has built the layers."""
@@ -30,6 +43,50 @@ class FamilyModel(ReplicatedFit):
     def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
         """As in Keras, but it shows the blocks of the stacks unless `expand_nested=False`."""
         super().summary(*args, expand_nested=expand_nested, **kwargs)
+
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """As in Keras: writes what `call` computes. The artefact takes batches and lengths of any size.
+
+        Raises:
+            ValueError: Keras cannot write the model in this format; or the backend is PyTorch, whose exports have fixed
+                sizes, and no `input_signature` says which.
+        """
+        if format == "onnx":
+            raise ValueError(
+                "`format` must not be 'onnx': Keras's converter breaks the model's graphs. Export a run instead, with "
+                f"`keras-transformer export RUN --format onnx`. Received: format={format!r}"
+            )
+        if input_signature is None and keras.config.backend() == "torch":
+            raise ValueError(
+                "`input_signature` must give the sizes of the inputs: PyTorch exports a model for fixed sizes. "
+                f"Received: input_signature={input_signature!r}"
+            )
+        if input_signature is None:
+            inputs = self.symbolic_batch()[0].items()
+            specs = {name: keras.InputSpec(symbol.dtype, symbol.shape, name=name) for name, symbol in inputs}
+            input_signature = [specs]
+        super().export(filepath, format, verbose, input_signature, **kwargs)
+
+    def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
+        """Raises ValueError: Keras quantizes the weights of its own layers alone."""
+        raise ValueError(
+            "`quantize` is for Keras's own layers, and would leave the model's weights as they are. Export int8 "
+            f"instead, with `keras-transformer export RUN --format onnx --precision int8`. Received: mode={mode!r}"
+        )
+
+    def enable_lora(self, rank: int, *_: Any, **__: Any) -> None:
+        """Raises ValueError: the layers have no low-rank adapters."""
+        raise ValueError(
+            "`enable_lora` is not available: the model's layers have no low-rank adapters. Fine-tune all weights "
+            f"instead, with `--init-from RUN`. Received: rank={rank!r}"
+        )
 
     @classmethod
     def num_parameters(cls, config: dict[str, Any]) -> int:
