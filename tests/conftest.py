@@ -121,6 +121,7 @@ LONGEST = [
     "training/test_learning.py",
     "training/test_family_runs.py",
     "training/test_workers.py",
+    "golden/test_golden.py",
     "test_wheel.py",
     "decoding/test_search.py",
     "decoding/test_translator.py",

@@ -1,0 +1,85 @@
+"""`python -m tests.golden.make [CASE …]` records anew what is expected of the stored runs; see README.md.
+
+With --train it first trains the runs anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from export.certificate.comparison import judge_of
+from export.signatures import TrainedRun, open_run
+from keras_transformer.run_config import versions
+from tests.golden.cases import CASES, TASKS
+from tests.golden.compare import TOLERANCE
+from tests.golden.record import SEARCHES, Entries, parts_of, questions_of, recorded
+from tests.golden.stored import HERE, fresh_entries, pack, trained, unpack, write
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.golden.make", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all of {', '.join(CASES)} by default")
+    parser.add_argument("--train", action="store_true", help="train the runs anew, in place of those that are stored")
+    arguments = parser.parse_args(argv)
+    for name in arguments.cases or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            make(name, Path(folder), arguments.train)
+
+
+def make(name: str, folder: Path, train_anew: bool) -> None:
+    """Makes the files of a case; `folder` is for what is not kept."""
+    if train_anew or not (HERE / f"{name}.zip").is_file():
+        (folder / "trained").mkdir()
+        pack(name, trained(name, folder / "trained"))
+    run = unpack(name, folder / "stored")
+    refuse_near_ties(name, run)
+    entries: Entries = {f"made | {key}": value for key, value in made_by().items()}
+    (folder / "fresh").mkdir()
+    entries |= fresh_entries(name, folder / "fresh")
+    for part in parts_of(name):
+        start = time.process_time()
+        entries |= recorded(name, run, part, folder / part)
+        print(f"{name}: {part}: {time.process_time() - start:.1f} s of the processor", file=sys.stderr)
+    write(name, entries)
+
+
+def made_by() -> dict[str, str]:
+    """The commit and the versions, which are recorded for people and not compared."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True)
+    return {"commit": commit.stdout.strip(), **versions()}
+
+
+def refuse_near_ties(name: str, run: Path) -> None:
+    """Raises SystemExit if a best answer of a search was nearly another one: on other processors it might be."""
+    if not (search := TASKS[CASES[name].task].search):
+        return
+    opened = open_run(run)
+    ties = [
+        f"{one} by {options}"
+        for options in (search, *SEARCHES)
+        if "sampling" not in options
+        for one in near_ties(opened, questions_of(name, opened.pipeline, run), dict(options))
+    ]
+    if ties:
+        sys.exit(f"{name}: nearly another answer; ask something else in cases.py:\n" + "\n".join(ties))
+
+
+def near_ties(run: TrainedRun, questions: list[str], search: dict[str, Any]) -> Iterator[str]:
+    """The questions whose best answer was nearly another one."""
+    asked = [line for line in questions if line.strip()]
+    judge: Any = judge_of(run, run.decoding(**search), asked, None)
+    for place, line in enumerate(judge.sentences):
+        if judge.narrowest_choice(place).margin <= 2 * TOLERANCE:
+            yield line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The files of the golden material: for each case NAME.zip, a run, and NAME.json, what was recorded of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+import train
+from tests.golden.cases import flags_of, write_files
+from tests.golden.record import Entries, fresh
+
+HERE = Path(__file__).resolve().parent
+LEFT_OUT = ("cache", "checkpoints", "tensorboard", "curves.png")
+RULES = "nmt_nfkc"  # of SentencePiece: 240 KB in each vocabulary, which the library has too
+
+
+def pack(name: str, run: Path) -> None:
+    """Writes a run into the case's archive."""
+    with zipfile.ZipFile(HERE / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path in sorted(path for path in run.rglob("*") if path.is_file()):
+            if path.relative_to(run).parts[0] not in LEFT_OUT:
+                content = path.read_bytes()
+                packed = with_rules(content, b"") if path.name == "tokenizer.model" else content
+                archive.writestr(zipfile.ZipInfo(path.relative_to(run).as_posix()), packed, zipfile.ZIP_DEFLATED)
+                assert path.name != "tokenizer.model" or with_rules(packed, rules()) == content
+
+
+def unpack(name: str, run: Path) -> Path:
+    """Writes the case's run into a folder, which it returns."""
+    with zipfile.ZipFile(HERE / f"{name}.zip") as archive:
+        archive.extractall(run)
+    if (path := run / "tokenizer.model").is_file():
+        path.write_bytes(with_rules(path.read_bytes(), rules()))
+    return run
+
+
+def rules() -> bytes:
+    """SentencePiece's rules of normalisation, as a vocabulary holds them."""
+    model = sentencepiece.SentencePieceNormalizer(rule_name=RULES).serialized_model_proto()
+    return protobuf(model).normalizer_spec.precompiled_charsmap
+
+
+def with_rules(vocabulary: bytes, rules: bytes) -> bytes:
+    """A vocabulary with other rules of normalisation; one that normalises nothing as it is."""
+    model = protobuf(vocabulary)
+    if model.normalizer_spec.name != RULES:
+        return vocabulary
+    model.normalizer_spec.precompiled_charsmap = rules
+    return model.SerializeToString(deterministic=True)
+
+
+def protobuf(model: bytes) -> Any:
+    """SentencePiece's message in a file."""
+    return sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+
+
+def write(name: str, entries: Entries) -> None:
+    """Writes what was recorded, an entry a line."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
+    (HERE / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def read(name: str, part: str) -> Entries:
+    """What was recorded of a part."""
+    entries = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return {key: value for key, value in entries.items() if key.startswith(f"{part} | ")}
+
+
+def trained(name: str, folder: Path, *flags: str) -> Path:
+    """Trains a case in a folder, and returns the run."""
+    write_files(name, folder)
+    with contextlib.chdir(folder):
+        status = train.main([*flags_of(name), *flags, "--out", "run"])
+    assert status == 0, f"{name}: train.py ended with exit status {status}"
+    return folder / "run"
+
+
+def fresh_entries(name: str, folder: Path) -> Entries:
+    """What is recorded of a new run of two steps."""
+    return fresh(trained(name, folder, "--steps", "2", "--checkpoint-every", "1"))
