@@ -127,6 +127,7 @@ def sha256_of(lines: Iterable[str]) -> str:
 def sha256_of_source(*folders: Path) -> str:
     """The SHA-256 of the Python files in folders. What they write may change with it, and within a version."""
     digest = hashlib.sha256()
-    for name, path in sorted((str(path.relative_to(one)), path) for one in folders for path in one.rglob("*.py")):
-        digest.update(name.encode() + b"\n" + path.read_bytes())
+    found = ((str(path.relative_to(one)), path.read_bytes()) for one in folders for path in one.rglob("*.py"))
+    for name, content in sorted(found):  # the same wherever the folders are
+        digest.update(name.encode() + b"\n" + content)
     return digest.hexdigest()
