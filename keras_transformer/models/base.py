@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_transformer import family
+from keras_transformer.errors import command_line
 from keras_transformer.fit import ReplicatedFit
 
 
@@ -61,7 +62,7 @@ class FamilyModel(ReplicatedFit):
         if format == "onnx":
             raise ValueError(
                 "`format` must not be 'onnx': Keras's converter breaks the model's graphs. Export a run instead, with "
-                f"`keras-transformer export RUN --format onnx`. Received: format={format!r}"
+                f"`{command_line('export')} RUN --format onnx`. Received: format={format!r}"
             )
         if input_signature is None and keras.config.backend() == "torch":
             raise ValueError(
@@ -78,7 +79,7 @@ class FamilyModel(ReplicatedFit):
         """Raises ValueError: Keras quantizes the weights of its own layers alone."""
         raise ValueError(
             "`quantize` is for Keras's own layers, and would leave the model's weights as they are. Export int8 "
-            f"instead, with `keras-transformer export RUN --format onnx --precision int8`. Received: mode={mode!r}"
+            f"instead, with `{command_line('export')} RUN --format onnx --precision int8`. Received: mode={mode!r}"
         )
 
     def enable_lora(self, rank: int, *_: Any, **__: Any) -> None:
