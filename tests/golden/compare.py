@@ -28,12 +28,22 @@ def faults(name: str, expected: dict[str, Any], received: dict[str, Any]) -> lis
         if key not in expected or key not in received:
             found.append((key, "has come" if key in received else "is gone"))
         elif not is_same(key, expected[key], received[key]):
-            found.append((key, "differs"))
+            found.append((key, f"differs{changed(expected[key], received[key])}"))
     lines = [
         f"{name}: {key} {what}\n  expected: {shown(expected, key)}\n  received: {shown(received, key)}"
         for key, what in found
     ]
     return [*lines, *(f"{name}: {line}" for line in low_faults(expected, received))]
+
+
+def changed(expected: Any, received: Any) -> str:
+    """Of two lists of names what is gone and what is new."""
+    if not all(isinstance(some, list) and all(isinstance(one, str) for one in some) for some in (expected, received)):
+        return ""
+    gone, new = (
+        [one for one in some if one not in other] for some, other in [(expected, received), (received, expected)]
+    )
+    return f" (gone: {gone}, new: {new})"
 
 
 def shown(entries: dict[str, Any], key: str) -> str:

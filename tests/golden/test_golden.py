@@ -100,6 +100,11 @@ def test_a_mistake_is_named_with_both_values(changes):
     assert any(key.rpartition(" | ")[0] in fault for key in changes)
 
 
+def test_of_lists_what_is_gone_and_new_is_named():
+    [fault] = faults("case", {"onnx | files": ["a", "b"]}, {"onnx | files": ["b", "c"]})
+    assert "onnx | files differs (gone: ['a'], new: ['c'])" in fault
+
+
 def test_an_entry_that_is_gone_is_named():
     received = {key: value for key, value in EXPECTED.items() if key != ANSWER}
     assert faults("case", EXPECTED, received)[0].startswith(f"case: {ANSWER} is gone")
