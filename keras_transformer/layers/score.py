@@ -152,7 +152,10 @@ def dot(query: Tensor, key: Tensor) -> Tensor:
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ / √H, see `ScaledDot`."""
-    return _product(query / math.sqrt(query.shape[-1]), key)  # divided first, see `DOT_SCALE`
+    root = math.sqrt(query.shape[-1])
+    power = 2.0 ** round(math.log2(root))  # divided by it first, see `DOT_SCALE`
+    product = _product(query / power, key)
+    return product if power == root else product * (power / root)
 
 
 def _product(query: Tensor, key: Tensor) -> Tensor:
