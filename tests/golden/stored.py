@@ -66,10 +66,11 @@ def write(name: str, entries: Entries) -> None:
     (HERE / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def read(name: str, part: str) -> Entries:
-    """What was recorded of a part."""
-    entries = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in entries.items() if key.startswith(f"{part} | ")}
+def read(name: str, part: str = "") -> Entries:
+    """What was recorded of a part; of all parts by default, and nothing of a case that is new."""
+    path = HERE / f"{name}.json"
+    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {key: value for key, value in entries.items() if not part or key.startswith(f"{part} | ")}
 
 
 def trained(name: str, folder: Path, *flags: str) -> Path:
