@@ -1783,8 +1783,8 @@ ENSEMBLES = [
         ("{'onnx' if len(runs) == 1 else 'ensemble'}", "onnx"),
         ("*map(content_of, runs)))", "content_of(runs[0])))"),
         (
-            "return partial(keras_decoder, runs_of(arguments), arguments.threads)\n\n\ndef others_of",
-            "return partial(keras_decoder, [arguments.run], arguments.threads)\n\n\ndef others_of",
+            "return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))\n\n\ndef threads_of",
+            "return partial(keras_decoder, [arguments.run], threads_of_each(arguments))\n\n\ndef threads_of",
         ),
     ),
     *by(

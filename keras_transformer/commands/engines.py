@@ -52,14 +52,11 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
     from keras_transformer.decoding.options import require_whole
-    from keras_transformer.decoding.parallel import num_cores
     from keras_transformer.decoding.translator import translator_of
 
     for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
         if number is not None:
             require_whole(flag, number, 1)
-    if arguments.processes > 1 and arguments.threads is None:
-        arguments.threads = max(1, num_cores() // arguments.processes)
     open_decoder = chosen_decoder(arguments, options, has_prefixes)
     decoder = open_decoder() if arguments.processes == 1 else several(open_decoder, arguments.processes)
     return translator_of(decoder, RunFolder(arguments.run), getattr(arguments, "max_source_length", None))
@@ -82,15 +79,24 @@ def chosen_decoder(
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
         if arguments.engine == "keras":
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
-        return partial(onnx_decoder, ExportFolder(run.path).graphs(arguments.precision), arguments.threads)
+        return partial(onnx_decoder, ExportFolder(run.path).graphs(arguments.precision), threads_of_each(arguments))
     reason = next(reasons_for_keras(arguments, options, with_halves), None)
     if arguments.engine == "keras" or reason:
         return chosen_keras(arguments, reason or "leave out --engine keras")
     runs = [RunFolder(one) for one in runs_of(arguments)]
     graphs = graphs_of(runs, options, arguments.precision or "float32", with_halves)
     if graphs.are_there() or was_built(arguments, graphs, options):
-        return partial(onnx_decoder, graphs, arguments.threads)
-    return partial(keras_decoder, runs_of(arguments), arguments.threads)
+        return partial(onnx_decoder, graphs, threads_of_each(arguments))
+    return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
+
+
+def threads_of_each(arguments: argparse.Namespace) -> int | None:
+    """The threads of each process: what was asked, or the cores shared out among several processes."""
+    from keras_transformer.decoding.parallel import num_cores
+
+    if arguments.processes == 1 or arguments.threads:
+        return arguments.threads
+    return max(1, num_cores() // arguments.processes)
 
 
 def others_of(arguments: argparse.Namespace) -> list[str]:
@@ -125,7 +131,7 @@ def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Dec
         raise RequestError(f"--engine onnx cannot do this: {reason}")
     if arguments.precision not in (None, "float32"):
         raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
-    return partial(keras_decoder, runs_of(arguments), arguments.threads)
+    return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
 
 
 def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:

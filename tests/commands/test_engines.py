@@ -293,9 +293,9 @@ def test_an_error_in_a_process_is_told(export, translate):
 def test_processes_share_the_cores(run_folder, translate, monkeypatch, flags, threads):
     monkeypatch.setattr("keras_transformer.decoding.parallel.num_cores", lambda: 7)
     monkeypatch.setattr(engines, "several", lambda open_decoder, _: open_decoder())
-    monkeypatch.setattr(engines, "chosen_decoder", lambda asked, *_: pytest.fail(f"{asked.threads} threads"))
+    monkeypatch.setattr(engines, "keras_decoder", lambda _, threads: pytest.fail(f"{threads} threads"))
     with pytest.raises(pytest.fail.Exception, match=f"^{threads} threads"):
-        translate(run_folder, *flags)
+        translate(run_folder, "--engine", "keras", *flags)
 
 
 def started_with_processes(run_folder):
