@@ -48,7 +48,7 @@ class IdTokenizer(Tokenizer):
 
     def encode_masked(self, line: str) -> list[int]:
         """`encode` of a line in which `<mask>` is the id of the mask."""
-        return self.encode([line.replace(MASK_PIECE, f" {self._ids[MASK]} ")])[0]
+        return self.encode([string_of(line).replace(MASK_PIECE, f" {self._ids[MASK]} ")])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Our ids of a text, which is ids of the model's own tokenizer.

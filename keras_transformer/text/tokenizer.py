@@ -188,7 +188,7 @@ class Tokenizer:
 
     def encode_masked(self, line: str) -> list[int]:
         """`encode` of a line in which each `<mask>` is the mask, for a vocabulary with `has_mask`."""
-        return [id for part in self.encode(line.split(MASK_PIECE)) for id in (MASK, *part)][1:]
+        return [id for part in self.encode(string_of(line).split(MASK_PIECE)) for id in (MASK, *part)][1:]
 
     def normalize(self, line: str) -> str:
         """The normalised line, as pieces spell it: with `▁` for each space and at the beginning."""

@@ -88,6 +88,7 @@ def of_recognizer(recognizer):
 def of_tokenizer(tokenizer):
     yield LISTS, tokenizer.encode
     yield TEXTS, tokenizer.encode_text
+    yield TEXTS, tokenizer.encode_masked
     yield TEXTS, tokenizer.normalize
     yield TEXTS, tokenizer.is_ambiguous
     yield LISTS, lambda wrong: Tokenizer.train(wrong, 60)
@@ -95,6 +96,7 @@ def of_tokenizer(tokenizer):
     ids = IdTokenizer(tokenizer.model, range(tokenizer.vocabulary_size))
     yield LISTS, ids.encode
     yield TEXTS, ids.encode_text
+    yield TEXTS, ids.encode_masked
 
 
 def of_items(items):
