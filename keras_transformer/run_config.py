@@ -118,7 +118,7 @@ def _check(config: Any) -> None:
 
 
 def _check_sections(config: dict[str, Any]) -> None:
-    held = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
+    held: dict[str, dict[str, type]] = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
     for section, types in held.items():
         for name, value in config.get(section, {}).items():
             if value is not None and name in types and type(value) is not types[name]:
