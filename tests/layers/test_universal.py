@@ -162,7 +162,7 @@ def test_weights_sum_to_1_and_a_halted_position_stays_frozen():
     layer = stack()
     layer.halting_bias.assign([20.0])  # all halt after the first step
     states = states_of(layer)
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(X)), ops.convert_to_numpy(states[0]), atol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(X)), ops.convert_to_numpy(states[0]), atol=1e-5)
     seen = []
 
     def block(step, x):
