@@ -148,6 +148,13 @@ def test_the_search_in_the_graph_equals_the_search_in_python(tmp_path, num_beams
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
+def test_no_penalty_makes_a_hypothesis_of_none(tmp_path):
+    """With one word a sentence has no more hypotheses than positions, and a huge divisor would hide which are none."""
+    table = np.random.default_rng(5).normal(0, 2, (STATES, 5)).astype("float32")
+    _, scores = table_search(tmp_path, table, limits := [1, 2, 3], Decoding(8, 100.0))
+    assert [np.isfinite(row).sum() for row in scores] == [limit + 1 for limit in limits]
+
+
 @pytest.mark.parametrize("length_penalty", [0.6, -1.0])
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_the_search_in_the_graph_counts_no_token_of_a_prompt(tmp_path, num_beams, length_penalty):
