@@ -97,7 +97,9 @@ class BulkTranslator:
                     "with `python -m export RUN --format onnx`"
                 )
             translator = keras_transformer.load(self.export, precision=self.precision, num_threads=self.num_threads)
-            self._loaded = translator, translator.search_options(**self.search)
+            options = translator.search_options(**self.search)
+            translator.decoder.require_checked(options)
+            self._loaded = translator, options
         return self._loaded
 
     def files(self) -> list[Path]:

@@ -17,8 +17,9 @@ class Bounds(NamedTuple):
         probability: of a label, a token or an item.
         vector: the length of the difference of two vectors, in lengths of the model's.
         identical: the least share of answers with the model's own tokens or label; of fewer than 100 all but one.
-        choice: by how much the model may find another answer worse than its own, in score or probability.
-        mean_choice: the same on average over all texts.
+        choice: by how much the model may find another answer worse than its own, in score or probability; in low
+            precision a text counts at most so much in the mean.
+        mean_choice: the same on average over all texts, less two standard errors of this mean.
         bleu: the loss of BLEU, or half the width of its 95 % paired-bootstrap interval where that is larger.
     """
 
@@ -34,8 +35,8 @@ class Bounds(NamedTuple):
 
 BOUNDS = {
     "float32": Bounds(1e-4, 1e-4, 1e-3, 1e-3, 0.99, 1e-3, 1e-3, 0.0),
-    "float16": Bounds(0.05, 0.01, 0.05, 0.05, 0.0, 0.5, 0.01, 0.5),
-    "int8": Bounds(0.3, 0.05, 0.15, 0.2, 0.0, 0.5, 0.05, 0.5),
+    "float16": Bounds(0.05, 0.002, 0.05, 0.05, 0.0, 0.5, 0.02, 0.5),
+    "int8": Bounds(0.3, 0.02, 0.3, 0.3, 0.0, 0.5, 0.05, 0.5),
 }
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
 LEAST_BLEU = 5.0  # of the model: below that, BLEU tells nothing of a low precision

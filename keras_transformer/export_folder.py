@@ -10,6 +10,8 @@ from typing import NamedTuple
 from keras_transformer.errors import RequestError, command_line
 
 PRECISIONS = ("float32", "float16", "int8")
+PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
+ONNX = "onnx"  # the folder of an export's graphs
 
 
 class Graphs(NamedTuple):
@@ -36,6 +38,12 @@ class Graphs(NamedTuple):
         assert path is not None
         return path
 
+    @property
+    def probes(self) -> Path:
+        """The file with the probes of these graphs: an export's certificate, or beside a graph that a run keeps."""
+        folder = self.main.parent
+        return folder.with_name("certificate.json") if folder.name == ONNX else self.main.with_suffix(".json")
+
     def present(self) -> Iterator[tuple[str, Path]]:
         """The name and the path of each graph that is not missing."""
         yield from ((name, path) for name, path in self._asdict().items() if path)
@@ -46,8 +54,8 @@ class Graphs(NamedTuple):
         return max(path.stat().st_size for path in paths if path.is_file())
 
     def are_there(self) -> bool:
-        """Whether all files are there."""
-        return all(path.is_file() for _, path in self.present())
+        """Whether all graphs are there, and their probes."""
+        return all(path.is_file() for path in (self.probes, *dict(self.present()).values()))
 
 
 def file_name(name: str, precision: str) -> str:
@@ -60,7 +68,7 @@ class ExportFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.onnx = self.path / "onnx"
+        self.onnx = self.path / ONNX
 
     def is_export(self) -> bool:
         """Whether the folder has graphs for ONNX Runtime."""

@@ -69,6 +69,18 @@ def write_folder_whole(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def user_cache() -> Path:
+    """The folder in which this user's files of this package may be kept; it need not be there.
+
+    Raises:
+        OSError: the user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keras_transformer"
+    except RuntimeError as error:
+        raise OSError(f"no folder for caches ({error}): set XDG_CACHE_HOME") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file whole or not at all."""
     with write_whole(path) as aside:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.commands.kept_graphs import PACKAGES, build, graphs_of
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
-from keras_transformer.export_folder import PRECISIONS, ExportFolder, Graphs
+from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder, Graphs
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.training.devices import gpus_of_the_driver
 
@@ -30,8 +30,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
     add("--precision", choices=PRECISIONS, help=precision)
+    add_provider_option(parser)
     add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
     add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+
+
+def add_provider_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses what ONNX Runtime computes on."""
+    provider = "of ONNX Runtime: cpu; cuda, the first GPU; or the GPU if ONNX Runtime can use it (default: auto)"
+    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help=provider)
 
 
 def add_ensemble_option(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +86,14 @@ def chosen_decoder(
             raise RequestError(f"{run.path} is an export, which translates alone: give the run that was exported")
         if arguments.engine == "keras":
             raise RequestError(f"{run.path} is an export, which has no Keras model: give the run, or --engine onnx")
-        return partial(onnx_decoder, ExportFolder(run.path).graphs(arguments.precision), threads_of_each(arguments))
+        return chosen_onnx(arguments, ExportFolder(run.path).graphs(arguments.precision))
     reason = next(reasons_for_keras(arguments, options, with_halves), None)
     if arguments.engine == "keras" or reason:
         return chosen_keras(arguments, reason or "leave out --engine keras")
     runs = [RunFolder(one) for one in runs_of(arguments)]
     graphs = graphs_of(runs, options, arguments.precision or "float32", with_halves)
     if graphs.are_there() or was_built(arguments, graphs, options):
-        return partial(onnx_decoder, graphs, threads_of_each(arguments))
+        return chosen_onnx(arguments, graphs)
     return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
 
 
@@ -118,11 +125,21 @@ def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, wit
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             yield f"the package {package} is not installed: pip install 'keras-transformer[export]'"
-    if arguments.engine == "auto" and arguments.precision in (None, "float32"):
+    if may_use_keras(arguments):
         if with_halves:
             yield "the search inside the graphs has no random numbers and no prefixes"
         if gpus_of_the_driver():
             yield "this machine has a GPU"
+
+
+def may_use_keras(arguments: argparse.Namespace) -> bool:
+    """Whether Keras may translate where nothing prevents graphs: the user asked for nothing that only graphs have."""
+    return (arguments.engine, arguments.precision or "float32", arguments.provider) == ("auto", "float32", "auto")
+
+
+def chosen_onnx(arguments: argparse.Namespace, graphs: Graphs) -> Callable[[], Decoder]:
+    """What opens the decoder of graphs."""
+    return partial(onnx_decoder, graphs, threads_of_each(arguments), arguments.provider)
 
 
 def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Decoder]:
@@ -131,35 +148,36 @@ def chosen_keras(arguments: argparse.Namespace, reason: str) -> Callable[[], Dec
         raise RequestError(f"--engine onnx cannot do this: {reason}")
     if arguments.precision not in (None, "float32"):
         raise RequestError(f"--precision {arguments.precision} needs ONNX Runtime: {reason}")
+    if arguments.provider != "auto":
+        raise RequestError(f"--provider {arguments.provider} needs ONNX Runtime: {reason}")
     return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
 
 
 def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOptions) -> bool:
     """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
-    may_use_keras = arguments.engine == "auto" and precision == "float32"
     start_tensorflow(arguments.threads)
     signatures = export_module("signatures")
     trained = signatures.open_run(*runs_of(arguments))
     try:
         build(run, trained, graphs, options, precision)
     except signatures.Unwritable:
-        if not may_use_keras:
+        if not may_use_keras(arguments):
             raise
         return False
     except OSError as error:
-        if not may_use_keras:
+        if not may_use_keras(arguments):
             raise JobError(f"cannot keep the run's graphs: {error}") from error
         warn(f"Keras translates, because the run's graphs cannot be kept: {error}")
         return False
     return True
 
 
-def onnx_decoder(graphs: Graphs, num_threads: int | None) -> Decoder:
+def onnx_decoder(graphs: Graphs, num_threads: int | None, provider: str) -> Decoder:
     """A decoder of graphs."""
     from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 
-    return OnnxDecoder(graphs, num_threads)
+    return OnnxDecoder(graphs, num_threads, provider)
 
 
 def keras_decoder(runs: Sequence[str], num_threads: int | None) -> Decoder:

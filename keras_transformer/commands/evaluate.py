@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from keras_transformer.commands.engines import add_engine_options, open_translator
+from keras_transformer.commands.engines import add_engine_options, add_provider_option, open_translator
 from keras_transformer.commands.recommend import evaluate_log
 from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
@@ -111,19 +111,25 @@ def score_pairs(arguments: argparse.Namespace) -> None:
     from keras_transformer.decoding.results import Score
 
     lines = read_both(arguments.source, arguments.target)
-    scores = scorer(arguments.run)(lines.sources, lines.targets, arguments.batch_size)
+    scores = scorer(arguments.run, arguments.provider)(lines.sources, lines.targets, arguments.batch_size)
     for one in scores:
         print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
     total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
     say(f"in all: log P {total.log_prob:.4f}, perplexity {total.perplexity:.4f}, {total.num_tokens} tokens")
 
 
-def scorer(folder: str) -> Callable[[list[str], list[str], int], list[Score]]:
-    """What scores pairs with a run, or with an export, which needs neither Keras nor TensorFlow."""
+def scorer(folder: str, provider: str = "auto") -> Callable[[list[str], list[str], int], list[Score]]:
+    """What scores pairs with a run, or with an export, which needs neither Keras nor TensorFlow.
+
+    Raises:
+        RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
+    """
     from keras_transformer.decoding.translator import load
 
     if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
-        return load(folder).score
+        return load(folder, provider=provider).score
+    if provider != "auto":
+        raise RequestError(f"--provider {provider} is for exports; {folder} is a run: leave it out, or give an export")
     answers = read_config(folder)["model"]["kind"] == "language-model"
     load_tensorflow()
     from keras_transformer.decoding.generator import load_generator
@@ -180,3 +186,4 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         help="for another language model: text, plain or .gz, in windows of the context",
     )
     add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")
+    add_provider_option(parser)

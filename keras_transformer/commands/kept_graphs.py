@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import keras_transformer
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import Graphs, file_name
+from keras_transformer.files import write_text
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
-from keras_transformer.text.lines import sha256_of_source
+from keras_transformer.text.lines import read_lines, sha256_of_source
 
 PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
+MOST_SOURCES = 2000  # of a run's validation text, which probes are chosen of
 TrainedRun = Any  # of the export's module `signatures`, which is imported late
 
 
@@ -71,7 +76,9 @@ def digest(content: object) -> str:
 
 
 def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOptions, precision: str) -> None:
-    """Writes the graphs, and removes those of other weights or of another export; of ensembles the last one is kept.
+    """Writes the graphs and their probes; of ensembles the last one is kept.
+
+    Graphs of other weights or of another export are removed.
 
     Args:
         run: the run that keeps them.
@@ -81,13 +88,26 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
     Raises:
         Unwritable: the model has a part that ONNX graphs cannot have.
         OSError: the cache cannot be written.
+        JobError: the model's weights hold NaN or infinity.
     """
+    from keras_transformer.decoding.probes import as_json, chosen_probes
+
     onnx, signatures = export_module("onnx"), export_module("signatures")
     decoding = signatures.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     for name, path in graphs.present():
         path.parent.mkdir(parents=True, exist_ok=True)
         onnx.write_graph(trained, path, name, decoding, precision)
+    chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
+    write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
     kept = graphs.main.parent
     for other in run.cache.glob(f"{kept.name.partition('-')[0]}-*"):
         if other != kept:
             shutil.rmtree(other, ignore_errors=True)
+
+
+def validation_sources(run: RunFolder) -> list[str]:
+    """The sources of a run's validation text; none if it has none that can be read."""
+    try:
+        return list(islice(read_lines(run.valid_source), MOST_SOURCES))
+    except RequestError:
+        return []

@@ -86,6 +86,14 @@ class Decoder(ABC):
         ids, log_probs = self.sample(arrays, uniforms, options)
         return Found(ids, log_probs / penalty(np.sum(ids != PAD, axis=-1), options.length_penalty))
 
+    def require_checked(self, options: SearchOptions) -> None:  # noqa: B027 (a Keras model needs no check)
+        """Checks now, and not first with the first sentence, what answers with these options, if that needs a check.
+
+        Raises:
+            JobError: graphs do not answer their probes as the model does; the message names the provider.
+            RequestError: a graph is missing, or the probes are damaged.
+        """
+
     @property
     def model(self) -> Transformer:
         """The Keras model.

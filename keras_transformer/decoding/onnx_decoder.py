@@ -13,14 +13,15 @@ import numpy as np
 from keras_transformer.decoding.array_ops import ops, without_keras
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache
-from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions
+from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions, require
 from keras_transformer.decoding.parallel import num_cores
+from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, Runtime, check, device_name, once
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import Graphs
-from keras_transformer.lengths import longest
+from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs
+from keras_transformer.lengths import longest, penalty
 from keras_transformer.text.tokenizer import END, PAD, START
 
 if TYPE_CHECKING:
@@ -28,28 +29,36 @@ if TYPE_CHECKING:
 
 SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
 LARGE_BYTES = 32 * 2**20  # of graphs with which several threads in one operation pay
+BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 class OnnxDecoder(Decoder):
     """Decodes with the graphs that the export writes.
 
     The search inside the translator runs where it is the search that is asked for. Other numbers of beams, other
-    lengths, prefixes, sampling and given translations take the two halves, with the search in NumPy.
+    lengths, prefixes, sampling and given translations take the two halves, with the search in NumPy. Each first
+    answers the probes, see `probes`.
 
     Args:
         graphs: where the graphs are.
         num_threads: of the processor; by default one for each core.
+        provider: what computes: "cpu"; "cuda", the first GPU; or "auto", the GPU if this ONNX Runtime can use it.
 
     Raises:
-        RequestError: a graph is missing, damaged or not one that this project wrote.
+        RequestError: a graph is missing, damaged or not one that this project wrote, or there is no such provider.
     """
 
-    def __init__(self, graphs: Graphs, num_threads: int | None = None):
+    def __init__(self, graphs: Graphs, num_threads: int | None = None, provider: str = "auto"):
+        require("provider", provider, provider in PROVIDERS, f"one of {', '.join(PROVIDERS)}")
         self.graphs = graphs
+        self.provider = provider
         self.num_parallel = num_threads or num_cores()
         # The graphs of small models gain nothing from several threads in one operation: a lone sentence takes one.
         self._num_inner = self.num_parallel if graphs.num_bytes() >= LARGE_BYTES else 1
         self._lock = threading.Lock()
+        self._checking = threading.RLock()
+        self._checked: set[str] = set()
         self._sessions: dict[Path, InferenceSession] = {}
         self.metadata = self._read_metadata()
         self.config: dict[str, Any] = self.metadata["model"]
@@ -68,6 +77,9 @@ class OnnxDecoder(Decoder):
                 f"received: {length}"
             )
 
+    def require_checked(self, options: SearchOptions) -> None:
+        self._require_checked("translate" if self.serves(options) and not options.sampling else "step")
+
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         if self._num_inner > 1 and sum(map(len, batches)) > 1:
             # From now on threads translate side by side, each with one thread in its operations.
@@ -76,7 +88,8 @@ class OnnxDecoder(Decoder):
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         if self.serves(options) and not arrays.prefix_ids.any():
-            names = ["target_ids", "score"] if options.n_best == 1 else ["n_best_ids", "n_best_scores"]
+            self._require_checked("translate")
+            names = BEST if options.n_best == 1 else N_BEST
             ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
         with without_keras():
@@ -99,12 +112,14 @@ class OnnxDecoder(Decoder):
         if self.graphs.translate is None:
             return False
         baked = self.metadata["decoding"]
-        has_list = any(output.name == "n_best_ids" for output in self._session("translate").get_outputs())
         return (
             (options.num_beams, options.length_penalty, options.max_length)
             == tuple(map(baked.get, OF_A_MODEL))
-            and (options.n_best == 1 or (has_list and options.n_best == baked.get("n_best")))
+            and (options.n_best == 1 or (self._has_list() and options.n_best == baked.get("n_best")))
         )  # fmt: skip
+
+    def _has_list(self) -> bool:
+        return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
         with without_keras():
@@ -147,6 +162,7 @@ class OnnxDecoder(Decoder):
 
     def _first_cache(self, source_ids: np.ndarray, num_beams: int) -> Cache:
         """The cache before the first step: what the encoder computes, and keys and values of no positions."""
+        self._require_checked("step")
         names = [output.name for output in self._session("encoder").get_outputs() if output.name != "limit"]
         memory = dict(zip(names, run(self._session("encoder"), names, {"source_ids": source_ids}), strict=True))
         batch_size = len(source_ids)
@@ -178,8 +194,60 @@ class OnnxDecoder(Decoder):
             )
         with self._lock:
             if path not in self._sessions:
-                self._sessions[path] = open_session(path, self._num_inner)
+                self._sessions[path] = open_session(path, self._num_inner, self.provider)
             return self._sessions[path]
+
+    def _require_checked(self, name: str) -> None:
+        """Checks the translator, or with the name "step" both halves, unless they were checked."""
+        with self._checking:  # other threads wait; the check itself comes by here again
+            if name in self._checked:
+                return
+            self._checked.add(name)
+            try:
+                self._check(name)
+            except BaseException:
+                self._checked.discard(name)
+                raise
+
+    def _check(self, name: str) -> None:
+        file = ProbesFile.read(self.graphs.probes, self.vocabulary_sizes, self.max_source_length)
+        if not file.probes:
+            return
+        searches, runtime = name == "translate", runtime_of(self._session(name))
+        paths = [path for graph, path in self.graphs.present() if (graph == "translate") == searches]
+
+        def compare() -> None:
+            alpha = self.metadata["decoding"]["length_penalty"] if searches else 0.0
+            answers = self._searched(file.probes, alpha) if searches else self._forced(file.probes)
+            check(file.probes, answers, self.metadata["precision"], alpha)
+
+        try:
+            once(file, paths, runtime, compare)
+        except (Differs, JobError) as error:
+            on_processor = "export again, or translate with the run and --engine keras"
+            mend = on_processor if runtime.provider == CPU else "go on with --provider cpu (in Python: provider='cpu')"
+            raise JobError(
+                f"{runtime.provider} of ONNX Runtime {runtime.version} does not answer as the model does with "
+                f"{' and '.join(map(str, paths))}: {error}: {mend}"
+            ) from None
+
+    def _searched(self, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
+        """What the translator finds for each probe, the best first, and then its list if it has one."""
+        width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
+        feeds = {"source_ids": padded([probe.source_ids for probe in probes], width)}
+        ids, scores, *listed = run(self._session("translate"), [*BEST, *(N_BEST if self._has_list() else [])], feeds)
+        if ids.ndim != 2 or not len(ids) == scores.size == len(probes):
+            raise Differs(f"expected {len(probes)} translations; received {ids.shape} ids and {scores.shape} scores")
+        rows = [[pair] for pair in zip(ids, scores, strict=True)]
+        for row, ids, scores in zip(rows, *listed, strict=True) if listed else ():
+            row += [(some, score) for some, score in zip(ids, scores, strict=True) if score != -np.inf]
+        return [[answer(row, float(score), length_penalty) for row, score in pairs] for pairs in rows]
+
+    def _forced(self, probes: Sequence[Probe]) -> list[list[Answer]]:
+        """The model's best hypothesis of each probe, with log P by the two halves."""
+        ids = [probe.hypotheses[0].ids for probe in probes]
+        log_probs = self.log_probs([probe.source_ids[:-1] for probe in probes], ids)
+        return [[Answer(row, float(log_prob))] for row, log_prob in zip(ids, log_probs, strict=True)]
 
     def _read_metadata(self) -> dict[str, Any]:
         session = self._session("translate" if self.graphs.translate else "step")
@@ -194,16 +262,23 @@ class OnnxDecoder(Decoder):
             sizes += [size for size in [model["source_vocabulary_size"]] if size is not None]  # null: there is only one
             if not all(type(size) is int for size in sizes) or not isinstance(decoding, dict):
                 raise ValueError(sizes)
-            return {"precision": written["precision"], **written, "model": model, "decoding": decoding}
+            if written["precision"] not in PRECISIONS:
+                raise ValueError(written["precision"])
+            return {**written, "model": model, "decoding": decoding}
         except (KeyError, TypeError, ValueError, RecursionError):
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 
 
-def open_session(path: Path, num_threads: int) -> InferenceSession:
-    """A session for a graph, on the first GPU if this ONNX Runtime is for CUDA, else on the processor.
+def open_session(path: Path, num_threads: int, provider: str = "auto") -> InferenceSession:
+    """A session for a graph.
+
+    Args:
+        path: of the graph.
+        num_threads: of the processor.
+        provider: see `OnnxDecoder`.
 
     Raises:
-        RequestError: onnxruntime is not installed, or the graph cannot be loaded.
+        RequestError: onnxruntime is not installed, the graph cannot be loaded, or there is no GPU that was asked for.
     """
     try:
         import onnxruntime
@@ -214,18 +289,38 @@ def open_session(path: Path, num_threads: int) -> InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    providers: list[Any] = [CPU]
+    if provider != "cpu" and CUDA in onnxruntime.get_available_providers():
         onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
-        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
+        providers.insert(0, (CUDA, {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
     try:
-        return onnxruntime.InferenceSession(path, options, providers=providers)
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         reason = " ".join(str(error).split())[:300]
         raise RequestError(
             f"{path} is damaged, or ONNX Runtime cannot run it; export it again, or delete it if it lies in a run's "
             f"cache, where it is then built again: {reason}"
         ) from error
+    if provider == "cuda" and CUDA not in session.get_providers():
+        raise RequestError(
+            f"--provider cuda: ONNX Runtime {onnxruntime.__version__} cannot use a GPU here; it has "
+            f"{', '.join(session.get_providers())}: install onnxruntime-gpu and CUDA, or take --provider cpu"
+        )
+    return session
+
+
+def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:
+    """The ids of a row without pad, and log P by its score."""
+    ids = [int(id) for id in row if id != PAD]
+    return Answer(ids, score * penalty(len(ids), length_penalty))
+
+
+def runtime_of(session: InferenceSession) -> Runtime:
+    """What runs a session."""
+    import onnxruntime
+
+    provider = session.get_providers()[0]
+    return Runtime(provider, onnxruntime.__version__, device_name(provider))
 
 
 def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -50,6 +50,9 @@ class ProcessDecoder(Decoder):
     def check_source_length(self, length: int) -> None:
         self._ask(methodcaller("check_source_length", length))
 
+    def require_checked(self, options: SearchOptions) -> None:
+        self._ask(methodcaller("require_checked", options))
+
     def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
         return self._ask(methodcaller("decode", sentences, options))
 

@@ -178,6 +178,11 @@ class Translator:
             yield from long_lines.joined(found, parts, len(ahead))
         long_lines.tell()
 
+    def search_ids(self, sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
+        """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""
+        sentences = [Sentence(place, place, list(ids), []) for place, ids in enumerate(sources) if ids]
+        return self._translations(len(sources), sentences, options)
+
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
         """The model's probability of a given translation of each source.
 
@@ -309,6 +314,7 @@ def load(
     max_source_length: int | None = None,
     precision: str | None = None,
     num_threads: int | None = None,
+    provider: str = "auto",
 ) -> Translator:
     """The translator of a run folder or of an export folder.
 
@@ -320,17 +326,21 @@ def load(
         max_source_length: see `Translator`.
         precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
         num_threads: of the processor, of an export; by default one for each core.
+        provider: of an export, see `OnnxDecoder`.
 
     Raises:
-        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads.
+        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads
+            or a provider.
     """
     folder, export = RunFolder(run), ExportFolder(run)
     if export.is_export() and not folder.is_run():
-        return translator_of(OnnxDecoder(export.graphs(precision), num_threads), folder, max_source_length)
+        return translator_of(OnnxDecoder(export.graphs(precision), num_threads, provider), folder, max_source_length)
     if precision not in (None, "float32"):
         raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
     if num_threads is not None:
         raise RequestError(f"a run takes the threads of TensorFlow; received {num_threads}: load an export of the run")
+    if provider != "auto":
+        raise RequestError(f"a run takes the devices of TensorFlow; received provider {provider!r}: load an export")
     return translator_of(load_model(folder, "translator"), folder, max_source_length)
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from keras_transformer.errors import RequestError
+from keras_transformer.files import user_cache
 from keras_transformer.text.fetching import fetch, text_sha256
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
@@ -48,8 +49,7 @@ def multi30k_file(
     name = f"{split}.{language}"
     if data_dir is not None:
         return _local_copy(name, Path(data_dir), sha256)
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    path = caches / "keras_transformer" / "multi30k" / f"{name}.gz"
+    path = user_cache() / "multi30k" / f"{name}.gz"
     if not path.exists() or text_sha256(path) != sha256:
         fetch(f"{base_url}/{name}.gz", path, sha256)
     return path

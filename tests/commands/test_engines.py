@@ -62,7 +62,7 @@ def lines_of(translations):
 
 
 def graphs_in(run):
-    return sorted(path.name for path in (run / "cache").glob("onnx-*/*"))
+    return sorted(path.name for path in (run / "cache").glob("onnx-*/*.onnx"))
 
 
 def test_graphs_are_built_once_and_translate_as_the_model(
@@ -159,6 +159,20 @@ def test_kept_halves_forget_the_search_that_they_were_built_for(run_folder, tran
     assert translate(run_folder, *flags, "--engine", "onnx", "--beams", 1)[0] == 0
     expected = translate(run_folder, *flags, "--n-best", 2)  # two of the four beams that are the default
     assert translate(run_folder, *flags, "--engine", "onnx", "--n-best", 2) == expected and expected[0] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--n-best", 2], ["--sample"], ["RUN"]], ids=["search", "list", "halves", "two"])
+def test_kept_graphs_have_probes(run_folder, translate, flags):
+    (run_folder / "validation.source").write_bytes(b"two dogs\xff\n")
+    flags = [*(run_folder if flag == "RUN" else flag for flag in flags), "--engine", "onnx", "--beams", 2]
+    found = translate(run_folder, *flags)
+    (path,) = (run_folder / "cache").glob("*/*.json")
+    assert found[0] == 0 and len(json.loads(path.read_text())["probes"]) == 4
+    path.write_text(path.read_text().replace('"log_prob": -', '"log_prob": -9'))
+    status, out, err = translate(run_folder, *flags)
+    assert (status, out) == (1, "") and "with the run and --engine keras" in err
+    path.unlink()
+    assert translate(run_folder, *flags) == found and path.is_file(), "both are made again"
 
 
 def test_what_no_engine_can_do_is_refused(run_folder, translate):

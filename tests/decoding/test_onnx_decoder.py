@@ -191,7 +191,7 @@ def test_a_graph_of_another_project_is_refused(tmp_path):
     [
         {"model": "[]"}, {"model": "{}"}, {"model": "3"}, {"decoding": "[1]"}, {"decoding": "3"},
         {"decoding": 100_000 * "["}, {"model": dict.fromkeys(SIZES, None)}, {"model": dict.fromkeys(SIZES, True)},
-        {"model": {**dict.fromkeys(SIZES, 64), "source_vocabulary_size": "64"}},
+        {"model": {**dict.fromkeys(SIZES, 64), "source_vocabulary_size": "64"}}, {"precision": "float64"},
     ],
     ids=lambda metadata: f"{metadata!r:.60}",
 )  # fmt: skip

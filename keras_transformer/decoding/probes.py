@@ -1,0 +1,298 @@
+"""Probes: a few sources with what the model answers, by which graphs check themselves where they run.
+
+Runtimes differ: what a processor computes rightly, a GPU may not. So a decoder of graphs runs the probes before it
+first answers on a runtime, unless a certificate or an earlier check says that the graphs hold there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.bounds import BOUNDS, NEAR_TIE
+from keras_transformer.decoding.options import MAX_OWN_BEAMS, SearchOptions
+from keras_transformer.decoding.sentences import Ids
+from keras_transformer.errors import RequestError
+from keras_transformer.files import user_cache, write_text
+from keras_transformer.lengths import longest, penalty
+from keras_transformer.text.lines import is_blank
+from keras_transformer.text.tokenizer import END, PAD
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.translator import Translator
+
+NUM_PROBES = 4
+NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chosen
+MOST_PIECES = 16  # of a source
+MOST_COMMON = 2000  # pieces, of which sources are made where there is no text
+MAX_BYTES = 2**26  # of a file with probes
+
+
+class Answer(NamedTuple):
+    """A translation: its ids with the end, and log P in nats."""
+
+    ids: Ids
+    log_prob: float
+
+
+class Probe(NamedTuple):
+    """A source, its end included, and what the model finds in float32, the best first."""
+
+    source_ids: Ids
+    hypotheses: list[Answer]
+
+
+class Runtime(NamedTuple):
+    """What runs graphs: ONNX Runtime's name of the provider, the version of ONNX Runtime, the device's name."""
+
+    provider: str
+    version: str
+    device_name: str
+
+
+class Differs(Exception):
+    """Graphs do not answer as the model does. The message says where."""
+
+    @classmethod
+    def at(cls, number: int, expected: Answer, received: Answer) -> Differs:
+        """The error for a probe, which is counted from 1."""
+        told = (f"{ids!s:.60} with log P {log_prob:.4f}" for ids, log_prob in (expected, received))
+        return cls(f"probe {number}: expected {next(told)}; received {next(told)}")
+
+
+def chosen_probes(translator: Translator, sentences: Iterable[str], options: Any) -> list[Probe]:
+    """The probes of a translator: of its shortest sentences those whose best translation is best by most.
+
+    A low precision, too, gives such a translation. Of greedy search these are the likeliest ones.
+
+    Args:
+        translator: with its Keras model.
+        sentences: some of its source language; where few of them are short, texts of common pieces join them.
+        options: `num_beams`, `length_penalty` and `max_length` of the search, as `SearchOptions` has them.
+
+    Raises:
+        JobError: the model's weights hold NaN or infinity.
+    """
+    sources = short(translator, sentences)
+    if len(sources) < NUM_CANDIDATES:
+        sources |= short(translator, made_sentences(translator))
+    search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
+    found = zip(sources, translator.stream(sources.values(), search), strict=True)
+    return surest(
+        (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))
+        for ids, [best, *others] in found
+    )
+
+
+def answers_of(hypotheses: Iterable[Any]) -> list[Answer]:
+    """Hypotheses with `ids` and `log_prob` as answers."""
+    return [Answer(list(one.ids), one.log_prob) for one in hypotheses]
+
+
+def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
+    """Of probes with the gap between their best and their second best score those with the widest gaps."""
+    return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
+
+
+def short(translator: Translator, sentences: Iterable[str]) -> dict[tuple[int, ...], str]:
+    """The shortest sentences by their pieces, each once; none with more pieces than a probe has."""
+    texts = [text for text in sentences if not is_blank(text)]
+    sources = dict(zip(map(tuple, translator.source_tokenizer.encode(texts)), texts, strict=True))
+    most = min(MOST_PIECES, translator.max_source_length)
+    shortest = sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
+    return {ids: sources[ids] for ids in shortest}
+
+
+def made_sentences(translator: Translator) -> list[str]:
+    """Texts of one to six common pieces, always the same."""
+    generator = np.random.default_rng(1)
+    most = min(MOST_COMMON, translator.source_tokenizer.vocabulary_size)
+    rows = [generator.integers(END + 1, most, 1 + number % 6).tolist() for number in range(2 * NUM_CANDIDATES)]
+    return translator.source_tokenizer.decode(rows)
+
+
+def as_json(probes: Sequence[Probe]) -> list[dict[str, Any]]:
+    """What JSON files keep under "probes"."""
+    return [
+        {"source_ids": one.source_ids, "hypotheses": [hypothesis._asdict() for hypothesis in one.hypotheses]}
+        for one in probes
+    ]
+
+
+class ProbesFile(NamedTuple):
+    """What a certificate, or a file beside a graph, says: its JSON, and the probes in it; no probes without a file."""
+
+    content: dict[str, Any]
+    probes: list[Probe]
+
+    @classmethod
+    def read(cls, path: Path, vocabulary_sizes: tuple[int | None, int], max_source_length: int) -> ProbesFile:
+        """Reads a file, trusted or not.
+
+        Args:
+            path: the file; it need not be there.
+            vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
+            max_source_length: of the model, in pieces.
+
+        Raises:
+            RequestError: the file is damaged, or its probes are not for such a model.
+        """
+        source_size, target_size = vocabulary_sizes
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
+            content = json.loads(path.read_bytes().decode("utf-8"))
+            probes = checked_list(content.get("probes", []), 0, NUM_PROBES)
+            return cls(content, [
+                Probe(
+                    checked_ids(probe["source_ids"], source_size or target_size, max_source_length + 1, ends=True),
+                    [
+                        Answer(checked_ids(one["ids"], target_size, longest(max_source_length)), nats(one["log_prob"]))
+                        for one in checked_list(probe["hypotheses"], 1, MAX_OWN_BEAMS)
+                    ],
+                )
+                for probe in probes
+            ])  # fmt: skip
+        except (FileNotFoundError, NotADirectoryError):
+            return cls({}, [])
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            raise RequestError(
+                f"{path} is damaged, or its probes are not for these graphs; export again, or delete the file, and "
+                f"nothing is checked: {error!s:.200}"
+            ) from error
+
+    def certifies(self, name: str, num_bytes: int, runtime: Runtime) -> bool:
+        """Whether it is a certificate by which the files of this name and size hold on this very runtime."""
+        entries = self.content.get("entries")
+        told = map(_told, entries if isinstance(entries, list) else [])
+        return bool(runtime.device_name) and (name, num_bytes, True, runtime) in told
+
+
+def _told(entry: Any) -> tuple[Any, Any, Any, Runtime] | None:
+    """What an entry of a certificate tells: files, whether they hold, and on what; None of one that did not run."""
+    try:
+        measured = entry["judgement"]["measured"]
+        version = [text for name, text in measured["versions"].items() if name in ("onnxruntime", "onnxruntime-gpu")]
+        runtime = Runtime(measured["provider"], version[0], measured["device_name"])
+        return entry["name"], entry["contents"]["bytes"], entry["holds"], runtime
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def checked_list(value: Any, least: int, most: int) -> list[Any]:
+    """Raises ValueError unless the value is a list of so many."""
+    if not isinstance(value, list) or not least <= len(value) <= most:
+        raise ValueError(f"expected a list of {least:,} to {most:,}; received {value!r:.60}")
+    return value
+
+
+def checked_ids(value: Any, vocabulary_size: int, most: int, ends: bool = False) -> Ids:
+    """Raises ValueError unless the value is a list of ids of the vocabulary, at most so many, with the end if asked."""
+    for id in checked_list(value, 1, most):
+        if type(id) is not int or not PAD < id < vocabulary_size:
+            raise ValueError(f"expected ids from 1 to {vocabulary_size - 1:,}; received {id!r:.60}")
+    if ends and value[-1] != END:
+        raise ValueError(f"expected ids with the end id {END} behind them; received {value!r:.60}")
+    return value
+
+
+def nats(value: Any) -> float:
+    """Raises ValueError unless the value is a number that may be log P."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"expected log P; received {value!r:.60}")
+    return float(value)
+
+
+def check(
+    probes: Sequence[Probe], answers: Sequence[Sequence[Answer]], precision: str, length_penalty: float = 0.0
+) -> None:
+    """Raises Differs unless graphs answer the probes as the model does.
+
+    Every log P is finite, and that of a hypothesis of the model is the model's within the bounds. In float32 the best
+    answer is the model's best, or one as good. In low precision at least half of them are hypotheses of the model.
+
+    Args:
+        probes: the probes.
+        answers: what the graphs give for each, the best first.
+        precision: of the graphs.
+        length_penalty: α of the search.
+    """
+    bounds, off, num_tokens, num_others = BOUNDS[precision], 0.0, 0, 0
+    for number, (probe, given) in enumerate(zip(probes, answers, strict=True), start=1):
+        model = {tuple(one.ids): one.log_prob for one in probe.hypotheses}
+        best = probe.hypotheses[0]
+        for ids, log_prob in given:
+            expected = model.get(tuple(ids), log_prob)
+            # NaN is within no bound, and infinity less infinity is NaN.
+            if not (ids and abs(log_prob - expected) <= bounds.log_prob * len(ids)):
+                raise Differs.at(number, Answer(ids, expected) if tuple(ids) in model else best, Answer(ids, log_prob))
+            off, num_tokens = off + log_prob - expected, num_tokens + len(ids)
+        first = given[0]
+        worse = score(best, length_penalty) - score(first, length_penalty)
+        if precision == "float32" and first.ids != best.ids and abs(worse) > NEAR_TIE:
+            raise Differs.at(number, best, first)
+        num_others += tuple(first.ids) not in model
+        if num_others > len(probes) / 2:
+            raise Differs.at(number, best, first)
+    if abs(off) > bounds.mean_log_prob * num_tokens:
+        raise Differs(f"expected the model's log P; received {off / num_tokens:+.4f} nats a token more, on average")
+
+
+def score(answer: Answer, length_penalty: float) -> float:
+    """By what a search ranks an answer."""
+    return answer.log_prob / penalty(len(answer.ids), length_penalty)
+
+
+def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Callable[[], None]) -> None:
+    """Runs a check of graphs, unless a certificate or an earlier check says that they hold on this runtime.
+
+    Args:
+        file: the probes, and the certificate if it is one.
+        paths: of the graphs.
+        runtime: what runs them.
+        compare: raises an error if they do not hold.
+    """
+    name = " + ".join([f"onnx/{paths[0].name}", *(path.name for path in paths[1:])])
+    weights = [path.with_name(f"{path.name}.data") for path in paths]  # of large graphs
+    stats = {str(each.resolve()): each.stat() for each in (*paths, *weights) if each.is_file()}
+    if file.certifies(name, sum(each.st_size for each in stats.values()), runtime):
+        return
+    identities = [[path, each.st_size, each.st_mtime_ns] for path, each in stats.items()]
+    seen = json.dumps([identities, as_json(file.probes), runtime])
+    try:
+        verdict = user_cache() / "probes" / f"{hashlib.sha256(seen.encode()).hexdigest()[:32]}.json"
+        if verdict.is_file():
+            return
+    except OSError:  # without a home, or without permission, nothing is kept
+        verdict = None
+    compare()
+    with suppress(OSError):
+        if verdict:
+            verdict.parent.mkdir(parents=True, exist_ok=True)
+            write_text(verdict, seen)
+
+
+def device_name(provider: str) -> str:
+    """The model of the processor or of the first GPU on which a provider of ONNX Runtime runs; "" if nobody tells."""
+    if provider == "CUDAExecutionProvider":
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", first]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+            return done.stdout.partition("\n")[0].strip()
+        return ""
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,360 @@
+"""Exported graphs answer their probes where they first run, or the provider is refused by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import keras_transformer
+from bulk_translator import BulkTranslator
+from export.onnx import beams, export_onnx, search
+from export.onnx import model as onnx_model
+from export.signatures import Decoding, TrainedRun
+from keras_transformer.__main__ import main
+from keras_transformer.decoding import onnx_decoder
+from keras_transformer.decoding.onnx_decoder import CPU, CUDA, OnnxDecoder, open_session, runtime_of
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes, device_name
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.export_folder import ExportFolder
+from keras_transformer.text.tokenizer import END
+from tests.export.on_cuda import as_on_cuda
+from tests.test_damaged_files import put, strange
+from tests.tiny_text import lines
+
+pytest_plugins = ["tests.tiny_run"]
+
+SEARCH = Decoding(num_beams=3, length_penalty=0.8, max_length=12)
+SEARCHED, HALVES = SearchOptions(3, 0.8, 12), SearchOptions(2, 0.8, 12)
+BOTH = pytest.mark.parametrize("options", [SEARCHED, HALVES], ids=["search", "halves"])
+PRECISIONS = ("float32", "float16", "int8")
+
+
+@pytest.fixture(scope="module")
+def probes(translator) -> list[Probe]:
+    return chosen_probes(translator, lines(5, 40), SEARCH)
+
+
+@pytest.fixture(scope="module")
+def exported(translator, probes, tmp_path_factory) -> Path:
+    folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
+    for precision in PRECISIONS:
+        export_onnx(run, folder, SEARCH, precision)
+    run.save_tokenizers(folder)
+    (folder / "certificate.json").write_text(json.dumps({"holds": True, "entries": [], "probes": as_json(probes)}))
+    return folder
+
+
+@pytest.fixture
+def folder(exported, tmp_path, monkeypatch) -> Path:
+    """A copy that a test may damage, and a cache that knows nothing of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+@pytest.fixture
+def checks(monkeypatch) -> list[str]:
+    """The precisions of the checks that ran."""
+    ran: list[str] = []
+
+    def checked(probes, answers, precision, length_penalty):
+        check(probes, answers, precision, length_penalty)
+        ran.append(precision)
+
+    monkeypatch.setattr(onnx_decoder, "check", checked)
+    return ran
+
+
+@pytest.fixture
+def command(monkeypatch, capfdbinary):
+    """`command(verb, folder, *options)` → exit status, standard error."""
+
+    def run(verb, folder, *options):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
+        status = main([verb, str(folder), *map(str, options)])
+        return status, capfdbinary.readouterr().err.decode()
+
+    return run
+
+
+def translate(folder, options, precision="float32"):
+    translator = keras_transformer.load(folder, precision=precision, num_threads=1)
+    return list(translator.stream(["two dogs", "the sea"], options))
+
+
+def change(path, output, operator, value):
+    """Puts an operator behind an output of a graph."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), "fault"))
+    model.graph.node.append(onnx.helper.make_node(operator, [f"{output}/before", "fault"], [output]))
+    onnx.save(model, path)
+
+
+# A graph, an output, what is put behind it, and a precision; of small faults the least precise that sees them.
+IN_ALL = [
+    ("translate", "score", "Add", np.float32(np.nan)),
+    ("translate", "score", "Add", np.float32(7)),
+    ("translate", "target_ids", "Mul", np.int32(0)),
+    ("translate", "target_ids", "Add", np.int32(1)),
+    ("step", "logits", "Add", np.float32(np.nan)),
+    ("step", "logits", "Mul", np.float32(0)),
+]
+IN_SOME = [
+    ("translate", "score", "Add", np.float32(-0.001), "float32"),
+    ("step", "logits", "Mul", np.float32(1.01), "float32"),
+    ("translate", "score", "Add", np.float32(-0.1), "float16"),
+]
+FAULTS = [*((*fault, precision) for fault in IN_ALL for precision in PRECISIONS), *IN_SOME]
+
+
+def test_probes_are_what_the_model_finds_and_is_surest_of(translator, probes):
+    sources = [probe.source_ids for probe in probes]
+    assert len(probes) == 4 and all(ids[-1] == END and 1 < len(ids) <= 17 for ids in sources)
+    texts = translator.source_tokenizer.decode(sources)
+    found = translator.n_best(texts, num_beams=3, length_penalty=0.8, max_length=12, n_best=3)
+    assert [[one.ids for one in some] for some in found] == [
+        [tuple(one.ids) for one in probe.hypotheses] for probe in probes
+    ]
+    for probe in probes:
+        targets = [one.ids for one in probe.hypotheses]
+        log_probs = translator.log_probs([probe.source_ids[:-1]] * len(targets), targets)
+        assert [one.log_prob for one in probe.hypotheses] == pytest.approx(list(log_probs), abs=1e-3)
+    shortest = sorted(dict.fromkeys(lines(5, 40)), key=lambda line: len(translator.source_tokenizer.encode([line])[0]))
+    lists = translator.n_best(shortest[:32], num_beams=3, length_penalty=0.8, max_length=12, n_best=3)
+    gaps = sorted((some[0].score - some[1].score for some in lists), reverse=True)
+    assert sorted((some[0].score - some[1].score for some in found), reverse=True) == pytest.approx(gaps[:4], abs=1e-4)
+
+
+def test_without_text_common_pieces_make_the_sources(translator):
+    made = [chosen_probes(translator, ["", " ", "dog " * 99], SearchOptions(1)) for _ in range(2)]
+    assert made[0] == made[1] and len(made[0]) == 4 and all(len(probe.hypotheses) == 1 for probe in made[0])
+    best = [probe.hypotheses[0] for probe in made[0]]
+    assert best == sorted(best, key=lambda one: -one.log_prob / ((5 + len(one.ids)) / 6) ** 0.6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_are_checked_once_on_each_runtime(folder, checks, precision, monkeypatch):
+    for options in (SEARCHED, HALVES, SEARCHED, HALVES):
+        translate(folder, options, precision)
+    assert checks == [precision] * 2
+    os.utime(ExportFolder(folder).graphs(precision).main, (1, 1))
+    translate(folder, SEARCHED, precision)
+    assert len(checks) == 3, "another file"
+    runtime = runtime_of(open_session(folder / "onnx" / "translate.onnx", 1))
+    monkeypatch.setattr(onnx_decoder, "runtime_of", lambda _: runtime._replace(version="9.9"))
+    translate(folder, SEARCHED, precision)
+    assert len(checks) == 4, "another version"
+
+
+def test_without_a_cache_or_without_probes_nothing_is_in_the_way(folder, checks, tmp_path):
+    (tmp_path / "cache").write_text("in the way")
+    translate(folder, SEARCHED), translate(folder, SEARCHED)
+    assert len(checks) == 2
+    for content in ('{"holds": true}', '{"probes": []}', None):
+        (folder / "certificate.json").unlink()
+        if content:
+            (folder / "certificate.json").write_text(content)
+        translate(folder, SEARCHED)
+    assert len(checks) == 2
+
+
+@pytest.mark.parametrize(("name", "output", "operator", "value", "precision"), FAULTS)
+def test_a_graph_that_answers_otherwise_is_refused(folder, name, output, operator, value, precision):
+    change(getattr(ExportFolder(folder).graphs(precision), name), output, operator, value)
+    options, other = (SEARCHED, HALVES) if name == "translate" else (HALVES, SEARCHED)
+    told = f"^CPUExecutionProvider of ONNX Runtime .* does not answer as the model does with .*{name}.*onnx: "
+    translator = keras_transformer.load(folder, precision=precision, num_threads=1)
+    for _ in range(2):
+        with pytest.raises(JobError, match=f"{told}.*expected .*; received .*: export again, or .* --engine keras$"):
+            list(translator.stream(["two dogs"], options))
+    assert translate(folder, other, precision)
+
+
+@BOTH
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_other_weights_are_refused(folder, tiny_model, tokenizer, options, precision):
+    other = type(tiny_model).from_config(tiny_model.get_config())
+    other(dict.fromkeys(("source_ids", "target_ids"), np.ones((1, 2), "int32")))
+    other.set_weights([weights[::-1] for weights in tiny_model.get_weights()])
+    export_onnx(TrainedRun(Translator(other, tokenizer)), folder, SEARCH, precision)
+    with pytest.raises(JobError, match="does not answer as the model does"):
+        translate(folder, options, precision)
+
+
+def test_a_search_that_a_gpu_would_break_is_refused(folder, translator, monkeypatch):
+    for module in (beams, search, onnx_model):
+        monkeypatch.setattr(module, "NONE", -np.inf)
+    export_onnx(TrainedRun(translator), folder, SEARCH)
+    assert translate(folder, SEARCHED)
+    path = folder / "onnx" / "translate.onnx"
+    onnx.save(as_on_cuda(onnx.load(path)), path)
+    with pytest.raises(JobError, match="does not answer as the model does"):
+        translate(folder, SEARCHED)
+
+
+class Cuda:
+    """A session that says that it runs on CUDA, and gives NaN there."""
+
+    def __init__(self, session):
+        self.session = session
+
+    def __getattr__(self, name):
+        return getattr(self.session, name)
+
+    def get_providers(self):
+        return [CUDA, CPU]
+
+    def run(self, names, feeds):
+        return [each * np.nan if each.dtype == np.float32 else each for each in self.session.run(names, feeds)]
+
+
+def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, command, monkeypatch, tmp_path):
+    def opened(path, num_threads, provider="auto"):
+        session = open_session(path, num_threads, "cpu")
+        return session if provider == "cpu" else Cuda(session)
+
+    monkeypatch.setattr(onnx_decoder, "open_session", opened)
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("two dogs\n")
+    text = ["--source", tmp_path / "source", "--target", tmp_path / "target"]
+    for verb, flags in (("translate", []), ("translate", ["--beams", 2]), ("score", text)):
+        status, err = command(verb, folder, *flags)
+        assert (
+            status == 1 and err.count("\n") == 1 and err.startswith("error: CUDAExecutionProvider of ONNX Runtime 1.")
+        )
+        assert "received [" in err and "log P nan: go on with --provider cpu (in Python: provider='cpu')" in err
+        assert command(verb, folder, *flags, "--provider", "cpu")[0] == 0
+    with pytest.raises(JobError, match="CUDAExecutionProvider"):
+        BulkTranslator(str(folder)).load()
+    assert keras_transformer.load(folder, provider="cpu").translate(["two dogs"])
+
+
+@pytest.mark.parametrize(("provider", "asked"), [("auto", [CUDA, CPU]), ("cuda", [CUDA, CPU]), ("cpu", [CPU])])
+def test_the_processor_alone_is_asked_where_it_is_asked_for(provider, asked, monkeypatch, tmp_path):
+    def session(path, options, providers):
+        names = [one if isinstance(one, str) else one[0] for one in providers]
+        return SimpleNamespace(get_providers=lambda: names)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    assert open_session(tmp_path, 1, provider).get_providers() == asked
+
+
+def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, run_folder, command, monkeypatch, tmp_path):
+    status, err = command("translate", folder, "--provider", "cuda")
+    assert status == 2 and "--provider cuda: ONNX Runtime 1." in err and "take --provider cpu" in err
+    status, err = command("translate", run_folder, "--provider", "cpu", "--engine", "keras")
+    assert status == 2 and "--provider cpu needs ONNX Runtime: leave out --engine keras" in err
+    (tmp_path / "text").write_text("two\n")
+    text = ["--source", tmp_path / "text", "--target", tmp_path / "text"]
+    status, err = command("score", run_folder, *text, "--provider", "cpu")
+    assert status == 2 and "--provider cpu is for exports" in err
+    with pytest.raises(RequestError, match="a run takes the devices of TensorFlow; received provider 'cpu'"):
+        keras_transformer.load(run_folder, provider="cpu")
+    with pytest.raises(RequestError, match="provider must be one of auto, cpu, cuda; received: 'gpu'"):
+        keras_transformer.load(folder, provider="gpu")
+    monkeypatch.setattr("keras_transformer.commands.engines.gpus_of_the_driver", lambda: 1)
+    monkeypatch.setattr("keras_transformer.commands.engines.keras_decoder", lambda *_: pytest.fail("Keras translates"))
+    assert command("translate", run_folder, "--beams", 1, "--provider", "cpu")[0] == 0, "it takes ONNX Runtime"
+
+
+def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):
+    path, whole = folder / "certificate.json", {"entries": [{}], "probes": as_json(probes[:1])}
+    source, answer = ("probes", 0, "source_ids"), ("probes", 0, "hypotheses", 0)
+    wrong: list[tuple[tuple, object]] = [
+        (("probes",), {}), (("probes",), as_json(probes) * 2), (source, [True, END]), (source, [5.0, END]),
+        (source, [5] * 40), (source, [5] * 60 + [END]), (source, [0, END]), (source, [64, END]),
+        ((*answer, "ids"), [5] * 91), ((*answer, "log_prob"), True), ((*answer, "log_prob"), 10**400),
+    ]  # fmt: skip
+    decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 1)
+    for place, new in [*wrong, *strange(whole, 2)]:
+        path.write_text(json.dumps(put(whole, place, new)))
+        decoder._checked.clear()
+        try:
+            decoder.require_checked(SEARCHED)
+            refused = None
+        except (RequestError, JobError) as error:
+            refused = error
+            assert len(str(error)) < 1000 and "\n" not in str(error)
+        if (place, new) in wrong or isinstance(refused, RequestError):
+            assert f"{path} is damaged, or its probes are not for these graphs" in str(refused), (place, new)
+    for text in (b"{", b"\xff", b"[" * 100_000, b'{"probes": 1e999}', b"3"):
+        path.write_bytes(text)
+        with pytest.raises(RequestError, match="is damaged"):
+            translate(folder, SEARCHED)
+
+
+@BOTH
+def test_a_certificate_that_names_the_runtime_is_believed(folder, probes, checks, options):
+    runtime = runtime_of(open_session(folder / "onnx" / "step.onnx", 1))
+    measured = {
+        "provider": runtime.provider, "device_name": runtime.device_name, "versions": {"onnxruntime": runtime.version}
+    }  # fmt: skip
+    files = ["translate.onnx"] if options is SEARCHED else ["encoder.onnx", "step.onnx"]
+    contents = {"bytes": sum((folder / "onnx" / name).stat().st_size for name in files)}
+    name = f"onnx/{' + '.join(files)}"
+    named = {"name": name, "holds": True, "contents": contents, "judgement": {"measured": measured}}
+    others = [
+        {**named, "holds": False}, {**named, "name": "onnx/translate-int8.onnx"}, {**named, "judgement": None},
+        {**named, "contents": {"bytes": 9}},
+        *(put(named, ("judgement", "measured", key), "") for key in ("provider", "device_name", "versions")), 5,
+        put(named, ("judgement", "measured", "versions", "onnxruntime"), "1.0"),
+    ]  # fmt: skip
+    for count, entry in enumerate([named, *others]):
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+        content = {"entries": ["", {}, entry], "probes": as_json(probes)}
+        (folder / "certificate.json").write_text(json.dumps(content))
+        translate(folder, options)
+        assert len(checks) == count, entry
+
+
+def test_what_an_answer_may_differ_by():
+    probe = Probe([9, END], [Answer([5, 6, END], -1.0), Answer([5, END], -4.0)])
+    good, second, other = [Answer([5, 6, END], -1.0)], [Answer([5, END], -4.0)], [Answer([8, END], -9.0)]
+    for precision, answers, holds in (
+        ("float32", [good] * 4, True),
+        ("float32", [good, good, good, second], False),
+        ("float32", [good, good, good, [Answer([8, END], -1.00005)]], True),  # as good as the best
+        ("float32", [[Answer([5, 6, END], -1.001)]] + [good] * 3, False),
+        ("int8", [[Answer([5, 6, END], -1.2)], [Answer([5, 6, END], -0.8)], good, good], True),
+        ("int8", [[Answer([5, 6, END], -2.0)], good, good, good], False),
+        ("int8", [[Answer([5, 6, END], -1.2)]] * 4, False),  # each within its bound, but all one way
+        ("int8", [second, other, other, good], True),
+        ("int8", [other, other, other, good], False),
+        ("int8", [good, good, good, [Answer([8, END], float("inf"))]], False),
+        ("int8", [good, good, good, [Answer([], -1.0)]], False),
+        ("float16", [[*good, *second, *other]] * 4, True),  # a list
+        ("float16", [[*good, Answer([5, END], -4.5)]] * 4, False),
+    ):
+        try:
+            check([probe] * 4, answers, precision)
+            found = True
+        except Differs:
+            found = False
+        assert found == holds, (precision, answers)
+
+
+def test_a_device_is_named(tmp_path, monkeypatch):
+    if Path("/proc/cpuinfo").is_file() and "model name" in (text := Path("/proc/cpuinfo").read_text()):
+        assert f": {device_name('CPUExecutionProvider')}\n" in text
+    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "GPU of $4"\necho another\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert device_name("CUDAExecutionProvider") == "GPU of 2"
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert device_name("CUDAExecutionProvider") == ""
