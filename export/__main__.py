@@ -14,11 +14,13 @@ from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable, write_folder_whole
 
 if TYPE_CHECKING:
+    from .certificate import Certificate
     from .signatures import Decoding, TrainedRun
 
 # Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2")
 DEFAULT_FORMATS = FORMATS[:3]
+DEFAULT_PRECISIONS = ("float32",)
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
     "saved_model": ("tensorflow_text",),
@@ -32,6 +34,11 @@ DESCRIPTION = (
     "Exports a trained run as SavedModel, ONNX and TFLite, and a translator for CTranslate2 too if you ask; certifies "
     "that each answers as the model does."
 )
+# The options that --verify does not take, with their defaults.
+EXPORT_ALONE = {
+    "format": DEFAULT_FORMATS, "precision": DEFAULT_PRECISIONS, "out": None, "overwrite": False, "beams": None,
+    "length_penalty": None, "max_length": None, "n_best": None,
+}  # fmt: skip
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
@@ -43,7 +50,17 @@ NAMES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     arguments = make_parser().parse_args(argv)
-    return exit_status(lambda: export(arguments), argv)
+    return exit_status(lambda: run(arguments), argv)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Exports, or verifies an export that is there."""
+    if arguments.verify is not None:
+        verify_folder(arguments)
+    elif arguments.run is not None:
+        export(arguments)
+    else:
+        raise RequestError("expected a run folder to export, or --verify with an export folder; received neither")
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -71,8 +88,43 @@ def export(arguments: argparse.Namespace) -> None:
         write_certificate(certificate, aside)
     print((folder / "CERTIFICATE.md").read_text(encoding="utf-8"), end="")
     say(f"wrote {folder}")
+    refuse_unless_it_holds(certificate, folder / "CERTIFICATE.md")
+
+
+def refuse_unless_it_holds(certificate: Certificate, where: str | Path) -> None:
+    """Raises JobError, which names where the reasons stand, unless every artefact holds."""
     if not certificate.holds:
-        raise JobError(f"not every artefact answers as the model does: see {folder / 'CERTIFICATE.md'}")
+        raise JobError(f"not every artefact answers as the model does: see {where}")
+
+
+def verify_folder(arguments: argparse.Namespace) -> None:
+    """Certifies an export folder again, and writes nothing: by the run, or by what its certificate keeps."""
+    for name, default in EXPORT_ALONE.items():
+        if getattr(arguments, name) is not default:
+            raise RequestError(f"--verify takes an export as it is, and no --{name.replace('_', '-')}: leave it out")
+    load_tensorflow()
+    from .certificate import artefacts_in, certify, check_text, markdown, verify, with_missing
+    from .certificate.stored import KeptCertificate
+    from .forms import form_of
+    from .signatures import open_run
+
+    folder = Path(arguments.verify)
+    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
+    if arguments.run is None:
+        if arguments.sentences:
+            raise RequestError("--sentences needs the run, whose model answers them: give the run too")
+        certificate = verify(folder)
+    else:
+        run = open_run(arguments.run)
+        if form_of(run) is not kept.form:
+            raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
+        sentences, references = text_to_certify_on(arguments, run.model.kind)
+        precisions = {artefact.precision for artefact in artefacts} if run.model.kind == "translator" else {}
+        check_text(sentences, references, precisions)
+        certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
+    certificate = with_missing(certificate, folder)
+    print(markdown(certificate), end="")
+    refuse_unless_it_holds(certificate, "the report")
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
@@ -173,7 +225,13 @@ def make_parser() -> argparse.ArgumentParser:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments and flags to a parser; `export` takes what it parsed."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("run", metavar="RUN", help="a run folder that training wrote")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run folder that training wrote")
+    parser.add_argument(
+        "--verify",
+        metavar="FOLDER",
+        help="certify this export folder again, and write nothing: by RUN, or without RUN by the answers that its "
+        "certificate keeps",
+    )
     parser.add_argument(
         "--format",
         nargs="+",
@@ -182,7 +240,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="which formats to write; ctranslate2 takes translators",
     )
     parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="which precisions to write"
+        "--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help="which precisions to write"
     )
     parser.add_argument("--out", help="the export folder; exported/<the run's name> by default")
     parser.add_argument("--overwrite", action="store_true", help="replace an export that is there")

@@ -24,6 +24,7 @@ KINDS = (
     Kind("onnx/translate", ".onnx", "onnx", "ids"),
     Kind("onnx/translate_text", ".onnx", "onnx", "text"),
     Kind("onnx/encoder", ".onnx", "onnx", "halves"),
+    Kind("onnx/step", ".onnx", "onnx", "step"),
     Kind("tflite/translate", ".tflite", "tflite", "ids"),
     Kind("tflite/translate_text", ".tflite", "tflite", "text"),
     Kind("ctranslate2", "", "ctranslate2", "pieces"),
@@ -33,6 +34,9 @@ KINDS = (
         for name in ("generate", "generate_text", "classify", "classify_text", "fill", "embed_text", "recommend")
     ),
 )
+
+
+LOOPED = ("halves", "step")
 
 
 class BrokenArtefact(Exception):
@@ -55,7 +59,8 @@ class Artefact:
     Args:
         path: its file or folder; for the two halves, the encoder's file.
         format: "saved_model", "onnx", "tflite" or "ctranslate2".
-        takes: "text", "ids", "halves" for encoder and step, which the caller runs in a loop of its own, or "pieces".
+        takes: "text", "ids" or "pieces"; "halves" for encoder and step, and "step" for a language model's, which the
+            caller runs in a loop of its own.
         precision: "float32", "float16" or "int8".
     """
 
@@ -71,14 +76,21 @@ class Artefact:
         return [self.path, step] if self.takes == "halves" else [self.path]
 
     def search(self, decoding: Decoding) -> Decoding:
-        """The search that runs: `decoding`, which is baked in; around the two halves the runner searches greedily."""
-        return replace(decoding, num_beams=1, n_best=1) if self.takes == "halves" else decoding
+        """The search that runs: `decoding`, which is baked in; around halves and steps the runner searches greedily."""
+        return replace(decoding, num_beams=1, n_best=1) if self.takes in LOOPED else decoding
 
     @property
     def signature(self) -> str:
-        """The name of the signature of a SavedModel or a TFLite file."""
+        """The name of its one signature, or of its main one; "" where the format has none."""
+        if self.format == "saved_model":
+            return "serving_default"
         name = self.path.stem.removesuffix(f"-{self.precision}").removesuffix("_text")
-        return "serving_default" if self.format == "saved_model" else name
+        return name if self.format == "tflite" else ""
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether it takes text that may be no UTF-8. Python's ONNX Runtime takes strings."""
+        return self.takes == "text" and self.format != "onnx"
 
     def name_in(self, folder: Path) -> str:
         """The artefact's path in the export folder; for the two halves, the step's file name too."""
@@ -92,4 +104,6 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
         for kind in KINDS
         for precision in PRECISIONS
     ]
-    return [artefact for artefact in candidates if artefact.path.exists()]
+    found = [artefact for artefact in candidates if artefact.path.exists()]
+    halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
+    return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]

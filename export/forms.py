@@ -1,12 +1,13 @@
 """What each kind of model is as an artefact: its files, what they take and give, and the function that is traced.
 
-Letters in shapes: B texts, S ids of a text, P of a prompt, L of what is emitted, n hypotheses, C labels, D width.
+Letters in shapes: B texts, S ids of a text, P of a prompt, L of what is emitted, n hypotheses, C labels, I items and F
+pieces that are listed, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from keras import ops
 
@@ -30,6 +31,16 @@ Outputs = dict[str, Tensor]
 Texts = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
 
+class Output(NamedTuple):
+    """What an artefact gives for each text."""
+
+    type: str  # "int32", "float32" or "text"
+    axes: str = ""  # behind the batch, a letter each; see this module
+
+
+IDS, TEXT, SCORE, VECTOR = Output("int32", "L"), Output("text"), Output("float32"), Output("float32", "D")
+
+
 class Form:
     """The base of the forms.
 
@@ -47,8 +58,8 @@ class Form:
     cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # of text: what is replaced, and by what
     closing = END  # the id behind the pieces of a text that it takes
     is_one_line = True  # whether texts that it gives are of one line
-    ids_outputs: ClassVar[tuple[str, ...]]  # the names of what the file that takes ids gives
-    text_outputs: ClassVar[tuple[str, ...]]
+    ids_outputs: ClassVar[dict[str, Output]]  # what the file that takes ids gives
+    text_outputs: ClassVar[dict[str, Output]]
 
     def __init__(self, run: TrainedRun, model: Any, decoding: Decoding | None = None, index_dtype: str | None = None):
         self.run = run
@@ -59,6 +70,11 @@ class Form:
     def signatures(self) -> dict[str, Callable[[Any, Texts], Outputs]]:
         """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
         return {"serving_default": self.of_pieces}
+
+    @classmethod
+    def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
+        """What a signature gives; one without a name is the only one of its file."""
+        return cls.text_outputs if takes_text else cls.ids_outputs
 
     def spec(self) -> Any:
         """What the file that takes ids takes, for TensorFlow."""
@@ -92,21 +108,28 @@ class Searching(Form):
     def signatures(self) -> dict[str, Callable[[Any, Texts], Outputs]]:
         return {**super().signatures(), "n_best": self.n_best}
 
+    @classmethod
+    def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
+        if signature != "n_best":
+            return super().outputs(signature, takes_text)
+        return {f"{next(iter(cls.text_outputs))}s": Output("text", "n"), "scores": Output("float32", "n")}
+
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, scores = self.search(ids, self.decoding.one_best())
-        return {self.ids_outputs[0]: ids[:, 0], "score": scores[:, 0]}
+        return {next(iter(self.ids_outputs)): ids[:, 0], "score": scores[:, 0]}
 
     def of_pieces(self, pieces: Any, texts: Texts) -> Outputs:
         ids, scores = self.search(self.ids_of(pieces), self.decoding.one_best())
         # LiteRT's detokenizer reports one text, however many it gives; `take` sets the right shape.
         best = ops.take(texts(ids[:, 0]), ops.arange(ops.shape(scores)[0]))
-        return {self.text_outputs[0]: best, "score": scores[:, 0]}
+        return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
 
     def n_best(self, pieces: Any, texts: Texts) -> Outputs:
         """The texts (B, n) and scores (B, n) of the best hypotheses."""
         ids, scores = self.search(self.ids_of(pieces), self.decoding)
         rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
-        return {f"{self.text_outputs[0]}s": ops.reshape(texts(rows), ops.shape(scores)), "scores": scores}
+        found = ops.reshape(texts(rows), ops.shape(scores)), scores
+        return dict(zip(self.outputs("n_best", True), found, strict=True))
 
     def ids_of(self, pieces: Any) -> Tensor:
         """What the search takes of ragged ids (B, pieces)."""
@@ -123,7 +146,7 @@ class Translation(Searching):
     kind, ids_stem, text_stem = "translator", "translate", "translate_text"
     cleaning = (ONE_LINE, (BLANK, ""))
 
-    ids_outputs, text_outputs = ("target_ids", "score"), ("translation", "score")
+    ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
     def ids_of(self, pieces: Any) -> Tensor:
         return with_end(pieces)
@@ -140,7 +163,7 @@ class Continuation(Searching):
     cleaning = ((r"\x00", " "),)
     is_one_line = False
     closing = PAD
-    ids_outputs, text_outputs = ("added_ids", "score"), ("continuation", "score")
+    ids_outputs, text_outputs = {"added_ids": IDS, "score": SCORE}, {"continuation": TEXT, "score": SCORE}
 
     def ids_of(self, pieces: Any) -> Tensor:
         return pieces.to_tensor(PAD)
@@ -176,8 +199,8 @@ class Labelling(Form):
 
     kind, ids_stem, text_stem = "encoder", "classify", "classify_text"
     takes = "ids"
-    ids_outputs = ("probabilities", "vector")
-    text_outputs = ("label", *ids_outputs)
+    ids_outputs = {"probabilities": Output("float32", "C"), "vector": VECTOR}
+    text_outputs = {"label": TEXT, **ids_outputs}
 
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, states = encoded(self.model, ids)
@@ -194,7 +217,8 @@ class Filling(Form):
 
     kind, ids_stem, text_stem = "encoder", "fill", "embed_text"
     takes = "ids"
-    ids_outputs, text_outputs = ("piece_ids", "probabilities", "vector"), ("vector",)
+    ids_outputs = {"piece_ids": Output("int32", "SF"), "probabilities": Output("float32", "SF"), "vector": VECTOR}
+    text_outputs = {"vector": VECTOR}
 
     def of_ids(self, ids: Tensor) -> Outputs:
         ids, states = encoded(self.model, ids)
@@ -211,8 +235,8 @@ class Recognition(Form):
 
     kind, ids_stem, text_stem = "image-classifier", "classify", ""
     takes = "images"
-    ids_outputs = ("probabilities", "vector")
-    text_outputs = ("label", *ids_outputs)
+    ids_outputs = {"probabilities": Output("float32", "C"), "vector": VECTOR}
+    text_outputs = {"label": TEXT, **ids_outputs}
 
     def spec(self) -> Any:
         import tensorflow as tf
@@ -240,8 +264,8 @@ class Recommending(Form):
 
     kind, ids_stem, text_stem = "sequence-encoder", "recommend", ""
     takes = "ids"
-    ids_outputs = ("item_ids", "probabilities", "vector")
-    text_outputs = ("items", *ids_outputs)
+    ids_outputs = {"item_ids": Output("int32", "I"), "probabilities": Output("float32", "I"), "vector": VECTOR}
+    text_outputs = {"items": Output("text", "I"), **ids_outputs}
 
     def of_ids(self, ids: Tensor) -> Outputs:
         model = self.model
@@ -269,11 +293,16 @@ def num_listed(model: Any) -> int:
 
 def form_of(run: TrainedRun) -> type[Form]:
     """The form of a run's model."""
-    if run.model.kind == "encoder":
-        return Labelling if run.model.num_labels else Filling
-    if run.answer_length:
+    return form_called(run.model.kind, bool(run.labels), bool(run.answer_length))
+
+
+def form_called(kind: str, has_labels: bool, has_answers: bool) -> type[Form]:
+    """The form of models of a kind, with labels or not, and of pairs or not."""
+    if kind == "encoder":
+        return Labelling if has_labels else Filling
+    if has_answers:
         return Answering
-    return {form.kind: form for form in (Translation, Continuation, Recognition, Recommending)}[run.model.kind]
+    return {form.kind: form for form in (Translation, Continuation, Recognition, Recommending)}[kind]
 
 
 def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:

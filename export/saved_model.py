@@ -110,7 +110,13 @@ def _text_module(form: Form) -> Any:
 
         return tf.function(answer, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
 
+    def ids_of(text: Tensor) -> dict[str, Tensor]:
+        pieces = pieces_in(source, text, form.cleaning)
+        return {"ids": pieces.flat_values, "starts": pieces.row_splits}
+
     module.functions = {name: signature(function) for name, function in form.signatures().items()}
+    # No signature: what the tokenizer makes of text, for whoever checks it.
+    module.read = tf.function(ids_of, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     return module
 
 

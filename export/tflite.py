@@ -20,8 +20,11 @@ from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tensor import Tensor
+from keras_transformer.text.lines import is_blank
+from keras_transformer.text.tokenizer import Tokenizer
 
 from .forms import Form, Outputs, form_of
+from .probes import odd_texts, valid
 from .signatures import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
 from .traced import pieces_of
 
@@ -102,7 +105,24 @@ def _reason_against_text(run: TrainedRun) -> str:
         return f"for {kinds} LiteRT's tokenizer gives other ids"
     if source.has_line_breaks:
         return "LiteRT's tokenizer cannot keep text as it is"
-    return "LiteRT's tokenizer refuses unused pieces" if source.has_unused_pieces else ""
+    if source.has_unused_pieces:
+        return "LiteRT's tokenizer refuses unused pieces"
+    return _misread(source)
+
+
+def _misread(tokenizer: Tokenizer) -> str:
+    """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike.
+
+    It misreads vocabularies with byte fallback, for one.
+    """
+    import tensorflow as tf
+
+    texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]
+    library = import_optional("tensorflow_text").FastSentencepieceTokenizer(tokenizer.model)
+    for text, ids in zip(texts, library.tokenize(tf.constant(texts)).to_list(), strict=True):
+        if ids != (expected := tokenizer.encode([text])[0]):
+            return f"LiteRT's tokenizer reads {text!r} as {ids}, and SentencePiece as {expected}"
+    return ""
 
 
 def _with_int8_embeddings(model: Any) -> Any:

@@ -107,7 +107,7 @@ COMMANDS = {
         takes="",
     ),
     "export": Command(
-        export.export, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
+        export.run, "write SavedModel, ONNX, TFLite or CTranslate2 translators and certify them", export.add_options,
         takes="",
     ),
 }  # fmt: skip

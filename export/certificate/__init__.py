@@ -1,9 +1,9 @@
 """The certificate: runs every artefact in a process of its own and compares it with the model, sentence by sentence."""
 
 from ..artefacts import Artefact, artefacts_in
-from .comparison import certify, check_text, validation_text
+from .comparison import certify, check_text, validation_text, verify, with_missing
 from .contents import contents_of
-from .files import write_certificate
+from .files import markdown, write_certificate
 from .records import Certificate, Entry
 
 __all__ = [
@@ -14,6 +14,9 @@ __all__ = [
     "certify",
     "check_text",
     "contents_of",
+    "markdown",
     "validation_text",
+    "verify",
+    "with_missing",
     "write_certificate",
 ]

@@ -1,8 +1,8 @@
-"""Judges the labels, pieces and vectors of an encoder's artefacts by those that the model gives."""
+"""What encoders give: labels, pieces or items with their probabilities, and vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,255 +10,269 @@ import numpy as np
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.recommender import Recommender
-from keras_transformer.text.tokenizer import START
+from keras_transformer.text.tokenizer import START, Tokenizer
 
-from ..artefacts import BrokenArtefact
-from ..forms import NUM_FILLS, num_listed
-from ..signatures import Decoding
-from .judgement import Judgement
-from .measured import Measured, costs
-from .rules import (
-    ARRAY_RULES,
-    IDENTICAL_SHARE,
-    LOW_PROBABILITY_LOSS,
-    PROBABILITY_LOSS,
-    SAME_DIRECTION,
-    Difference,
-)
-from .runner import Answers, Result
+from ..artefacts import Artefact, BrokenArtefact
+from ..forms import NUM_FILLS, NUM_ITEMS, Form
+from ..probes import Texts, valid
+from .expected import Compared, Expected, Row
 
-NAMES = ("label", "items")  # outputs that are no numbers
+MOST_STORED = 2 * NUM_ITEMS  # choices of a text, where the model is not there
+NUM_KNOWN = 4 * NUM_FILLS  # pieces of each place whose probabilities are kept
+
+
+class Ranking(NamedTuple):
+    """How probable the model finds the labels, the pieces of a place, or the items.
+
+    Args:
+        probabilities: of each choice, the best first.
+        others: the most that a choice has that is not among them.
+    """
+
+    probabilities: dict[Any, float]
+    others: float = 0.0
+
+    @property
+    def best(self) -> Any:
+        """The likeliest choice."""
+        return next(iter(self.probabilities))
+
+    def gap(self, choice: Any, probability: float) -> float:
+        """How far a probability is from the model's for this choice."""
+        if choice in self.probabilities:
+            return abs(probability - self.probabilities[choice])
+        return max(0.0, probability - self.others)
+
+    def shortened(self) -> Ranking:
+        """The ranking of the best choices alone."""
+        listed = [*self.probabilities.items()]
+        others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
+        return Ranking(dict(listed[:MOST_STORED]), others)
+
+    def loss(self, choice: Any) -> float:
+        """How much less probable the model finds a choice than its best one."""
+        return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
 
 
 class Seen(NamedTuple):
-    """What is seen of one text: by the model, or by an artefact, which may give a part of it."""
+    """What the model gives for a text: a ranking, or one for each place; and a vector (D,)."""
 
-    best: list[Any]  # the likeliest label, or the likeliest piece at each place
-    probabilities: Any  # (C,) of the labels, or (S, 5) of the likeliest pieces, the best first; None if it gives none
-    vector: Any  # (D,); None if it gives none
-
-
-class Place(NamedTuple):
-    """A label or a piece that differs: where, what both are, and how nearly the model lost its own."""
-
-    given: str
-    text: int
-    model: Any
-    artefact: Any
-    margin: float
+    rankings: list[Ranking]
+    vector: np.ndarray
 
 
-class ArrayJudge:
-    """Compares artefacts with an encoder; the letters in shapes are those of `forms`.
+class ExpectedArrays(Expected):
+    """What an encoder gives.
 
     Args:
-        classifier: the model.
-        sentences: the texts.
+        form, texts: as for `Expected`.
+        seen: what the model gives for each text.
+        inputs: what an artefact of ids is given for each text.
+        names: of labels, or of items; empty for masked tokens.
+        first: the id of the first item.
+        tokenizer: of texts.
     """
 
-    rules = ARRAY_RULES
-    decoding, num_control_ids = Decoding(), 4  # it does not search
+    unit = "probability"
 
-    def __init__(self, classifier: Classifier | Recognizer | Recommender, sentences: Sequence[Any]):
-        self.classifier: Any = classifier
-        self.model = classifier.model
-        self.sentences = list(sentences)
-        self.expected = self._seen_by_model()
+    def __init__(
+        self,
+        form: type[Form],
+        texts: Texts,
+        seen: Sequence[Seen],
+        inputs: Sequence[Any],
+        names: Sequence[str] = (),
+        first: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ):
+        super().__init__(form, texts)
+        self.seen, self.given, self.names, self.first, self.tokenizer = seen, inputs, names, first, tokenizer
+        self.tokenizers = [tokenizer] if tokenizer else []
 
-    def inputs(self, takes: str) -> Sequence[Any]:
-        """What an artefact is given that takes text, or ids."""
-        return self.sentences if takes == "text" else [self.classifier.ids(text) for text in self.sentences]
+    def inputs(self, artefact: Artefact) -> list[Any]:
+        if self.tokenizer is None or artefact.takes != "text":
+            return list(self.given)
+        return [text if artefact.takes_bytes else valid(text) for text in self.texts]
 
-    def _seen_by_model(self) -> list[Seen]:
-        vectors = self.classifier.embed(self.sentences)
-        return [Seen(*one, vector) for one, vector in zip(self._of_model(), vectors, strict=True)]
+    def pieces(self, place: int) -> list[int] | None:
+        return None if self.tokenizer is None else self.tokenizer.encode([valid(self.texts[place])])[0]
 
-    def judge(self, precision: str, result: Result) -> Judgement:
-        """Judges what the runner saw of an artefact that was given the texts, or the first of them.
+    def sizes(self) -> dict[str, int]:
+        num_names, fills = len(self.names), min(NUM_FILLS, len(self.seen[0].rankings[0].probabilities))
+        return {"D": len(self.seen[0].vector), "C": num_names, "I": min(NUM_ITEMS, num_names), "F": fills}
 
-        Raises:
-            BrokenArtefact: no encoder gives such an answer.
-        """
-        trials = {given: list(self._answers(result[given])) for given in ("batched", "alone", "padded")}
-        batched = trials["batched"]
-        places = [place for given, answers in trials.items() for place in self._places(given, answers)]
-        others = {place.text for place in places if place.given == "batched"}
-        differences = [self._differences(answers) for answers in trials.values()]
-        measured = Measured(
-            sentences=len(batched),
-            identical=len(batched) - len(others),
-            score_difference=max(differences),
-            bleu=None,
-            model_bleu=None,
-            bleu_interval=None,
-            probes=min(len(trials["alone"]), len(trials["padded"])),
-            batched_differ=num_other(trials["alone"], batched),
-            padded_differ=num_other(trials["alone"], trials["padded"]),
-            **costs(result, len(batched)),
-        )
-        fault = float32_fault(max(differences), places) if precision == "float32" else self._low_fault(batched, places)
-        return Judgement(not fault, fault, measured, tuple(map(self._difference, places)))
+    def answer(self, place: int) -> str:
+        return self._named(ranking.best for ranking in self.seen[place].rankings)
 
-    def _of_model(self) -> Iterator[tuple[list[Any], np.ndarray]]:
-        """Of each text the likeliest label or pieces, and the probabilities."""
-        if self.classifier.labels:
-            for probs in self.classifier.probabilities(self.sentences):
-                yield [self.classifier.labels[int(probs.argmax())]], probs
-        else:
-            for probs, pieces in self.classifier.likeliest_pieces(self.sentences, NUM_FILLS):
-                yield pieces[:, 0].tolist(), probs
+    def score(self, place: int) -> float:
+        return max(ranking.probabilities[ranking.best] for ranking in self.seen[place].rankings)
 
-    def _answers(self, answers: Answers) -> Iterator[Seen]:
-        """What an artefact gave for each text."""
-        outputs = answers["outputs"]
-        names = [
-            name for name in ("label", "items", "piece_ids", "item_ids", "probabilities", "vector") if name in outputs
-        ]
-        for place, rows in enumerate(zip(*(outputs[name] for name in names), strict=True)):
-            given = dict(zip(names, rows, strict=True))
-            arrays = {name: np.array(given[name], "float32") for name in names if name not in NAMES}
-            probs, expected = arrays.get("probabilities"), self.expected[place]
-            if probs is not None and probs.ndim == 2:
-                probs = probs[: len(expected.probabilities)]  # without padding
-            if probs is not None and probs.shape != np.shape(expected.probabilities):
-                raise BrokenArtefact(f"it gave probabilities {probs.shape} for {np.shape(expected.probabilities)}")
-            yield Seen(self._best(given, probs), probs, arrays.get("vector"))
+    def source(self, place: int) -> str:
+        text = self.texts[place]
+        if isinstance(text, str):
+            return valid(text)
+        return ", ".join(text) if isinstance(text, list) else f"image {place + 1}"
 
-    def _best(self, given: dict[str, Any], probs: np.ndarray | None) -> list[Any]:
-        if "label" in given:
-            return [given["label"]]
-        if probs is None:
-            return []
-        if probs.ndim == 1:
-            return [self.classifier.labels[int(probs.argmax())]]
-        best = [ids[0] for ids in given["piece_ids"][: len(probs)]]
-        if strange := [id for id in best if not 0 <= id < self.model.vocabulary_size]:
-            raise BrokenArtefact(f"it gave the id {strange[0]}, which the vocabulary lacks")
-        return best
-
-    def _places(self, given: str, answers: Sequence[Seen]) -> Iterator[Place]:
-        """Where the likeliest label or piece is another one."""
-        for text, (answer, expected) in enumerate(zip(answers, self.expected, strict=False)):
-            margins = margins_of(expected.probabilities)
-            # An artefact of text may give the vector alone.
-            for model, artefact, margin in zip(expected.best, answer.best, margins, strict=bool(answer.best)):
-                if model != artefact:
-                    yield Place(given, text, model, artefact, margin)
-
-    def _differences(self, answers: Sequence[Seen]) -> float:
-        """The largest difference of a number: of probabilities, and of vectors in units of their largest number."""
-        found = [0.0]
-        for answer, expected in zip(answers, self.expected, strict=False):
-            if answer.probabilities is not None:
-                found.append(np.abs(answer.probabilities - expected.probabilities).max())
-            if answer.vector is not None:
-                found.append(np.abs(answer.vector - expected.vector).max() / max(np.abs(expected.vector).max(), 1e-9))
-        return float(np.max(found))  # NaN if one of them is NaN
-
-    def _low_fault(self, batched: Sequence[Seen], places: Sequence[Place]) -> str:
-        """Why a float16 or int8 artefact does not hold; "" if it holds."""
-        wrong = sum(place.given == "batched" and place.margin > LOW_PROBABILITY_LOSS for place in places)
-        count = sum(len(answer.best) for answer in batched)
-        if wrong > max(1, (1 - IDENTICAL_SHARE) * count):
-            return f"{wrong} of {count} labels or pieces differ by more than a near tie"
-        cosines = [
-            cosine(answer.vector, expected.vector)
-            for answer, expected in zip(batched, self.expected, strict=False)
-            if answer.vector is not None
-        ]
-        if not min(cosines, default=1.0) >= SAME_DIRECTION:
-            return f"a vector has the cosine {min(cosines):.3f} with the model's, less than {SAME_DIRECTION}"
-        return ""
-
-    def _difference(self, place: Place) -> Difference:
-        return Difference(
-            line=place.text + 1,
-            given=place.given,
-            source=self._source(place.text),
-            model=self._name(place.model),
-            artefact=self._name(place.artefact),
-            model_score=place.margin,
-            artefact_score=0.0,
-            margin=place.margin,
-        )
-
-    def _source(self, text: int) -> str:
-        return self.sentences[text]
-
-    def _name(self, value: Any) -> str:
-        return value if isinstance(value, str) else self.classifier.tokenizer.pieces([value])[0]
-
-
-class HistoryJudge(ArrayJudge):
-    """Compares artefacts with a recommender.
-
-    Args:
-        classifier: the model.
-        sentences: histories, each the names of items.
-    """
-
-    def inputs(self, takes: str) -> Sequence[Any]:
-        return [[START, *self.classifier.items.encode(history)] for history in self.sentences]
-
-    def _seen_by_model(self) -> list[Seen]:
-        listed = self.classifier.recommend(self.sentences, num_listed(self.model))
-        vectors = self.classifier.embed(self.sentences)
+    def stored(self, places: Sequence[int]) -> list[dict[str, Any]]:
         return [
-            Seen([found[0].item], np.array([one.probability for one in found], "float32"), vector)
-            for found, vector in zip(listed, vectors, strict=True)
+            {
+                "text": None if isinstance(self.texts[place], np.ndarray) else self.texts[place],
+                "ids": [] if isinstance(self.texts[place], np.ndarray) else self.given[place],
+                "rankings": [
+                    {"choices": [*one.probabilities.items()], "others": one.others}
+                    for one in map(Ranking.shortened, self.seen[place].rankings)
+                ],
+                "vector": [float(f"{number:.7g}") for number in self.seen[place].vector],
+            }
+            for place in places
         ]
 
-    def _best(self, given: dict[str, Any], probs: np.ndarray | None) -> list[Any]:
-        id, names = given["item_ids"][0], self.classifier.items.names
-        if not 0 <= id - self.model.num_control_ids < len(names):
-            raise BrokenArtefact(f"it gave the id {id}, which is no item")
-        return [given["items"][0] if "items" in given else names[id - self.model.num_control_ids]]
+    def compare(self, places: Sequence[int], rows: Sequence[Row]) -> list[Compared]:
+        return [self._compared(place, row) for place, row in zip(places, rows, strict=True)]
 
-    def _source(self, text: int) -> str:
-        return ", ".join(self.sentences[text])
+    def _compared(self, place: int, row: Row) -> Compared:
+        seen, name = self.seen[place], self.texts.name(place)
+        listed = self._listed(row, len(seen.rankings), name)
+        gaps, losses = [0.0], [0.0]
+        for ranking, (choices, probabilities) in zip(seen.rankings, listed, strict=False):
+            own = [*ranking.probabilities.values()][: len(choices)]
+            # By choice, and by rank: neither other choices nor another order go unseen.
+            gaps += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
+            gaps += np.abs(np.subtract(own, sorted(probabilities, reverse=True)[: len(own)])).tolist()
+            losses.append(ranking.loss(choices[0]))
+        best = [choices[0] for choices, _ in listed]
+        if "label" in row:
+            best = [row["label"]]
+            losses.append(seen.rankings[0].loss(row["label"]))
+        if "items" in row and [*row["items"]] != (items := [self._item(id, name) for id in row["item_ids"]]):
+            raise BrokenArtefact(f"{name}: its items are named {row['items'][:3]}, and their ids are of {items[:3]}")
+        return Compared(
+            place=place,
+            answer=self._named(best),
+            is_same=best == [ranking.best for ranking in seen.rankings][: len(best)],
+            gap=max(gaps),
+            loss=max(losses),
+            vector=distance(row["vector"], seen.vector),
+        )
+
+    def _listed(self, row: Row, num_places: int, name: str) -> list[tuple[list[Any], list[float]]]:
+        """The choices of an artefact and their probabilities, the likeliest first; for each place if there are many."""
+        if "probabilities" not in row:
+            return []
+        probabilities = row["probabilities"]
+        if "piece_ids" in row:
+            size = self.tokenizer.vocabulary_size if self.tokenizer else 0
+            pairs = list(zip(row["piece_ids"], probabilities, strict=False))[:num_places]
+            if len(pairs) < num_places:
+                raise BrokenArtefact(f"{name}: it gave pieces at {len(pairs)} places of {num_places}")
+            if strange := [id for ids, _ in pairs for id in ids if not 0 <= id < size]:
+                raise BrokenArtefact(f"{name}: it gave the id {strange[0]}, which the vocabulary lacks")
+            return pairs
+        if "item_ids" in row:
+            return [([self._item(id, name) for id in row["item_ids"]], probabilities)]
+        order = np.argsort(-np.array(probabilities), kind="stable")
+        return [([self.names[place] for place in order], [probabilities[place] for place in order])]
+
+    def _item(self, id: int, name: str) -> str:
+        if not 0 <= id - self.first < len(self.names):
+            raise BrokenArtefact(f"{name}: it gave the id {id}, which is no item")
+        return self.names[id - self.first]
+
+    def _named(self, choices: Any) -> str:
+        choices = list(choices)
+        if choices and not isinstance(choices[0], str) and self.tokenizer:
+            choices = self.tokenizer.pieces(choices)
+        return " ".join(choices)
 
 
-class ImageJudge(ArrayJudge):
-    """Compares artefacts with a classifier of images.
+def distance(one: Sequence[float], other: np.ndarray) -> float:
+    """The length of the difference of two vectors, in lengths of the second."""
+    return float(np.linalg.norm(np.subtract(one, other)) / max(float(np.linalg.norm(other)), 1e-9))
+
+
+def expected_labels(form: type[Form], classifier: Classifier, texts: Texts) -> ExpectedArrays:
+    """What a classifier of text gives."""
+    lines = [valid(text) for text in texts]
+    return ExpectedArrays(
+        form,
+        texts,
+        [
+            Seen([ranking_of(classifier.labels, row)], vector)
+            for row, vector in zip(classifier.probabilities(lines), classifier.embed(lines), strict=True)
+        ],
+        [classifier.ids(line) for line in lines],
+        classifier.labels,
+        tokenizer=classifier.tokenizer,
+    )
+
+
+def expected_pieces(form: type[Form], encoder: Classifier, texts: Texts) -> ExpectedArrays:
+    """What an encoder of masked tokens gives."""
+    lines = [valid(text) for text in texts]
+    found = zip(encoder.likeliest_pieces(lines, NUM_KNOWN), encoder.embed(lines), strict=True)
+    seen = []
+    for (probabilities, ids), vector in found:
+        places = zip(ids.tolist(), probabilities.tolist(), strict=True)
+        rankings = [Ranking(dict(zip(some, probs, strict=True)), probs[-1]) for some, probs in places]
+        seen.append(Seen(rankings, vector))
+    return ExpectedArrays(form, texts, seen, [encoder.ids(line) for line in lines], tokenizer=encoder.tokenizer)
+
+
+def expected_images(form: type[Form], recognizer: Recognizer, texts: Texts) -> ExpectedArrays:
+    """What a classifier of images gives."""
+    images = np.stack(texts)
+    found = zip(recognizer.probabilities(images), recognizer.embed(images), strict=True)
+    seen = [Seen([ranking_of(recognizer.labels, row)], vector) for row, vector in found]
+    return ExpectedArrays(form, texts, seen, [image.tolist() for image in images], recognizer.labels)
+
+
+def expected_items(form: type[Form], recommender: Recommender, texts: Texts) -> ExpectedArrays:
+    """What a model of histories gives."""
+    names = recommender.items.names
+    listed = recommender.recommend(texts, len(names))
+    seen = [
+        Seen([Ranking({one.item: one.probability for one in found})], vector)
+        for found, vector in zip(listed, recommender.embed(texts), strict=True)
+    ]
+    given = [[START, *recommender.items.encode(history)] for history in texts]
+    return ExpectedArrays(form, texts, seen, given, names, recommender.model.num_control_ids)
+
+
+def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
+    """The ranking of labels with these probabilities."""
+    return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
+
+
+def stored_arrays(
+    form: type[Form],
+    texts: Sequence[Any],
+    num_probes: int,
+    stored: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    first: int,
+    tokenizer: Tokenizer | None,
+) -> ExpectedArrays:
+    """What a certificate keeps of an encoder, where the model is not there.
 
     Args:
-        classifier: the model.
-        sentences: the images, each (S, S, channels) uint8.
+        form, names, first, tokenizer: as for `ExpectedArrays`.
+        texts: as they were given to the model.
+        num_probes: how many of them are probes.
+        stored: what `ExpectedArrays.stored` gave.
     """
-
-    def inputs(self, takes: str) -> Sequence[Any]:
-        return [image.tolist() for image in self.sentences]
-
-    def _seen_by_model(self) -> list[Seen]:
-        images = np.stack(self.sentences)
-        probabilities, vectors = self.classifier.probabilities(images), self.classifier.embed(images)
-        labels = [self.classifier.labels[int(row.argmax())] for row in probabilities]
-        return [Seen([label], *rows) for label, *rows in zip(labels, probabilities, vectors, strict=True)]
-
-    def _source(self, text: int) -> str:
-        return f"image {text + 1}"
-
-
-def float32_fault(difference: float, places: Sequence[Place]) -> str:
-    """Why a float32 artefact does not hold; "" if it holds."""
-    if not difference <= PROBABILITY_LOSS:  # so written, NaN is a fault too
-        return f"a number differs by {difference:.2g}"
-    if lines := sorted({place.text + 1 for place in places if place.margin > PROBABILITY_LOSS}):
-        return f"another label or piece than the model's, and no near tie: line {', '.join(map(str, lines))}"
-    return ""
-
-
-def margins_of(probabilities: np.ndarray) -> list[float]:
-    """By how much the likeliest is likelier than the next: of labels (C,), or at each place of pieces (S, 5)."""
-    ordered = np.sort(np.atleast_2d(probabilities), axis=-1)
-    return (ordered[:, -1] - ordered[:, -2:-1].sum(axis=-1)).tolist()  # one item alone has no next
-
-
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    """The cosine of two vectors."""
-    return float(np.dot(one, other) / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-12))
-
-
-def num_other(alone: Sequence[Seen], others: Sequence[Seen]) -> int:
-    """How many texts have another best label or piece than alone, among those that both lists answer."""
-    return sum(one.best != other.best for one, other in zip(alone, others, strict=False))
+    seen = [
+        Seen(
+            [
+                Ranking({choice: float(number) for choice, number in each["choices"]}, float(each["others"]))
+                for each in one["rankings"]
+            ],
+            np.array(one["vector"], "float32"),
+        )
+        for one in stored
+    ]
+    inputs = [
+        text.tolist() if isinstance(text, np.ndarray) else one["ids"] for text, one in zip(texts, stored, strict=True)
+    ]
+    return ExpectedArrays(
+        form, Texts([], texts[:num_probes], texts[num_probes:]), seen, inputs, names, first, tokenizer
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import islice
@@ -17,6 +18,7 @@ import numpy as np
 from keras_transformer.bleu import bleu_signature
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.parallel import num_cores
+from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.translator import Translator
@@ -25,20 +27,24 @@ from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.corpora import read_lines
 from keras_transformer.text.items import Items
 
-from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Recognition, Recommending, Translation, form_of
+from ..artefacts import LOOPED, Artefact, BrokenArtefact, artefacts_in
+from ..forms import Filling, Recognition, Recommending, Translation, form_of
+from ..probes import Texts, history_probes, image_probes, long_texts, odd_texts
 from ..signatures import Decoding, TrainedRun
-from .arrays import ArrayJudge, HistoryJudge, ImageJudge
-from .contents import contents_of
-from .continuations import ContinuationJudge
+from .arrays import expected_images, expected_items, expected_labels, expected_pieces
+from .contents import check_metadata, contents_of
 from .device import device_notes
-from .execution import run_artefact, task_of
-from .judgement import Judge
-from .records import Certificate, Entry
+from .execution import QUICK_TEXTS, run_artefact, task_of
+from .expected import Expected
+from .judgement import judge
+from .records import Certificate, Entry, Machine
+from .rules import rule_of
+from .searches import ExpectedContinuations, ExpectedTranslations
+from .stored import KeptCertificate, stored
+from .tokenizers import check_vocabularies, cut_tokenizer
 
 MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
 SEED = 1  # of made histories
-QUICK_SENTENCES = 200  # enough to show that an artefact is the model; what a low precision costs takes all sentences
 
 
 def certify(
@@ -57,8 +63,7 @@ def certify(
         folder: the export folder.
         artefacts: which of its artefacts to run; see `artefacts_in`.
         decoding: the search that was baked into them, if the model searches.
-        sentences: the text: its first 200 lines in float32, all of it in lower precisions.
-        references: translations of the sentences, for BLEU; float32 does not need them.
+        sentences, references: the text and its translations: 200 lines in float32, all in lower precisions.
         threads: for each runtime.
 
     Raises:
@@ -69,18 +74,67 @@ def certify(
     precisions = {artefact.precision for artefact in artefacts}
     form = form_of(run)
     check_text(sentences, references, precisions if form is Translation else [])
-    count = QUICK_SENTENCES if precisions <= {"float32"} else len(sentences)
-    searches = {artefact.search(decoding) for artefact in artefacts}
-    judges = {search: judge_of(run, search, sentences[:count], references) for search in searches}
-    about = run.metadata(decoding, "float32")
-    return Certificate(
+    count = QUICK_TEXTS if precisions <= {"float32"} else len(sentences)
+    texts = texts_of(run, sentences[:count])
+    searches = dict.fromkeys(artefact.search(decoding) for artefact in artefacts)
+    expected = {search: expected_of(run, search, texts, references) for search in searches}
+    about = {name: text for name, text in run.metadata(decoding, "float32").items() if name != "precision"}
+    return replace(
+        compared(expected, decoding, Path(folder), artefacts, threads, about),
         kind=form.kind,
-        entries=tuple(certified(judges[one.search(decoding)], Path(folder), one, threads, form) for one in artefacts),
-        run={name: about[name] for name in about if name != "precision"},
-        versions={name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")},
-        machine={"system": platform.platform(), "processors": num_cores(), "threads": threads},
         bleu_signature="" if references is None else bleu_signature(),
+        stored=stored([*expected.values()]),
+        probes=probes_of(run, expected.get(decoding), decoding),
     )
+
+
+def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[dict[str, Any]]:
+    """By what ONNX graphs of a translator check themselves where they run; other models are not loaded from exports."""
+    if not isinstance(expected, ExpectedTranslations) or not isinstance(run.pipeline, Translator):
+        return []
+    probes = expected.probes(range(expected.texts.first_given, len(expected.texts)))
+    return as_json(probes if len(probes) == NUM_PROBES else chosen_probes(run.pipeline, [], decoding))
+
+
+def verify(folder: str | os.PathLike[str], threads: int = 1) -> Certificate:
+    """Compares the artefacts of an export folder with what its certificate keeps of the model.
+
+    Raises:
+        RequestError: the folder has no certificate, or a damaged one, or a runtime is not installed.
+    """
+    folder = Path(folder)
+    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
+    expected = kept.expected()
+    if not {artefact.search(kept.decoding) for artefact in artefacts} <= expected.keys():
+        raise RequestError(f"{kept.path} keeps no answers of the search of each artefact: give the run too")
+    certificate = compared(expected, kept.decoding, folder, artefacts, threads, kept.about)
+    return replace(certificate, kind=kept.form.kind, against="stored")
+
+
+def with_missing(certificate: Certificate, folder: str | os.PathLike[str]) -> Certificate:
+    """The certificate with an entry for each artefact that the folder's own certificate names and that is not there."""
+    there = {entry.name for entry in certificate.entries}
+    missing = [
+        Entry(name, "", "", "", False, "nothing", "the certificate names it, and it is not there")
+        for name in KeptCertificate(Path(folder)).names
+        if name not in there
+    ]
+    return replace(certificate, entries=(*certificate.entries, *missing))
+
+
+def compared(
+    expected: Mapping[Decoding, Expected],
+    decoding: Decoding,
+    folder: Path,
+    artefacts: Sequence[Artefact],
+    threads: int,
+    about: dict[str, str],
+) -> Certificate:
+    """Runs artefacts and compares them with what is expected, by the search that each runs, and with the metadata."""
+    entries = tuple(certified(expected[one.search(decoding)], folder, one, threads, about) for one in artefacts)
+    versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "sentencepiece", "sacrebleu")}
+    machine: Machine = {"system": platform.platform(), "processors": num_cores(), "threads": threads}
+    return Certificate(entries, run=about, versions=versions, machine=machine, bleu_signature="")
 
 
 def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] | None]:
@@ -107,7 +161,7 @@ def histories_of(folder: RunFolder, context_length: int) -> list[Any]:
     """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
     names = Items.load(folder.items).names
     draws = np.random.default_rng(SEED)
-    lengths = draws.integers(0, context_length + 5, QUICK_SENTENCES)
+    lengths = draws.integers(0, context_length + 5, QUICK_TEXTS)
     return [[names[place] for place in draws.integers(0, len(names), length)] for length in lengths]
 
 
@@ -129,7 +183,7 @@ def images_of(folder: RunFolder) -> list[Any]:
     shape = (config := read_config(folder)["model"])["image_size"], config["image_size"], config["channels"]
     if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
         raise RequestError(f"{folder.valid_images}: expected images {shape} of uint8; received {images.shape}")
-    return list(images[: max(1, min(QUICK_SENTENCES, MAX_NUMBERS // images[0].size))])
+    return list(images[: max(1, min(QUICK_TEXTS, MAX_NUMBERS // images[0].size))])
 
 
 def prompts_of(path: Path, has_labels: bool) -> list[str]:
@@ -137,7 +191,7 @@ def prompts_of(path: Path, has_labels: bool) -> list[str]:
     if not path.is_file():
         raise RequestError(f"{path.parent} has no validation text: give some lines by --sentences")
     lines = (line.partition("\t")[2] if has_labels else line for line in read_lines(path))
-    return list(islice((line for line in lines if line.strip()), QUICK_SENTENCES))
+    return list(islice((line for line in lines if line.strip()), QUICK_TEXTS))
 
 
 def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
@@ -153,24 +207,40 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
         raise RequestError(f"{' and '.join(low)} are held by BLEU, which needs references: give --references too")
 
 
-def judge_of(
-    run: TrainedRun, decoding: Decoding, sentences: Sequence[str], references: Sequence[str] | None
-) -> Judge | ArrayJudge:
-    """The judge of a run's artefacts that search so."""
-    if isinstance(run.pipeline, Translator):
-        return Judge(run.pipeline, decoding, sentences, references)
+def texts_of(run: TrainedRun, given: Sequence[Any]) -> Texts:
+    """The texts to certify on: the probes that every run of this kind gets, and those that are given."""
     if isinstance(run.pipeline, Recognizer):
-        return ImageJudge(run.pipeline, sentences)
+        return Texts([], image_probes(run.model.image_shape), given)
     if isinstance(run.pipeline, Recommender):
-        return HistoryJudge(run.pipeline, sentences)
-    sentences = without_ambiguous(run, sentences)
-    if isinstance(run.pipeline, Generator):
-        return ContinuationJudge(run.pipeline, decoding, sentences)
-    return ArrayJudge(run.pipeline, sentences)
+        return Texts([], history_probes(run.pipeline.items.names, run.model.context_length - 1), given)
+    tokenizer = run.tokenizers[0]
+    given = without_ambiguous(run, given)
+    most = run.model.max_source_length if isinstance(run.pipeline, Translator) else run.model.context_length - 2
+    line = next((line for line in given if line.strip()), "")
+    return Texts(long_texts(line, most, lambda text: len(tokenizer.encode([text])[0])), odd_texts(tokenizer), given)
+
+
+def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: Sequence[str] | None) -> Expected:
+    """What a run's model gives, if it searches so."""
+    form, pipeline = form_of(run), run.pipeline
+    if isinstance(pipeline, Translator):
+        return ExpectedTranslations(form, pipeline, decoding, texts, references)
+    if isinstance(pipeline, Generator):
+        return ExpectedContinuations(form, pipeline, decoding, texts)
+    if isinstance(pipeline, Recognizer):
+        return expected_images(form, pipeline, texts)
+    if isinstance(pipeline, Recommender):
+        return expected_items(form, pipeline, texts)
+    return (expected_pieces if form is Filling else expected_labels)(form, pipeline, texts)
 
 
 def without_ambiguous(run: TrainedRun, sentences: Sequence[str]) -> list[str]:
-    """The sentences, without those that a runtime's SentencePiece may read in other pieces. A message counts these."""
+    """The sentences, without those that a runtime's SentencePiece may read in other pieces. A message counts these.
+
+    Those of a translator are all kept, because its references belong to them.
+    """
+    if isinstance(run.pipeline, Translator):
+        return list(sentences)
     tokenizer = run.tokenizers[0]
     kept = [sentence for sentence in sentences if not tokenizer.is_ambiguous(sentence)]
     if num_left := len(sentences) - len(kept):
@@ -178,12 +248,10 @@ def without_ambiguous(run: TrainedRun, sentences: Sequence[str]) -> list[str]:
     return kept or list(sentences)
 
 
-def certified(
-    judge: Judge | ArrayJudge, folder: Path, artefact: Artefact, threads: int, form: type[Form] = Translation
-) -> Entry:
+def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int, about: dict[str, str]) -> Entry:
     """Runs one artefact and judges its answers."""
-    name, rule = artefact.name_in(folder), judge.rules[artefact.precision]
-    if artefact.takes == "halves":
+    name, rule = artefact.name_in(folder), rule_of(expected.unit, artefact.precision, expected.references is not None)
+    if artefact.takes in LOOPED:
         rule += "; compared with the model's greedy search"
     if artefact.format == "ctranslate2":
         rule += "; CTranslate2's hypotheses are ranked by the model's length penalty, and scored by all probabilities"
@@ -191,11 +259,15 @@ def certified(
     say(f"certifying {name}")
     try:
         entry = replace(entry, contents=contents_of(artefact))
-        inputs = judge.inputs(artefact.takes)
-        count = QUICK_SENTENCES if artefact.precision == "float32" else len(inputs)
-        task = task_of(artefact, inputs[:count], judge.decoding, threads, judge.num_control_ids, form)
-        execution = run_artefact(artefact, task)
-        judgement = judge.judge(artefact.precision, execution.result)
+        check_vocabularies(artefact, folder, expected)
+        with tempfile.TemporaryDirectory() as place:
+            task = task_of(artefact, expected, threads, cut_tokenizer(artefact, Path(place)))
+            execution = run_artefact(artefact, task)
+        result = execution.result
+        on_gpu = result["device"] == "GPU"
+        judgement = judge(expected, artefact, result, device_name("CUDAExecutionProvider" if on_gpu else ""))
+        if judgement.holds:
+            check_metadata(artefact, about)
     except BrokenArtefact as broken:
         return broken_entry(entry, broken)
     return replace(
@@ -204,7 +276,7 @@ def certified(
         held_against="; ".join([rule, *device_notes(artefact, judgement.measured.device, execution.log)]),
         reason=judgement.reason,
         judgement=judgement,
-        verified="translations" if form is Translation else "answers",
+        verified="translations" if expected.form is Translation else "answers",
     )
 
 

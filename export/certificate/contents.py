@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError
 
@@ -16,6 +17,9 @@ from ..signatures import import_optional
 
 if TYPE_CHECKING:
     import onnx
+
+
+TOLD = ("precision", "decoding", "labels", "answer_length")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,43 @@ class Contents:
         operators = Counter(self.operators) + Counter(other.operators)
         custom = {*self.custom_operators, *other.custom_operators}
         return Contents(self.bytes + other.bytes, dict(sorted(operators.items())), sorted(custom), self.opset)
+
+
+def check_metadata(artefact: Artefact, about: dict[str, str]) -> None:
+    """Raises BrokenArtefact if an artefact says something else of itself than the run does, which callers go by.
+
+    Args:
+        artefact: what can be read; LiteRT's files say nothing of themselves.
+        about: what the run says, see `TrainedRun.metadata`.
+    """
+    told_by = {"saved_model": lambda path: json_of(path / "assets.extra" / "metadata.json"), "onnx": properties_of,
+               "ctranslate2": lambda path: json_of(path / "metadata.json")}  # fmt: skip
+    expected = {**about, "precision": artefact.precision}
+    for path in artefact.paths if artefact.format in told_by else []:
+        told = told_by[artefact.format](path)
+        for name in TOLD:
+            if told.get(name) != expected.get(name):
+                raise BrokenArtefact(
+                    f"its metadata differ: {name} {told.get(name)!r:.200}, not {expected.get(name)!r:.200}"
+                )
+        if artefact.format == "ctranslate2":
+            beams, options = json.loads(expected["decoding"])["num_beams"], told["search"]["options"]
+            if not options["beam_size"] == options["num_hypotheses"] == beams:
+                raise BrokenArtefact(f"its metadata differ: they ask for {options['beam_size']} beams, not {beams}")
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing if it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def properties_of(path: Path) -> dict[str, str]:
+    """The metadata of an ONNX file."""
+    model = import_optional("onnx").load(path, load_external_data=False)
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def contents_of(artefact: Artefact) -> Contents:

@@ -1,6 +1,6 @@
 """Runs an artefact of CTranslate2 for `runner`, which loads this script by its path. It imports nothing of ours.
 
-The search is the one of BUILD.md's program, for batches of ids in place of one text.
+The search is the one of BUILD.md's program, for batches in place of one text.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 if TYPE_CHECKING:
     import ctranslate2
 
-PAD, END = 0, 3
 END_PIECE = "</s>"
 Pieces = list[str]
 
 
-def prepare(task: dict[str, Any]) -> Callable[[], tuple[Callable, str]]:
-    """A function that loads the artefact and returns what answers, and the device that it runs on."""
+def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
+    """CTranslate2; see `runner`."""
     import ctranslate2
 
-    def load() -> tuple[Callable, str]:
+    def load() -> tuple:
         folder = Path(*task["paths"])
         on_gpu = task["gpu"] and ctranslate2.get_cuda_device_count() > 0
         options = {"device": "cuda" if on_gpu else "cpu", "inter_threads": 1, "intra_threads": task["threads"]}
-        return Search(ctranslate2.Translator(str(folder), **options), folder), "GPU" if on_gpu else "CPU"
+        answers = Search(ctranslate2.Translator(str(folder), **options), folder)
+        return {"": answers}, options["device"], "GPU" if on_gpu else "CPU"
 
     return load
 
@@ -44,27 +44,20 @@ class Search:
     def __init__(self, translator: ctranslate2.Translator, folder: Path):
         self.translator = translator
         self.search = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))["search"]
-        self.source_pieces, self.target_pieces = (vocabulary(folder, side) for side in ("source", "target"))
-        self.ids = {piece: id for id, piece in enumerate(self.target_pieces)}
 
-    def __call__(self, source_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Ids (B, S) → the ids (B, T) of the best translations, and their scores (B,)."""
-        sources = [self.source(row) for row in source_ids.tolist()]
+    def __call__(self, texts: Sequence[Pieces]) -> dict[str, np.ndarray]:
+        """Pieces of texts → the pieces (B, T) of the best translations, with their end, then ""; and scores (B,)."""
+        sources = [text[: self.search["max_source_length"]] for text in texts]  # CTranslate2 adds the end
         places = [place for place, source in enumerate(sources) if source]
         best = {place: [END_PIECE] for place in range(len(sources))}  # a blank line has an empty translation
-        scores = np.zeros(len(sources))
+        scores = np.zeros(len(sources), "float32")
         if places:
             best |= zip(places, self.translations([sources[place] for place in places]), strict=True)
             scores[places] = self.scores([sources[place] for place in places], [best[place] for place in places])
-        ids = np.full((len(sources), max(map(len, best.values()))), PAD, "int32")
+        rows = np.full((len(sources), max(map(len, best.values()))), "", object)
         for place, pieces in best.items():
-            ids[place, : len(pieces)] = [self.ids[piece] for piece in pieces]
-        return {"target_ids": ids, "score": scores}
-
-    def source(self, ids: Sequence[int]) -> Pieces:
-        """The pieces that the model takes, without the end, which CTranslate2 adds."""
-        pieces = [self.source_pieces[id] for id in ids if id not in (PAD, END)]
-        return pieces[: self.search["max_source_length"]]
+            rows[place, : len(pieces)] = pieces
+        return {"target_pieces": rows, "score": scores}
 
     def translations(self, sources: Sequence[Pieces]) -> list[Pieces]:
         """The best translations. CTranslate2 has one limit for a batch; where it was too long, a search follows."""
@@ -102,10 +95,3 @@ class Search:
         # CTranslate2 scores an end behind each; a translation that was cut has none.
         sums = [sum(one.log_probs[: len(pieces)]) for one, pieces in zip(results, translations, strict=True)]
         return [self.penalised(pieces, log_prob) for pieces, log_prob in zip(translations, sums, strict=True)]
-
-
-def vocabulary(folder: Path, side: str) -> Pieces:
-    """The pieces of "source" or "target", in the order of their ids; a joint vocabulary has one list."""
-    names = (f"{side}_vocabulary.json", "shared_vocabulary.json")
-    (path,) = (folder / name for name in names if (folder / name).is_file())
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -14,15 +14,18 @@ from typing import NamedTuple
 from keras_transformer.errors import RequestError
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Translation
-from ..signatures import Decoding, install_extra
+from ..signatures import install_extra
 from .device import may_use_gpu, why_no_gpu
+from .expected import Expected
 from .runner import Result, Task
+from .tokenizers import reads_of
 
 RUNNER = Path(__file__).with_name("runner.py")
 BATCH_SIZE = 32
-NUM_PROBES = 64  # so many sentences also run alone and padded, unless that takes longer than
-PROBE_SECONDS = 5.0
+QUICK_TEXTS = 200  # enough to show that an artefact is the model; what a low precision costs takes all of them
+NUM_ALONE = 32  # so many texts also run alone and padded, unless that takes longer than
+ALONE_SECONDS = 5.0
+NUM_FEW = 4  # texts that signatures besides the main one get
 PAD_COLUMNS = 16
 
 
@@ -33,40 +36,39 @@ class Execution(NamedTuple):
     log: str
 
 
-def task_of(
-    artefact: Artefact,
-    sentences: Sequence[str] | Sequence[Sequence[int]],
-    decoding: Decoding,
-    threads: int,
-    num_control_ids: int = 4,
-    form: type[Form] = Translation,
-) -> Task:
+def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Path | None = None) -> Task:
     """The runner's task.
 
     Args:
         artefact: what runs.
-        sentences: texts if the artefact takes text, else rows of ids.
-        decoding: the search of the model, if it searches; around two halves the runner searches the same way.
+        expected: what the model gives for the texts.
         threads: for the runtime.
-        num_control_ids: of the model. The search around two halves emits none of these ids but the end.
-        form: of the model.
+        tokenizer: a file with the artefact's tokenizer alone, see `tokenizers`.
     """
+    texts, inputs, decoding = expected.texts, expected.inputs(artefact), expected.decoding
+    if artefact.precision == "float32":
+        inputs = inputs[: texts.first_given + QUICK_TEXTS]
     return {
         "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
         "takes": artefact.takes,
-        "signature": artefact.signature,
-        "outputs": list(form.text_outputs if artefact.takes == "text" else form.ids_outputs),
+        "input": "text" if artefact.takes == "text" and expected.form.text_stem else expected.form.takes,
         "gpu": may_use_gpu(artefact),
         "threads": threads,
-        "sentences": sentences,
+        "texts": inputs,
+        "num_alone": texts.num_probes + NUM_ALONE,
+        "alone_seconds": ALONE_SECONDS,
+        "num_first": texts.num_probes,
+        "num_long": texts.num_long,
+        "num_few": texts.num_probes + NUM_FEW,
         "batch_size": BATCH_SIZE,
-        "num_probes": NUM_PROBES,
-        "probe_seconds": PROBE_SECONDS,
         "pad_columns": PAD_COLUMNS,
+        "reads": reads_of(artefact, expected),
+        "tokenizer": str(tokenizer) if tokenizer else None,
         "max_length": decoding.max_length,
         "length_penalty": decoding.length_penalty,
-        "num_control_ids": num_control_ids,
+        "num_control_ids": expected.num_control_ids,
+        "context": expected.context,
     }
 
 
@@ -101,7 +103,7 @@ def run_in_process(arguments: Sequence[str], folder: str, task: Task) -> str:
     Raises:
         BrokenArtefact: the process failed, or took longer than such a task can take.
     """
-    seconds = 300 + 10 * len(task["sentences"])
+    seconds = 300 + 10 * len(task["texts"])
     try:
         done = subprocess.run(
             [sys.executable, "-P", *arguments],

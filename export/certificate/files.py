@@ -12,38 +12,31 @@ from typing import Any
 
 from keras_transformer.files import write_text
 
+from .judgement import Difference
 from .records import Certificate, Entry
-from .rules import Difference
 
 LISTED = 20  # CERTIFICATE.md shows so many differing sentences of an artefact; certificate.json has all of them
 
 
-# What the columns of the first table mean, by the kind of model.
-LEGENDS = {
-    "translator": (
-        "Identical: the share of translations with the model's tokens (of an artefact that gives text: with its text), "
-        "in batches of 32, in the order of the text. Score: the largest difference over identical translations. BLEU, "
-        "in brackets the model's own: {bleu}. Batched, padded: how many sentences are translated otherwise than alone."
-    ),
-    "language-model": (
-        "Identical: the share of continuations with the model's tokens (of an artefact that gives text: with its "
-        "text), in batches of 32, in the order of the prompts. Score: the largest difference over identical "
-        "continuations. Batched, padded: how many prompts are continued otherwise than alone."
-    ),
-    "image-classifier": (
-        "Identical: the share of images with the model's label, in batches of 32. Score: the largest difference of a "
-        "probability, or of a vector in units of its largest number. Batched, padded: how many images have another "
-        "label than alone (padded: beside another image)."
-    ),
-    "sequence-encoder": (
-        "Identical: the share of histories with the model's likeliest item, in batches of 32; the histories are made. "
-        "Score: the largest difference of a probability, or of a vector in units of its largest number. Batched, "
-        "padded: how many histories have another likeliest item than alone."
-    ),
-    "encoder": (
-        "Identical: the share of texts with the model's label, or the model's likeliest piece at every place, in "
-        "batches of 32, in the order of the text. Score: the largest difference of a probability, or of a vector in "
-        "units of its largest number. Batched, padded: how many texts have another label or piece than alone."
+# What the columns of the first table mean: of models that search, and of the others.
+SEARCHED = (
+    "Identical: the share of answers with the model's tokens (of an artefact that gives text: with its text), in "
+    "batches of 32, in the order of the text. Score: the largest difference of an artefact's log P from the model's, "
+    "for the artefact's own tokens, in nats a token; probes and all trials of all signatures count. BLEU, in brackets "
+    "the model's own: {bleu}. Batched, padded: how many texts are answered otherwise than alone."
+)
+AT_ONCE = (
+    "Identical: the share of texts, images or histories with the model's label, its likeliest item, or its likeliest "
+    "piece at every place, in batches of 32. Score: the largest difference of a probability; probes and all trials "
+    "count. Batched, padded: how many get another label, item or piece than alone."
+)
+
+
+AGAINST = {
+    "model": "the Keras model that it was made of",
+    "stored": (
+        "the answers that the certificate keeps of the Keras model, for its probes and a few texts: **the model is not "
+        "there**, so other answers cannot be scored"
     ),
 }
 
@@ -52,7 +45,7 @@ def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) 
     """Writes certificate.json and CERTIFICATE.md, each whole or not at all; returns their paths."""
     paths = [Path(folder) / "certificate.json", Path(folder) / "CERTIFICATE.md"]
     values = {"holds": certificate.holds, **asdict(certificate)}
-    write_text(paths[0], json.dumps(finite(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(paths[0], json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
     write_text(paths[1], markdown(certificate))
     return paths
 
@@ -72,12 +65,11 @@ def markdown(certificate: Certificate) -> str:
     lines = [
         "# Certificate",
         "",
-        "Each artefact, run in a process of its own, against the Keras model that it was made of. "
-        + verdict(certificate),
+        f"Each artefact, run in a process of its own, against {AGAINST[certificate.against]}. {verdict(certificate)}",
         "",
         *quality_table(certificate.entries),
         "",
-        LEGENDS[certificate.kind].format(
+        (SEARCHED if certificate.kind in ("translator", "language-model") else AT_ONCE).format(
             bleu=certificate.bleu_signature or "not measured, because there were no references"
         ),
         "",
@@ -120,11 +112,11 @@ def quality_table(entries: Iterable[Entry]) -> Iterator[str]:
             seen = entry.judgement.measured
             cells = [
                 str(seen.sentences),
-                f"{seen.identical / seen.sentences:.1%}",
+                f"{seen.identical / seen.sentences:.1%}" if seen.sentences else "",
                 f"{seen.score_difference:.1e}",
                 "" if seen.bleu is None else f"{seen.bleu:.2f} ({seen.model_bleu:.2f})",
-                f"{seen.batched_differ} of {seen.probes}",
-                f"{seen.padded_differ} of {seen.probes}",
+                f"{seen.batched_differ} of {seen.alone}",
+                f"{seen.padded_differ} of {seen.alone}",
             ]
         yield f"| `{entry.name}` | {holds_cell(entry)} | {' | '.join(cells)} |"
 
@@ -150,7 +142,7 @@ def cost_table(entries: Iterable[Entry]) -> Iterator[str]:
 
 
 def section(entry: Entry) -> Iterator[str]:
-    """What one artefact was held against, its custom operators, and the sentences that differ."""
+    """What one artefact was held against, its custom operators, known differences, and the answers that differ."""
     yield from ("", f"## {entry.name}", "")
     yield f"Held against: {entry.held_against}."
     if entry.reason:
@@ -159,18 +151,22 @@ def section(entry: Entry) -> Iterator[str]:
         custom = ", ".join(f"`{name}`" for name in entry.contents.custom_operators)
         yield f"\nOperators beside the format's own: {custom or 'none'}."
     if entry.judgement:
-        yield f"\nIt ran on: {listed(entry.judgement.measured.versions)}."
+        seen = entry.judgement.measured
+        yield f"\nIt ran on: {seen.provider} ({seen.device_name}), {listed(seen.versions)}."
+        if known := entry.judgement.known_differences:
+            yield "\nKnown differences of the format, which do not count:\n"
+            yield from (f"* {one_line(one)}" for one in known)
         yield from differences_list(entry.judgement.differences)
 
 
 def differences_list(differences: Sequence[Difference]) -> Iterator[str]:
-    """The sentences that differ, with both translations."""
+    """The answers that differ, beside the model's."""
     if differences:
-        yield f"\n{len(differences)} translation(s) differ. The model scored both.\n"
+        yield f"\n{len(differences)} answer(s) differ; the model says how much worse they are than its own.\n"
     for one in differences[:LISTED]:
-        yield f"* line {one.line}, {one.given}: {one_line(one.source)}"
+        yield f"* {one.text}, {one.given}: {one_line(one.source)}"
         yield f"  * model, {one.model_score:.4f}: {one_line(one.model)}"
-        yield f"  * artefact, {one.artefact_score:.4f}: {one_line(one.artefact)}"
+        yield f"  * artefact, {one.loss:.4f} worse: {one_line(one.artefact)}"
         if one.margin is not None:
             yield f"  * the model kept its own by {one.margin:.1e} at piece {one.piece}"
     if len(differences) > LISTED:

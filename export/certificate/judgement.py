@@ -1,203 +1,366 @@
-"""Judges an artefact's answers by the model's own translations, and by the model's scores of those answers."""
+"""Judges the answers of an artefact of any kind by what the model gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.translator import SearchOptions, Translator
-from keras_transformer.lengths import penalty
-from keras_transformer.text.lines import is_blank
-from keras_transformer.text.tokenizer import END, plain
+from keras_transformer.bounds import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
 
-from ..artefacts import BrokenArtefact
-from ..signatures import Decoding
-from ..traced import limits_of
-from .measured import Answer, Ids, Measured, Trials, measure
-from .near_ties import Choice, narrowest_choice
-from .rules import SEARCH_RULES, Difference, float32_fault, is_identical_enough, low_precision_fault
+from ..artefacts import Artefact
+from ..probes import known_difference
+from .bleu_loss import BleuComparison, compare_bleu
+from .expected import Compared, Expected, Row
+from .outputs import check_outputs
 from .runner import Answers, Result
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault
-SCORED_AT_ONCE = 32
+# Of the answers in a low precision so many may be unknown: with the model the tokens of their texts, else all of them.
+MOST_UNKNOWN = {True: 0.05, False: 0.5}
+COSTS = ("load_seconds", "peak_bytes", "provider", "device", "versions", "modules")
+
+
+class Trial(NamedTuple):
+    """What an artefact answered in one way of asking.
+
+    Args:
+        name: such as "padded", or "n_best padded".
+        is_main: whether it is the main signature, in batches: the answers whose quality is measured.
+        answers: one for each text, or for the first of them.
+    """
+
+    name: str
+    is_main: bool
+    answers: list[Compared]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text that the artefact answers otherwise than the model.
+
+    Args:
+        text: its name, such as "line 3" or "probe 2".
+        given: how the artefact was given the text: "batched", "alone" or "padded".
+        source, model, artefact: the text and both answers.
+        model_score: the model's score of its own answer, or the probability of its choice.
+        loss: how much worse the model finds the artefact's answer; infinite if it is no whole answer.
+        margin: how nearly the model's own search lost its answer (see `narrowest_choice`); None if unknown.
+        piece: the piece at which that happened, from 1; None if unknown.
+    """
+
+    text: str
+    given: str
+    source: str
+    model: str
+    artefact: str
+    model_score: float
+    loss: float
+    margin: float | None = None
+    piece: int | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured when an artefact ran.
+
+    Args:
+        sentences: how many texts it answered, in batches of 32, in the order of the text; without probes.
+        identical: how many of these answers have the model's tokens, text or label.
+        score_difference: the largest difference of log P from the model's of the artefact's own tokens, in nats a
+            token, or of a probability; over all trials of all signatures.
+        mean_score_difference: of log P, over the texts in batches, with its sign.
+        vector_difference: the largest length of the difference of two vectors, in lengths of the model's.
+        loss: how much worse the model finds the artefact's answers on average, in score or probability; one text
+            counts at most `Bounds.choice` for or against the artefact.
+        loss_error: the standard error of this mean.
+        bleu, model_bleu: over the same sentences; None without references.
+        bleu_interval: half the width of the loss's 95 % paired-bootstrap interval.
+        alone: how many texts, probes included, it also answered alone and padded.
+        batched_differ, padded_differ: how many of these it answers otherwise in a batch, or padded, than alone.
+        latency_seconds: the median over the texts alone.
+        sentences_per_second: in batches of 32.
+        load_seconds: from the path to a session that answers.
+        peak_bytes: memory of the whole process, the runtime included.
+        provider: what ran it, such as "CPUExecutionProvider".
+        device: "CPU" or "GPU".
+        device_name: the processor's or the GPU's name.
+        versions: of Python and the runtimes that ran it.
+        modules: which modules of TensorFlow, Keras, onnxruntime-extensions and this project were imported to run it.
+    """
+
+    sentences: int
+    identical: int
+    score_difference: float
+    mean_score_difference: float
+    vector_difference: float
+    loss: float
+    loss_error: float
+    bleu: float | None
+    model_bleu: float | None
+    bleu_interval: float | None
+    alone: int
+    batched_differ: int
+    padded_differ: int
+    latency_seconds: float
+    sentences_per_second: float
+    load_seconds: float
+    peak_bytes: int
+    provider: str
+    device: str
+    device_name: str
+    versions: dict[str, str]
+    modules: list[str]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether an artefact holds; the reason if it does not; and all that was seen."""
+    """Whether an artefact holds; the reason if it does not; and all that was seen.
+
+    Args:
+        known_differences: the probes that it answers otherwise, as its format is known to, with the reason.
+    """
 
     holds: bool
     reason: str
     measured: Measured
     differences: tuple[Difference, ...]
+    known_differences: tuple[str, ...] = ()
 
 
-class Judge:
-    """Compares artefacts with the model.
+def judge(expected: Expected, artefact: Artefact, result: Result, device_name: str = "") -> Judgement:
+    """Judges what the runner saw: every output of every signature in every trial.
 
-    `rules` tells by precision what they are held against.
+    First all outputs must be there, of their types and shapes, and all numbers finite; then they are compared.
 
-    Args:
-        translator, decoding: the model, and how it searches.
-        sentences: what is translated.
-        references: a translation of each sentence, for BLEU; or None.
+    Raises:
+        BrokenArtefact: an output is none that such a model gives.
     """
-
-    rules = SEARCH_RULES
-
-    def __init__(
-        self,
-        translator: Translator,
-        decoding: Decoding,
-        sentences: Sequence[str],
-        references: Sequence[str] | None = None,
-    ):
-        self.translator = translator
-        self.model: Any = translator.model
-        self.tokenizer = translator.target_tokenizer
-        self.decoding = decoding
-        self.sentences = [plain(line) for line in sentences]
-        self.references = references
-        beams, length_penalty = decoding.num_beams, decoding.length_penalty
-        options = SearchOptions(beams, length_penalty, decoding.max_length, n_best=beams)
-        self.hypotheses = list(translator.stream(self.sentences, options))
-        self.best = [some[0] for some in self.hypotheses]
-        lines = ["" if is_blank(line) else line for line in self.sentences]
-        self.source_ids = [(*ids, END) for ids in translator.source_tokenizer.encode(lines)]
-
-    def judge(self, precision: str, result: Result) -> Judgement:
-        """Judges what the runner saw of an artefact that was given the sentences, or the first of them.
-
-        Raises:
-            BrokenArtefact: no translator gives such an answer.
-        """
-        trials = Trials(*(self._answers(some) for some in (result["batched"], result["alone"], result["padded"])))
-        measured = measure(trials, self.best, self.references, result)
-        differences = self._differences(trials)
-        if precision == "float32":
-            if is_identical_enough(measured):
-                differences = self._with_margins(differences)
-            reason = float32_fault(measured, differences)
-        else:
-            differences = [one for one in differences if one.given == "batched"]
-            reason = self._low_precision_fault(measured, trials)
-        return Judgement(not reason, reason, measured, tuple(differences))
-
-    @property
-    def num_control_ids(self) -> int:
-        """Of the model."""
-        return self.model.num_control_ids
-
-    def inputs(self, takes: str) -> Sequence[str] | Sequence[Sequence[int]]:
-        """What an artefact is given that takes text, or ids."""
-        return self.sentences if takes == "text" else self.source_ids
-
-    def narrowest_choice(self, place: int) -> Choice:
-        """How nearly the model lost its own translation of the sentence at this place."""
-        model, source_ids = self.model, np.array([self._source(place)], "int32")
-        limit, ids = self._limit(place), self.best[place].ids
-        cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, limit)
-        return narrowest_choice(model.step, cache, limit, ids, self.decoding, model.num_control_ids)
-
-    def _answers(self, answers: Answers) -> list[Answer]:
-        scores = answers["outputs"]["score"]
-        (outputs,) = (rows for name, rows in answers["outputs"].items() if name != "score")
-        if not all(isinstance(score, float) for score in scores):
-            raise BrokenArtefact("it gave no number for the score of a text")
-        if outputs and isinstance(outputs[0], str):
-            return [Answer(text, score) for text, score in zip(outputs, scores, strict=True)]
-        tokenizer = self.tokenizer
-        strange = [id for row in outputs for id in row if not 0 <= id < tokenizer.vocabulary_size]
-        if strange:
-            raise BrokenArtefact(f"it gave the id {strange[0]}, which the vocabulary lacks")
-        texts = self._texts(outputs)
-        return [Answer(text, score, tuple(ids)) for text, score, ids in zip(texts, scores, outputs, strict=True)]
-
-    def _differences(self, trials: Trials) -> list[Difference]:
-        found = [
-            (given, place, answer)
-            for given, answers in trials._asdict().items()
-            for place, answer in enumerate(answers)
-            if not answer.equals(self.best[place])
-        ]
-        places = [place for _, place, _ in found]
-        scores = self._scores(places, [self._ids(place, answer) for _, place, answer in found])
-        return [
-            Difference(
-                line=place + 1,
-                given=given,
-                source=self.sentences[place],
-                model=self.best[place].text,
-                artefact=answer.text,
-                model_score=self.best[place].score,
-                artefact_score=score,
-            )
-            for (given, place, answer), score in zip(found, scores, strict=True)
-        ]
-
-    def _ids(self, place: int, answer: Answer) -> Ids:
-        """The answer's ids; for text, the ids of the model's hypothesis with this text, or else its usual pieces."""
-        if answer.ids is not None:
-            return answer.ids
-        known = [one.ids for one in self.hypotheses[place] if one.text == answer.text]
-        return known[0] if known else self._ids_of_text(place, answer.text)
-
-    def _ids_of_text(self, place: int, text: str) -> Ids:
-        return (*self.tokenizer.encode([text])[0], END)
-
-    def _texts(self, rows: Sequence[Ids]) -> list[str]:
-        return self.tokenizer.decode(rows)
-
-    def _scores(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        """The model's scores of these translations of the sentences at these places."""
-        scores: list[float] = []
-        for place, ids, log_prob in zip(places, rows, self._log_probs(places, rows), strict=True):
-            whole = is_whole(ids, self._limit(place) - self._num_read(place), self.model.num_control_ids)
-            divisor = penalty(len(ids), self.decoding.length_penalty)
-            scores.append(log_prob / divisor if whole else -math.inf)
-        return scores
-
-    def _log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        """log P of these translations of the sentences at these places."""
-        log_probs: list[float] = []
-        for first in range(0, len(rows), SCORED_AT_ONCE):
-            some, here = rows[first : first + SCORED_AT_ONCE], places[first : first + SCORED_AT_ONCE]
-            sources = [self._source(place)[:-1] for place in here]
-            log_probs += map(float, self.translator.log_probs(sources, [list(ids) or [END] for ids in some]))
-        return log_probs
-
-    def _num_read(self, place: int) -> int:
-        """How many of the ids up to the limit are not emitted, but read from a prompt."""
-        return 0
-
-    def _low_precision_fault(self, measured: Measured, trials: Trials) -> str:
-        return low_precision_fault(measured)
-
-    def _source(self, place: int) -> list[int]:
-        """(S,) The sentence's ids as the model sees them: cut to the model's length, with the end id last."""
-        return [*self.source_ids[place][:-1][: self.translator.max_source_length], END]
-
-    def _limit(self, place: int) -> int:
-        return int(limits_of(np.array([self._source(place)]), self.decoding.max_length)[0])
-
-    def _with_margins(self, differences: list[Difference]) -> list[Difference]:
-        """The differences; those that are worse tell how nearly the model lost its own translation."""
-        lines = sorted({one.line for one in differences if not one.is_no_worse and self._limit(one.line - 1)})
-        choices = {line: self.narrowest_choice(line - 1) for line in lines[:MOST_TIES]}
-
-        def with_margin(one: Difference) -> Difference:
-            choice = None if one.is_no_worse else choices.get(one.line)
-            return replace(one, margin=choice.margin, piece=choice.piece) if choice else one
-
-        return [with_margin(one) for one in differences]
+    bounds = BOUNDS[artefact.precision]
+    check_outputs(expected, artefact, result)
+    known: dict[str, str] = {}
+    trials = [without_known(expected, artefact, trial, known) for trial in trials_of(expected, artefact, result, known)]
+    measured = measure(expected, trials, result, bounds, device_name)
+    differences = list(differences_of(expected, trials))
+    reason = next(faults(expected, artefact.precision, trials, measured), "")
+    if artefact.precision == "float32" and not reason:
+        differences = with_margins(expected, differences, bounds)
+        reason = worse_answers(differences, bounds)
+    listed = tuple(f"{name}: {why}" for name, why in known.items())
+    return Judgement(not reason, reason, measured, tuple(differences), listed)
 
 
-def is_whole(ids: Ids, limit: int, num_control_ids: int = 4) -> bool:
-    """Whether a translation ends with its only end id, or was cut at its limit, and has no other control id."""
-    has_end = ids[-1:] == (END,)
-    is_text = all(id >= num_control_ids for id in ids[: len(ids) - has_end])
-    return is_text and (has_end or 0 < limit <= len(ids))
+def without_known(expected: Expected, artefact: Artefact, trial: Trial, known: dict[str, str]) -> Trial:
+    """A trial without the differences that are known of the format; these are added to `known`, by the texts' names."""
+    kept, bounds = [], BOUNDS[artefact.precision]
+    for one in trial.answers:
+        difference = known_difference(artefact, expected.texts, one.place)
+        is_near = abs(one.gap) <= getattr(bounds, expected.unit) and one.vector <= bounds.vector
+        if difference is None or (one.is_same and is_near):
+            kept.append(one)
+            continue
+        if not one.is_same or not difference.is_choice:
+            known[expected.texts.name(one.place)] = difference.reason
+        if difference.is_choice:
+            kept.append(one._replace(is_same=True, loss=0.0, is_known=True, gap=one.gap if one.is_known else 0.0))
+    return trial._replace(answers=kept)
+
+
+def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dict[str, str]) -> Iterator[Trial]:
+    """The trials of all signatures, compared with the model; differences of the format are added to `known`."""
+    main = next(iter(result["signatures"]))
+    for signature, trials in result["signatures"].items():
+        for given, answers in trials.items():
+            is_main = signature == main and given == "batched"
+            first = 0 if is_main else expected.texts.num_long  # long texts are given in one batch alone
+            rows = rows_of(answers)  # type: ignore[arg-type]
+            places = range(first, first + len(rows))
+            if artefact.format == "tflite" and artefact.takes == "text" and expected.form.is_one_line:
+                rows = [
+                    without_space(row, expected.texts.name(place), known)
+                    for place, row in zip(places, rows, strict=True)
+                ]
+            yield Trial(given if signature == main else f"{signature} {given}", is_main, expected.compare(places, rows))
+
+
+def without_space(row: Row, name: str, known: dict[str, str]) -> Row:
+    """Outputs of LiteRT, which cannot strip a text, without space around texts; added to `known` if there is some."""
+    stripped = {output: value.strip() if isinstance(value, str) else value for output, value in row.items()}
+    if stripped != row:
+        known[name] = "LiteRT keeps the space around an answer"
+    return stripped
+
+
+def rows_of(answers: Answers) -> list[Row]:
+    """The outputs of each text, by their names."""
+    outputs = answers["outputs"]
+    return [dict(zip(outputs, values, strict=True)) for values in zip(*outputs.values(), strict=True)]
+
+
+def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds: Bounds, device_name: str) -> Measured:
+    """What was measured, of the answers and of the costs."""
+    by_name = {trial.name: trial.answers for trial in trials}
+    given = [one for one in by_name["batched"] if one.place >= expected.texts.first_given]
+    every = [one for trial in trials for one in trial.answers if one.is_known]
+    bleu: BleuComparison | None = None
+    if expected.references is not None and given:
+        texts, own = [one.answer for one in given], [expected.text_of(one.place) for one in given]
+        bleu = compare_bleu(texts, own, [expected.references[one.place - expected.texts.first_given] for one in given])
+    main = next(iter(result["signatures"].values()))
+    costs: Any = {name: result[name] for name in COSTS}  # type: ignore[literal-required]
+    (mean_gap, _), (loss, loss_error) = mean_gap_of(given), mean_loss_of(given, bounds)
+    return Measured(
+        sentences=len(given),
+        identical=sum(one.is_same for one in given),
+        score_difference=max((abs(one.gap) for one in every), default=0.0),
+        mean_score_difference=mean_gap,
+        vector_difference=max((one.vector for one in every), default=0.0),
+        loss=loss,
+        loss_error=loss_error,
+        bleu=bleu.bleu if bleu else None,
+        model_bleu=bleu.model_bleu if bleu else None,
+        bleu_interval=bleu.interval if bleu else None,
+        alone=min(len(main["alone"]["seconds"]), len(main["padded"]["seconds"])),
+        batched_differ=num_different(by_name["alone"], by_name["batched"]),
+        padded_differ=num_different(by_name["alone"], by_name["padded"]),
+        latency_seconds=statistics.median(main["alone"]["seconds"]),
+        sentences_per_second=len(rows_of(main["batched"])) / sum(main["batched"]["seconds"]),
+        device_name=device_name,
+        **costs,
+    )
+
+
+def mean_gap_of(answers: Sequence[Compared]) -> tuple[float, float]:
+    """The mean gap of the answers' tokens, and its standard error."""
+    known = [one for one in answers if one.is_known]
+    gaps, lengths = (np.array([getattr(one, name) for one in known] or [0.0]) for name in ("gap", "length"))
+    num_tokens = max(1.0, float(lengths.sum()))
+    mean = float(gaps @ lengths) / num_tokens
+    return mean, float(np.linalg.norm(lengths * (gaps - mean))) / num_tokens if math.isfinite(mean) else 0.0
+
+
+def mean_loss_of(answers: Sequence[Compared], bounds: Bounds) -> tuple[float, float]:
+    """The mean loss of the answers, of which one counts at most `Bounds.choice`, and its standard error."""
+    losses = np.clip([one.loss for one in answers if one.is_known] or [0.0], -bounds.choice, bounds.choice)
+    return float(losses.mean()), float(losses.std() / len(losses) ** 0.5)
+
+
+def num_different(alone: Sequence[Compared], others: Sequence[Compared]) -> int:
+    """How many texts have other answers, among those that both lists answer."""
+    answers = {one.place: one.answer for one in others}
+    return sum(one.place in answers and answers[one.place] != one.answer for one in alone)
+
+
+def differences_of(expected: Expected, trials: Sequence[Trial]) -> Iterator[Difference]:
+    """The answers that are not the model's."""
+    for trial in trials:
+        for one in trial.answers:
+            if not one.is_same:
+                yield Difference(
+                    text=expected.texts.name(one.place),
+                    given=trial.name,
+                    source=expected.source(one.place),
+                    model=expected.answer(one.place),
+                    artefact=one.answer,
+                    model_score=expected.score(one.place),
+                    loss=one.loss,
+                )
+
+
+def with_margins(expected: Expected, differences: list[Difference], bounds: Bounds) -> list[Difference]:
+    """The differences; those that are worse tell how nearly the model lost its own answer."""
+    places = {expected.texts.name(place): place for place in range(len(expected.texts))}
+    worse = [one.text for one in differences if not one.loss <= bounds.choice and math.isfinite(one.model_score)]
+    choices = {name: expected.narrowest_choice(places[name]) for name in [*dict.fromkeys(worse)][:MOST_TIES]}
+
+    def with_margin(one: Difference) -> Difference:
+        choice = None if one.loss <= bounds.choice else choices.get(one.text)
+        return replace(one, margin=choice.margin, piece=choice.piece) if choice else one
+
+    return [with_margin(one) for one in differences]
+
+
+def faults(
+    expected: Expected,
+    precision: str,
+    trials: Sequence[Trial],
+    measured: Measured,
+) -> Iterator[str]:
+    """Why an artefact does not hold, the gravest first; of float32 see `worse_answers` too."""
+    bounds = BOUNDS[precision]
+    for trial in trials:
+        for one in trial.answers:
+            yield from number_fault(expected, bounds, trial, one)
+    for trial in trials:
+        yield from mean_faults(expected, bounds, trial, precision)
+        yield from share_fault(expected, bounds, trial, precision)
+    if precision != "float32":
+        yield from bleu_fault(bounds, measured)
+
+
+def mean_faults(expected: Expected, bounds: Bounds, trial: Trial, precision: str) -> Iterator[str]:
+    """Why the answers of a trial do not hold on average, by more than two standard errors."""
+    gap, error = mean_gap_of(trial.answers)
+    if expected.unit == "log_prob" and not abs(gap) - 2 * error <= bounds.mean_log_prob:
+        yield f"its scores differ by {gap:+.2g} nats a token on average, over {bounds.mean_log_prob:g} ({trial.name})"
+    loss, error = mean_loss_of(trial.answers, bounds)
+    if precision != "float32" and not loss - 2 * error <= bounds.mean_choice:
+        unit = "score" if expected.unit == "log_prob" else "probability"
+        worse = f"{loss:.2g} in {unit} on average, over {bounds.mean_choice:g} ({trial.name})"
+        yield f"the model finds its answers worse than its own by {worse}"
+
+
+def worse_answers(differences: Sequence[Difference], bounds: Bounds) -> str:
+    """Which answers of a float32 artefact rounding does not explain, in words; "" if there are none."""
+    names = dict.fromkeys(f"{one.text} ({one.given})" for one in differences if not allowed(one, bounds))
+    listed = ", ".join([*names][:MOST_TIES])
+    return f"worse than the model's own answer by more than rounding explains: {listed}" if names else ""
+
+
+def number_fault(expected: Expected, bounds: Bounds, trial: Trial, one: Compared) -> Iterator[str]:
+    """Why the numbers of an answer do not hold."""
+    if not one.is_known and math.isnan(one.gap):
+        return
+    name, most = f"{expected.texts.name(one.place)} ({trial.name})", getattr(bounds, expected.unit)
+    gap = abs(one.gap) if not bounds.identical else max(abs(one.gap), one.guess_gap)
+    if math.isinf(gap) or (math.isinf(one.loss) and not is_unread(one, bounds)):
+        yield f"{name}: no whole answer, or one that the model never gives: {one.answer[:80]!r}"
+    elif not gap <= most and expected.unit == "log_prob":
+        yield f"{name}: its score differs from the model's log P by {gap:.2g} nats a token, over {most:g}"
+    elif not gap <= most:
+        yield f"{name}: a probability differs by {gap:.2g}, over {most:g}"
+    elif not one.vector <= bounds.vector:
+        yield f"{name}: its vector differs by {one.vector:.2g} of the length of the model's, over {bounds.vector:g}"
+
+
+def is_unread(one: Compared, bounds: Bounds) -> bool:
+    """Whether nobody can tell of which tokens a text is: its score fits none that spell it. Float32 has no excuse."""
+    return not bounds.identical and not one.guess_gap <= bounds.log_prob
+
+
+def share_fault(expected: Expected, bounds: Bounds, trial: Trial, precision: str) -> Iterator[str]:
+    """Why too few answers of a trial are the model's own, or are known."""
+    count, others = len(trial.answers), sum(not one.is_same for one in trial.answers)
+    if expected.unit == "log_prob" and bounds.identical and others > max(1, (1 - bounds.identical) * count):
+        yield f"{others} of {count} texts differ ({trial.name})"
+    unknown = sum(not one.is_known or is_unread(one, bounds) for one in trial.answers)
+    if unknown > (max(1, MOST_UNKNOWN[expected.has_model] * count) if precision != "float32" else 1):
+        yield f"{unknown} of {count} answers are none that the model is known to give ({trial.name})"
+
+
+def allowed(one: Difference, bounds: Bounds) -> bool:
+    """Whether rounding explains a difference."""
+    return one.loss <= bounds.choice or math.isnan(one.loss) or (one.margin is not None and one.margin <= NEAR_TIE)
+
+
+def bleu_fault(bounds: Bounds, measured: Measured) -> Iterator[str]:
+    """Why the texts of a low precision do not hold. BLEU says nothing of a model that translates badly."""
+    if measured.bleu is None or measured.model_bleu is None or measured.bleu_interval is None:
+        return
+    loss, most = measured.model_bleu - measured.bleu, max(bounds.bleu, measured.bleu_interval)
+    if measured.model_bleu >= LEAST_BLEU and not loss <= most:
+        yield f"a BLEU loss of {loss:.2f}, more than {most:.2f}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
 from .contents import Contents
 from .judgement import Judgement
@@ -51,6 +51,9 @@ class Certificate:
 
     Args:
         entries: one for each artefact.
+        stored: of the model's answers, what is compared with where the model is not there; see `stored`.
+        probes: by which graphs check themselves where they run; see `keras_transformer.decoding.probes`.
+        against: "model", or "stored" if the model was not there.
         run: what is known of the run and of the search.
         versions: of the packages that the model ran on.
         machine: what everything ran on.
@@ -64,6 +67,9 @@ class Certificate:
     machine: Machine
     bleu_signature: str
     kind: str = "translator"
+    stored: dict[str, Any] = field(default_factory=dict)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    against: Literal["model", "stored"] = "model"
 
     @property
     def holds(self) -> bool:

@@ -1,8 +1,9 @@
-"""An ONNX file for tests of the certificate: it gives its ids back."""
+"""For tests of the certificate: an ONNX file that gives its ids back, and the runner's task."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from export.artefacts import Artefact
 
@@ -45,3 +46,15 @@ def echo(path: Path, score_axes: list[int]) -> Artefact:
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return Artefact(path, "onnx", "ids", "float32")
+
+
+def task_for(artefact: Artefact, texts: list[Any], **changed: Any) -> Any:
+    """A task of the runner for these texts, without probes."""
+    task = {
+        "paths": [str(path) for path in artefact.paths], "format": artefact.format, "takes": artefact.takes,
+        "input": "source_ids",
+        "gpu": False, "threads": 1, "texts": texts, "num_alone": 64, "alone_seconds": 5.0, "num_first": 0,
+        "num_long": 0, "num_few": 64, "batch_size": 32, "pad_columns": 16, "reads": [], "tokenizer": None,
+        "max_length": None, "length_penalty": 0.6, "num_control_ids": 4, "context": 0,
+    }  # fmt: skip
+    return {**task, **changed}

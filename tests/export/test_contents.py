@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from export.artefacts import artefacts_in
+import flatbuffers
+import pytest
+from ai_edge_litert.schema_py_generated import ModelT
+
+from export.artefacts import Artefact, BrokenArtefact, artefacts_in
 from export.certificate.contents import contents_of
+from export.certificate.tokenizers import cut_tokenizer
 from tests.export.echo import echo
 
 pytest_plugins = ["tests.tiny_run"]
@@ -48,3 +53,12 @@ def test_operators_in_branches_are_counted(tmp_path):
     assert contents.operators == {"Cast": 1, "Identity": 2, "If": 1, "ReduceSum": 1, "com.microsoft::Gelu": 1}
     assert contents.custom_operators == ["com.microsoft::Gelu"]
     assert contents.opset == {"ai.onnx": 18, "com.microsoft": 1}
+
+
+def test_a_file_without_graph_has_no_tokenizer(tmp_path):
+    builder = flatbuffers.Builder()
+    builder.Finish(ModelT().Pack(builder), b"TFL3")
+    path = tmp_path / "translate_text.tflite"
+    path.write_bytes(builder.Output())
+    with pytest.raises(BrokenArtefact, match="no tokenizer of ours"):
+        cut_tokenizer(Artefact(path, "tflite", "text", "float32"), tmp_path)

@@ -21,7 +21,6 @@ from export.ctranslate2 import export_ctranslate2, search_of, write_model
 from export.ctranslate2_spec import PARTS, require_held
 from export.signatures import Decoding, TrainedRun, Unwritable
 from keras_transformer import family
-from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
@@ -111,13 +110,17 @@ def search_in(path: Path, **options: Any) -> Search:
     return search
 
 
-def ids_of(run: TrainedRun, text: list[str]) -> list[list[int]]:
-    """What an artefact is given for lines of text; of blank ones the end alone."""
-    return [[*row, END] for row in run.tokenizers[0].encode(["" if is_blank(line) else line for line in text])]
+def pieces_of(run: TrainedRun, text: list[str]) -> list[list[str]]:
+    """What the search is given for lines of text; of blank ones nothing."""
+    source = run.tokenizers[0]
+    return [source.pieces(row) for row in source.encode(["" if is_blank(line) else line for line in text])]
 
 
-def rows_of(ids: np.ndarray) -> list[list[int]]:
-    return [np.trim_zeros(row, "b").tolist() for row in ids]
+def rows_of(run: TrainedRun, found: dict[str, np.ndarray]) -> list[list[int]]:
+    """The ids of the pieces that the search gave."""
+    target = run.tokenizers[1]
+    ids = {piece: id for id, piece in enumerate(target.pieces(range(target.vocabulary_size)))}
+    return [[ids[piece] for piece in row if piece] for row in found["target_pieces"]]
 
 
 def test_it_gives_translations_the_probabilities_of_the_model(held):
@@ -131,27 +134,27 @@ def test_it_gives_translations_the_probabilities_of_the_model(held):
 
 def test_greedy_search_gives_the_models_translations_and_scores(held):
     run, path = held
-    source_ids = ids_of(run, ODD + SOURCES)
-    found = search_in(path)(padded(source_ids))
+    found = search_in(path)(pieces_of(run, ODD + SOURCES))
     expected = [one for (one,) in run.pipeline.n_best(ODD + SOURCES, num_beams=1, length_penalty=0.8)]
-    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
 
 
 def test_a_limit_holds_for_each_sentence_of_a_batch(translator, tmp_path):
-    (path,) = export_ctranslate2(TrainedRun(translator), tmp_path, Decoding(2, 0.8))
+    run = TrainedRun(translator)
+    (path,) = export_ctranslate2(run, tmp_path, Decoding(2, 0.8))
     lengths = [1, 9, 30]
-    rows = padded([[9] * length + [END] for length in lengths])
+    rows = [translator.source_tokenizer.pieces([9] * length) for length in lengths]
     search = search_in(path, suppress_sequences=[["</s>"], ["<s>"], ["<pad>"]])
-    assert [len(row) for row in rows_of(search(rows)["target_ids"])] == [length + 50 for length in lengths]
+    assert [len(row) for row in rows_of(run, search(rows))] == [length + 50 for length in lengths]
 
 
 def test_beams_give_the_models_translations_and_scores(sure, tmp_path):
     run = TrainedRun(sure)
     (path,) = export_ctranslate2(run, tmp_path, Decoding(4, 0.8))
-    found = search_in(path)(padded(ids_of(run, ODD + SOURCES)))
+    found = search_in(path)(pieces_of(run, ODD + SOURCES))
     expected = [one[0] for one in sure.n_best(ODD + SOURCES, num_beams=4, length_penalty=0.8)]
-    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], rel=1e-5, abs=1e-4)
 
 
@@ -186,24 +189,24 @@ def test_a_search_emits_no_control_id_but_the_end(tokenizer, tmp_path):
     run = make_run({"output_bias": True, "num_control_ids": 6}, tokenizer, tokenizer)
     run.model.output_embedding.bias.assign([20.0 if id < 6 and id != END else 0.0 for id in range(64)])
     (path,) = export_ctranslate2(run, tmp_path, Decoding(3, 0.8))
-    ids = search_in(path)(padded([[*row, END] for row in tokenizer.encode(SOURCES)]))["target_ids"]
-    assert not np.isin(ids, [UNKNOWN, START, 4, 5]).any() and ids.any()
+    ids = {id for row in rows_of(run, search_in(path)(pieces_of(run, SOURCES))) for id in row}
+    assert ids and not ids & {UNKNOWN, START, 4, 5}
 
 
 def test_a_translation_may_be_empty(tokenizer, tmp_path):
     run = make_run({"output_bias": True}, tokenizer, tokenizer)
     run.model.output_embedding.bias.assign([30.0 if id == END else 0.0 for id in range(64)])
     (path,) = export_ctranslate2(run, tmp_path, Decoding(1))
-    assert rows_of(search_in(path)(padded(ids_of(run, SOURCES)))["target_ids"]) == [[END]] * len(SOURCES)
+    assert rows_of(run, search_in(path)(pieces_of(run, SOURCES))) == [[END]] * len(SOURCES)
 
 
 def test_an_imported_marian_model_gives_the_same_translations(tmp_path):
     pipeline = translator_of(read_huggingface(write_marian(tmp_path / "marian")))
     run = TrainedRun(pipeline)
     (path,) = export_ctranslate2(run, tmp_path, run.decoding(num_beams=1))
-    found = search_in(path)(padded(ids_of(run, SOURCES[:6])))
+    found = search_in(path)(pieces_of(run, SOURCES[:6]))
     expected = [one for (one,) in pipeline.n_best(SOURCES[:6], num_beams=1)]
-    assert rows_of(found["target_ids"]) == [list(one.ids) for one in expected]
+    assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
     assert {file.name for file in path.iterdir()} >= {"source_vocabulary.json", "target_vocabulary.json"}
 

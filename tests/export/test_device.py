@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from export.artefacts import Artefact
-from export.certificate.device import device_notes, why_no_gpu
-from export.certificate.execution import task_of
-from export.signatures import Decoding
-from keras_transformer.text.tokenizer import END
+from export.certificate.device import device_notes, may_use_gpu, why_no_gpu
 
 # What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
 NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \
@@ -80,4 +77,4 @@ def test_a_certificate_says_which_device_was_used_and_why(tmp_path, format, prec
     ],
 )
 def test_int8_and_tflite_use_no_gpu(tmp_path, format, precision, gpu):
-    assert task_of(Artefact(tmp_path, format, "ids", precision), [[5, END]], Decoding(), 1)["gpu"] is gpu
+    assert may_use_gpu(Artefact(tmp_path, format, "ids", precision)) is gpu

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,13 +13,17 @@ import onnx
 import pytest
 
 from export.__main__ import main
-from export.artefacts import BrokenArtefact
-from export.certificate.arrays import ArrayJudge, HistoryJudge, margins_of
-from export.certificate.comparison import validation_text
-from export.certificate.continuations import ContinuationJudge
+from export.artefacts import Artefact, BrokenArtefact
+from export.certificate.arrays import expected_items, expected_labels, expected_pieces
+from export.certificate.comparison import validation_text, verify
+from export.certificate.judgement import judge
+from export.certificate.searches import ExpectedContinuations
+from export.forms import Continuation, Filling, Labelling, Recommending
 from export.onnx import continuation, encoding, recognition, recommending
+from export.probes import Texts
 from export.signatures import Decoding, TrainedRun, open_run
 from keras_transformer import run_folder as runs
+from keras_transformer.bounds import BOUNDS
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
@@ -308,7 +315,7 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     found = {path.relative_to(out).as_posix() for path in [*out.glob("onnx/*"), *out.glob("tflite/*")]}
     assert found == FILES[kind]
     certified = {entry["name"] for entry in certificate["entries"]}
-    assert certified == {"saved_model", *FILES[kind]} - {"onnx/step.onnx"}
+    assert certified == {"saved_model", *FILES[kind]}
     if kind == "classifier":
         assert json.loads(metadata(out / "onnx/classify.onnx")["labels"]) == LABELS
         assert main([str(run), "--out", str(tmp_path / "other"), "--beams", "2"]) == 2
@@ -324,6 +331,10 @@ def test_every_artefact_of_a_kind_is_certified(kind, prose, vocabulary, tmp_path
     assert "leave them out" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
     assert open_run(run).model.kind == certificate["kind"]
+    for path in [out / "saved_model", out / "tflite", *out.glob("onnx/*_text.onnx")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = verify(out)
+    assert again.holds and again.kind == certificate["kind"] and again.against == "stored"
 
 
 def metadata(path) -> dict[str, str]:
@@ -331,114 +342,153 @@ def metadata(path) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
 
 
-def result_of(outputs):
-    """What the runner would see of an artefact that gives these outputs, batched, alone and padded."""
-    answers = {"outputs": outputs, "seconds": [0.1]}
-    seen = {"load_seconds": 1.0, "peak_bytes": 1, "device": "CPU", "versions": {}, "modules": []}
-    return {**{given: json.loads(json.dumps(answers)) for given in ("batched", "alone", "padded")}, **seen}
+TYPES = {
+    "label": "text 1", "items": "text 2", "added_ids": "int32 2", "continuation": "text 1", "score": "float32 1",
+    "probabilities": "float32 2", "vector": "float32 2", "piece_ids": "int32 3", "item_ids": "int32 2",
+}  # fmt: skip
+
+
+def judged(expected, outputs, precision="float32", takes="ids"):
+    """The judgement of an artefact that gives these outputs, batched, alone and padded."""
+    types = {
+        name: "float32 3" if name == "probabilities" and "piece_ids" in outputs else TYPES[name] for name in outputs
+    }
+    answers = {"outputs": outputs, "types": types, "seconds": [0.1]}
+    costs = {"load_seconds": 1.0, "peak_bytes": 1, "provider": "", "device": "CPU", "versions": {}, "modules": []}
+    trials = {given: json.loads(json.dumps(answers)) for given in ("batched", "alone", "padded")}
+    artefact = Artefact(Path("answers.onnx"), "onnx", takes, precision)
+    result: Any = {"signatures": {"": trials}, **costs}
+    return judge(expected, artefact, result)
 
 
 @pytest.fixture(scope="module")
-def texts_judge(vocabulary):
-    return ArrayJudge(classifier_of(vocabulary), lines(5, 40))
+def labels_of_model(vocabulary):
+    return expected_labels(Labelling, classifier_of(vocabulary), Texts([], [], lines(5, 40)))
 
 
-def perfect(judge):
-    seen = judge.expected
+def perfect(expected):
+    seen = [one.rankings[0] for one in expected.seen]
     return {
-        "label": [one.best[0] for one in seen],
-        "probabilities": [one.probabilities.tolist() for one in seen],
-        "vector": [one.vector.tolist() for one in seen],
+        "label": [one.best for one in seen],
+        "probabilities": [[one.probabilities[label] for label in LABELS] for one in seen],
+        "vector": [one.vector.tolist() for one in expected.seen],
     }
 
 
-def surest(judge):
-    return int(np.argmax([np.sort(one.probabilities)[-1] - np.sort(one.probabilities)[-2] for one in judge.expected]))
+def surest(expected):
+    return int(np.argmax([one.rankings[0].probabilities[one.rankings[0].best] for one in expected.seen]))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
-def test_labels_and_vectors_of_the_model_hold(texts_judge, precision):
-    judgement = texts_judge.judge(precision, result_of(perfect(texts_judge)))
-    assert judgement.holds and judgement.measured.identical == 40 and not judgement.differences
+def test_labels_and_vectors_of_the_model_hold(labels_of_model, precision):
+    found = judged(labels_of_model, perfect(labels_of_model), precision, "text")
+    assert found.holds and found.measured.identical == 40 and not found.differences
 
 
-def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(texts_judge):
-    place, outputs = surest(texts_judge), perfect(texts_judge)
-    outputs["label"][place] = next(label for label in LABELS if label != outputs["label"][place])
-    judgement = texts_judge.judge("float32", result_of(outputs))
-    assert f"line {place + 1}" in judgement.reason and judgement.measured.identical == 39
-    assert judgement.differences[0].artefact == outputs["label"][place]
-    for name, number in ("probabilities", 0.01), ("vector", 1.0), ("probabilities", float("nan")):
-        outputs = perfect(texts_judge)
-        outputs[name][3][0] += number
-        assert "a number differs" in texts_judge.judge("float32", result_of(outputs)).reason, name
-    outputs = perfect(texts_judge)
-    outputs["vector"][3] = [-number for number in outputs["vector"][3]]
-    assert "cosine" in texts_judge.judge("int8", result_of(outputs)).reason
-    outputs = perfect(texts_judge)
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(labels_of_model, precision):
+    bounds = BOUNDS[precision]
+    outputs = perfect(labels_of_model)
+    outputs["probabilities"][3][0] += 1.1 * bounds.probability
+    assert "a probability differs by" in judged(labels_of_model, outputs, precision, "text").reason
+    outputs = perfect(labels_of_model)
+    outputs["vector"][3] = [(1 + 1.1 * bounds.vector) * number for number in outputs["vector"][3]]
+    assert "line 4 (batched): its vector differs" in judged(labels_of_model, outputs, precision, "text").reason
+    outputs = perfect(labels_of_model)
+    outputs["vector"][3] = [(1 + 0.9 * bounds.vector) * number for number in outputs["vector"][3]]
+    assert judged(labels_of_model, outputs, precision, "text").holds
+    outputs = perfect(labels_of_model)
     outputs["label"] = [LABELS[(LABELS.index(label) + 1) % 3] for label in outputs["label"]]
-    assert "labels or pieces differ" in texts_judge.judge("float16", result_of(outputs)).reason
-    with pytest.raises(BrokenArtefact, match="probabilities"):
-        texts_judge.judge("float32", result_of({"probabilities": [[1.0]] * 40}))
+    assert "worse than" in judged(labels_of_model, outputs, precision, "text").reason
+    for name, row in (("probabilities", [1.0]), ("vector", [1.0])):
+        outputs = {**perfect(labels_of_model), name: [row] * 40}
+        with pytest.raises(BrokenArtefact, match=f"expected {name} of shape"):
+            judged(labels_of_model, outputs, precision, "text")
+    for name in ("probabilities", "vector"):
+        outputs = perfect(labels_of_model)
+        outputs[name][39][1] = float("nan")
+        with pytest.raises(BrokenArtefact, match=f"{name} of text 40 is not finite"):
+            judged(labels_of_model, outputs, precision, "text")
+
+
+def test_one_label_that_differs_is_shown(labels_of_model):
+    place, outputs = surest(labels_of_model), perfect(labels_of_model)
+    outputs["label"][place] = next(label for label in LABELS if label != outputs["label"][place])
+    found = judged(labels_of_model, outputs, takes="text")
+    assert f"line {place + 1} (batched)" in found.reason and found.measured.identical == 39
+    assert found.differences[0].artefact == outputs["label"][place]
+    assert found.differences[0].loss > 0.1
 
 
 def test_ids_that_no_vocabulary_has_are_told_by_number(vocabulary):
-    fills = ArrayJudge(classifier_of(vocabulary, []), ["a dog"])
-    pieces = [[[10**6] * 5] * len(fills.expected[0].best)]
-    outputs = {"piece_ids": pieces, "probabilities": [fills.expected[0].probabilities.tolist()]}
+    fills = expected_pieces(Filling, classifier_of(vocabulary, []), Texts([], [], ["a dog"]))
+    [seen], size = fills.seen, len(fills.seen[0].rankings)
+    outputs = {
+        "piece_ids": [[[10**6] * 5] * size], "probabilities": [[[0.1] * 5] * size], "vector": [seen.vector.tolist()],
+    }  # fmt: skip
     with pytest.raises(BrokenArtefact, match="1000000, which the vocabulary lacks"):
-        fills.judge("float32", result_of(outputs))
-    histories = HistoryJudge(recommender_of(), HISTORIES[:1])
-    outputs = {"item_ids": [[3] * 20], "probabilities": [histories.expected[0].probabilities.tolist()]}
+        judged(fills, outputs)
+    histories = expected_items(Recommending, recommender_of(), Texts([], [], HISTORIES[:1]))
+    vector = [histories.seen[0].vector.tolist()]
+    outputs = {"item_ids": [[3] * 20], "probabilities": [[0.1] * 20], "vector": vector}
     with pytest.raises(BrokenArtefact, match="3, which is no item"):
-        histories.judge("float32", result_of(outputs))
+        judged(histories, outputs)
 
 
-def test_what_is_alone_is_told_for_sure():
-    assert margins_of(np.array([1.0])) == [1.0]
-    np.testing.assert_allclose(margins_of(np.array([[0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])), [0.5, 0.1])
+def test_every_item_and_piece_that_is_listed_counts(vocabulary):
+    """Not the best alone: the last two of a list change places."""
+    histories = expected_items(Recommending, recommender_of(), Texts([], [], HISTORIES[:2]))
+    rankings = [[*one.rankings[0].probabilities.items()][:20] for one in histories.seen]
+    outputs: dict[str, list] = {
+        "item_ids": [[histories.names.index(item) + 4 for item, _ in some] for some in rankings],
+        "probabilities": [[probability for _, probability in some] for some in rankings],
+        "vector": [one.vector.tolist() for one in histories.seen],
+    }
+    assert judged(histories, outputs).holds
+    [ids, _] = outputs["item_ids"]
+    ids[1], ids[19] = ids[19], ids[1]
+    assert "line 1 (batched): a probability differs" in judged(histories, outputs).reason
 
 
 @pytest.fixture(scope="module")
-def prompts_judge(prose):
-    return ContinuationJudge(generator_of(prose), Decoding(2, 0.0, 6), [*PROMPTS, *lines(5, 7)])
+def continuations(prose):
+    texts = Texts([], [], [*PROMPTS, *lines(5, 7)])
+    return ExpectedContinuations(Continuation, generator_of(prose), Decoding(2, 0.0, 6), texts)
 
 
-def continued(judge, takes="ids"):
-    best = "added_ids" if takes == "ids" else "continuation"
+def continued(expected, takes="ids"):
+    best = [one for one, *_ in expected.hypotheses]
+    name = "added_ids" if takes == "ids" else "continuation"
     return {
-        best: [list(one.ids) if takes == "ids" else one.text for one in judge.best],
-        "score": [one.score for one in judge.best],
+        name: [list(one.ids) if takes == "ids" else one.text for one in best],
+        "score": [one.score for one in best],
     }
 
 
 @pytest.mark.parametrize("takes", ["ids", "text"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_continuations_of_the_model_hold(prompts_judge, precision, takes):
-    judgement = prompts_judge.judge(precision, result_of(continued(prompts_judge, takes)))
-    assert judgement.holds, judgement.reason
-    assert judgement.measured.identical == judgement.measured.sentences == 12
+def test_continuations_of_the_model_hold(continuations, precision, takes):
+    found = judged(continuations, continued(continuations, takes), precision, takes)
+    assert found.holds, found.reason
+    assert found.measured.identical == found.measured.sentences == 12
 
 
-def test_less_likely_continuations_do_not_hold(prompts_judge):
-    outputs = continued(prompts_judge)
-    outputs["added_ids"][2] = [7, 8, 9, 7, 8, 9]
-    judgement = prompts_judge.judge("float32", result_of(outputs))
-    assert judgement.reason.endswith("line 3")
-    assert judgement.differences[0].artefact_score < judgement.differences[0].model_score - 1
-    outputs["added_ids"] = [[7, 8, 9, 7, 8, 9]] * 12
-    assert "nats a token more" in prompts_judge.judge("int8", result_of(outputs)).reason
+def test_less_likely_continuations_do_not_hold(continuations):
+    ids, outputs = (7, 8, 9, 7, 8, 9), continued(continuations)
+    outputs["added_ids"][2], outputs["score"][2] = list(ids), continuations.log_probs([2], [ids])[0]
+    found = judged(continuations, outputs)
+    assert "line 3 (batched)" in found.reason
+    assert found.differences[0].loss > 1
+    rows = [ids[: continuations.limit(place)] for place in range(12)]
+    outputs = {"added_ids": [*map(list, rows)], "score": continuations.log_probs(range(12), rows)}
+    assert "finds its answers worse than its own by" in judged(continuations, outputs, "int8").reason
     outputs["added_ids"][0] = [7, 99]
     with pytest.raises(BrokenArtefact, match="99, which the vocabulary lacks"):
-        prompts_judge.judge("float32", result_of(outputs))
-    outputs = continued(prompts_judge)
-    outputs["score"] = [[score] for score in outputs["score"]]
-    with pytest.raises(BrokenArtefact, match="no number"):
-        prompts_judge.judge("float32", result_of(outputs))
+        judged(continuations, outputs)
 
 
-def test_the_model_scores_its_own_continuations_as_its_search_did(prompts_judge):
-    places = range(len(prompts_judge.best))
-    scores = prompts_judge._scores(places, [one.ids for one in prompts_judge.best])
-    np.testing.assert_allclose(scores, [one.score for one in prompts_judge.best], atol=1e-4)
-    assert all(np.isfinite(prompts_judge.narrowest_choice(place).margin) for place in range(5))
+def test_the_model_scores_its_own_continuations_as_its_search_did(continuations):
+    best = [one for one, *_ in continuations.hypotheses]
+    log_probs = continuations.log_probs(range(len(best)), [one.ids for one in best])
+    np.testing.assert_allclose(log_probs, [one.score for one in best], atol=1e-4)
+    assert all(np.isfinite(continuations.narrowest_choice(place).margin) for place in range(5))

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from export.__main__ import FORMATS, main, write_artefacts
-from export.certificate import artefacts_in, certify, comparison, runner
+from export.certificate import artefacts_in, certify, comparison, outputs, runner
 from export.certificate.execution import Execution
-from export.certificate.judgement import Judge
-from export.forms import Form, Searching
+from export.certificate.searches import ExpectedTranslations, Known
+from export.forms import Form, Searching, Translation
+from export.probes import Texts
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, open_run
 from keras_transformer import family
 from keras_transformer import run_folder as runs
-from keras_transformer.decoding.results import Hypothesis
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.lengths import penalty
 from keras_transformer.models import Transformer, model_config
@@ -145,15 +145,17 @@ class Subject(NamedTuple):
     name: str
     folder: Path
     run: TrainedRun
-    judge: Judge
+    expected: ExpectedTranslations
     gap: float  # see `gap_of`
 
-    def judge_of(self, decoding: Decoding) -> Judge:
-        """The judge of artefacts that search so."""
-        if decoding == DECODING:
-            return self.judge
-        assert isinstance(self.run.pipeline, Translator)
-        return Judge(self.run.pipeline, decoding, SENTENCES, SENTENCES)
+    def expected_of(self, decoding: Decoding) -> ExpectedTranslations:
+        """What the model gives if it searches so."""
+        return self.expected if decoding == DECODING else expected_of(self.run.pipeline, decoding)
+
+
+def expected_of(translator: Any, decoding: Decoding) -> ExpectedTranslations:
+    """What a model gives for the sentences."""
+    return ExpectedTranslations(Translation, translator, decoding, Texts([], [], SENTENCES), SENTENCES)
 
 
 def make_model(parts: dict[str, str], vocabulary_size: int) -> Transformer:
@@ -207,11 +209,12 @@ def make_subject(name: str, vocabulary: Tokenizer, path: Path) -> Subject:
         lines_path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     run = open_run(folder.path)
     assert isinstance(run.pipeline, Translator)
-    judge = Judge(run.pipeline, DECODING, SENTENCES, SENTENCES)
-    return Subject(name, folder.path, run, judge, gap_of(run.pipeline, judge.best[:-1]))
+    expected = expected_of(run.pipeline, DECODING)
+    best = [one for one, *_ in expected.hypotheses[:-1]]
+    return Subject(name, folder.path, run, expected, gap_of(run.pipeline, best))
 
 
-def gap_of(translator: Translator, best: list[Hypothesis]) -> float:
+def gap_of(translator: Translator, best: list[Known]) -> float:
     """What a sentence's score loses, on average, if its translation becomes as many pieces drawn at random."""
     lengths, generator = [len(one.ids) for one in best], np.random.default_rng(1)
     others = [generator.integers(4, translator.target_tokenizer.vocabulary_size, length).tolist() for length in lengths]
@@ -227,10 +230,11 @@ def runs_here(subject, monkeypatch):
 
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, name, lambda count: None)
-    monkeypatch.setattr(comparison, "judge_of", lambda run, decoding, *_: subject.judge_of(decoding))
+    monkeypatch.setattr(comparison, "expected_of", lambda run, decoding, *_: subject.expected_of(decoding))
     monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
     # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
     monkeypatch.setattr(Searching, "signatures", Form.signatures)
+    monkeypatch.setattr(outputs, "signatures_of", lambda artefact, form: [artefact.signature])
 
 
 @pytest.mark.usefixtures("runs_here")
@@ -269,6 +273,6 @@ def check_certificate(subject: Subject, format: str, precision: str, folder: Pat
         most = (SHARE_IN_7_BITS if is_in_7_bits else share) * subject.gap
         assert measured.identical >= len(SENTENCES) / 3
         assert measured.score_difference < most
-        losses = np.array([one.model_score - one.artefact_score for one in differences])
+        losses = np.array([one.loss for one in differences if one.given == "batched"])
         assert np.isfinite(losses).all(), "half a translation scores -inf"
         assert (losses > most).sum() <= len(SENTENCES) / 4

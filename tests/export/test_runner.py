@@ -11,14 +11,15 @@ import onnxruntime
 import pytest
 
 from export.artefacts import Artefact
-from export.certificate import runner
-from export.certificate.execution import task_of
+from export.certificate import onnx_runner
+from export.certificate.runner import batch_of_ids
 from export.onnx import encoder_model, step_model, translate_model
 from export.onnx.graph import write_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import make_model, model_config
 from keras_transformer.text.tokenizer import END
+from tests.export.echo import task_for
 from tests.export.sessions import of
 from tests.tiny_text import lines
 
@@ -44,7 +45,9 @@ class FakeRuntime:
         names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
         input_names = [SimpleNamespace(name="source_ids")]
         return SimpleNamespace(
-            get_providers=lambda: names if self.has_gpu else names[-1:], get_inputs=lambda: input_names
+            get_providers=lambda: names if self.has_gpu else names[-1:],
+            get_inputs=lambda: input_names,
+            get_outputs=lambda: [],
         )
 
 
@@ -63,9 +66,8 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 def test_the_libraries_of_cuda_are_loaded_and_tf32_is_off(monkeypatch, runtime, gpu, asked, device):
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
     artefact = Artefact(Path("translate.onnx"), "onnx", "ids", "float32")
-    task = task_of(artefact, [[5, END]], Decoding(), 1)
-    task["gpu"] = gpu
-    assert runner.prepare_onnx(task)().device == device
+    _, provider, found, _ = onnx_runner.prepare(task_for(artefact, [[5, END]], gpu=gpu))()
+    assert (found, provider == CUDA) == (device, device == "GPU")
     assert runtime.asked == asked
 
 
@@ -76,19 +78,18 @@ def test_only_limits_and_logits_leave_the_device(translator, tmp_path, monkeypat
         sessions.append(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
     kept: set[str] = set()
     left: set[str] = set()
-    run_bound, on_device = runner.run_bound, runner.on_device
+    run_bound, on_device = onnx_runner.run_bound, onnx_runner.on_device
 
     def run_on_cpu(session, binding, inputs, outputs):
         for name, device in outputs.items():
             (kept if device == "cuda" else left).add(name.rstrip("0123456789"))
         return run_bound(session, binding, inputs, dict.fromkeys(outputs, "cpu"))
 
-    monkeypatch.setattr(runner, "run_bound", run_on_cpu)
-    monkeypatch.setattr(runner, "on_device", lambda array, device="cpu": on_device(array))
+    monkeypatch.setattr(onnx_runner, "run_bound", run_on_cpu)
+    monkeypatch.setattr(onnx_runner, "on_device", lambda array, device="cpu": on_device(array))
     artefact = Artefact(tmp_path / "encoder.onnx", "onnx", "halves", "float32")
-    task = task_of(artefact, [[5, END]], Decoding(max_length=9), 1)
-    encoder, step = sessions
-    translate = runner.greedy_search(task, encoder, step, device="cuda")
+    task = task_for(artefact, [[5, END]], max_length=9)
+    translate = onnx_runner.GreedySearch(task, sessions, device="cuda")
     found = translate(np.array([[5, 6, END], [END, 0, 0]], "int32"))
     assert found["target_ids"].shape == (2, 9)
     assert left == {"limit", "logits"}
@@ -100,11 +101,11 @@ def greedy_answers(tiny_model, tokenizer, folder, num_control_ids):
     model = make_model({**model_config(tiny_model), "num_control_ids": num_control_ids})
     model.set_weights(tiny_model.get_weights())
     run, decoding = TrainedRun(Translator(model, tokenizer)), Decoding(1, max_length=9)
-    encoder, step = (of(make(run, "float32"), folder) for make in (encoder_model, step_model))
+    halves = [of(make(run, "float32"), folder) for make in (encoder_model, step_model)]
     artefact = Artefact(folder / "encoder.onnx", "onnx", "halves", "float32")
-    task = task_of(artefact, [[5, END]], decoding, 1, num_control_ids)
-    source_ids = runner.batch_of([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
-    found = runner.greedy_search(task, encoder, step, device="cpu")(source_ids)
+    task = task_for(artefact, [[5, END]], max_length=9, num_control_ids=num_control_ids)
+    source_ids = batch_of_ids([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
+    found = onnx_runner.GreedySearch(task, halves, device="cpu")(source_ids)
     return (found["target_ids"], found["score"]), of(translate_model(run, decoding, "float32"), folder).run(
         None, {"source_ids": source_ids}
     )
@@ -130,7 +131,7 @@ def test_a_gpu_is_there_if_a_value_can_be_put_on_it(monkeypatch):
     def fail(array, device):
         raise RuntimeError("this build has no CUDA")
 
-    monkeypatch.setattr(runner, "on_device", on_cuda)
-    assert runner.has_cuda()
-    monkeypatch.setattr(runner, "on_device", fail)
-    assert not runner.has_cuda()
+    monkeypatch.setattr(onnx_runner, "on_device", on_cuda)
+    assert onnx_runner.has_cuda()
+    monkeypatch.setattr(onnx_runner, "on_device", fail)
+    assert not onnx_runner.has_cuda()

@@ -1,0 +1,150 @@
+"""An artefact's tokenizer by itself: its ids are compared with SentencePiece's before anything is translated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.text.items import Items
+
+from ..artefacts import Artefact, BrokenArtefact
+from ..forms import Recommending
+from ..probes import known_difference
+from ..signatures import import_optional
+from .expected import Expected
+
+
+def reads_of(artefact: Artefact, expected: Expected) -> list[tuple[str, list[int]]]:
+    """Probes, and the ids that SentencePiece makes of them; none where the artefact takes no text."""
+    texts, inputs = expected.texts, expected.inputs(artefact)
+    if artefact.takes != "text":
+        return []
+    places = range(texts.num_long, texts.first_given)
+    pairs = [
+        (inputs[place], expected.pieces(place)) for place in places if not known_difference(artefact, texts, place)
+    ]
+    return [(text, ids) for text, ids in pairs if ids is not None]
+
+
+def check_vocabularies(artefact: Artefact, folder: Path, expected: Expected) -> None:
+    """Raises BrokenArtefact if the vocabularies that an artefact's caller takes are not the model's.
+
+    Args:
+        artefact: what takes ids or pieces.
+        folder: the export folder, with vocabularies beside the artefacts.
+        expected: what the model gives.
+    """
+    if artefact.takes == "text":
+        return
+    try:
+        differing = [*lists_that_differ(artefact, expected), *files_that_differ(artefact, folder, expected)]
+    except (OSError, ValueError, RequestError) as error:
+        raise BrokenArtefact(f"its vocabulary cannot be read: {' '.join(str(error).split())[:200]}") from error
+    for name in differing:
+        raise BrokenArtefact(f"its tokenizer differs: {name} is not the model's vocabulary")
+
+
+def lists_that_differ(artefact: Artefact, expected: Expected) -> Iterator[str]:
+    """The names of CTranslate2's lists of pieces that are not the model's."""
+    if artefact.takes == "pieces":
+        lists = [artefact.path / f"{side}_vocabulary.json" for side in ("source", "target")]
+        lists = lists if lists[0].is_file() else [artefact.path / "shared_vocabulary.json"]
+        for path, tokenizer in zip(lists, expected.tokenizers, strict=False):
+            if json.loads(path.read_text("utf-8")) != tokenizer.pieces(range(tokenizer.vocabulary_size)):
+                yield path.name
+
+
+def files_that_differ(artefact: Artefact, folder: Path, expected: Expected) -> Iterator[str]:
+    """The names of vocabularies beside an artefact that are not the model's. CTranslate2's folder has its own."""
+    is_alone = artefact.takes == "pieces"
+    found = vocabularies_in(artefact.path if is_alone else folder)
+    if is_alone and not found:
+        raise BrokenArtefact("its folder has no tokenizer.model")
+    for path, tokenizer in zip(found, expected.tokenizers, strict=False):
+        if path.read_bytes() != tokenizer.model:
+            yield path.name
+    items = RunFolder(folder).items
+    if expected.form is Recommending and items.is_file() and Items.load(items).names != [*expected.names]:
+        yield items.name
+
+
+def vocabularies_in(folder: Path) -> list[Path]:
+    """The vocabularies of a folder, of source and target if there are two."""
+    paths = RunFolder(folder).tokenizers(separate=True)
+    paths = paths if paths[0].is_file() else RunFolder(folder).tokenizers(separate=False)
+    return [path for path in paths if path.is_file()]
+
+
+def cut_tokenizer(artefact: Artefact, folder: Path) -> Path | None:
+    """Writes a file with the artefact's tokenizer alone, from text to ids and the starts of rows; returns its path.
+
+    None if the artefact takes no text, or if its format has functions that one can ask (SavedModel).
+
+    Raises:
+        BrokenArtefact: the artefact has no tokenizer of the kind that exports have.
+    """
+    cut = {"onnx": cut_onnx, "tflite": cut_tflite}.get(artefact.format)
+    if artefact.takes != "text" or cut is None:
+        return None
+    path = folder / f"tokenizer{artefact.path.suffix}"
+    try:
+        path.write_bytes(cut(artefact.path))
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise BrokenArtefact(f"it has no tokenizer of ours: {str(error)[:200]}") from error
+    return path
+
+
+def cut_onnx(path: Path) -> bytes:
+    """The nodes of a graph from its input to its first tokenizer."""
+    onnx = import_optional("onnx")
+    model = onnx.load(path, load_external_data=False)
+    graph, kept = model.graph, []
+    before = list(takewhile(lambda node: node.op_type != "SentencepieceTokenizer", graph.node))
+    if len(before) == len(graph.node):
+        raise BrokenArtefact("it takes text, and has no SentencepieceTokenizer")
+    tokenizer = graph.node[len(before)]
+    needed = {*tokenizer.input}
+    for node in reversed(before):
+        if needed & {*node.output}:
+            kept.append(node)
+            needed.update(node.input)
+    nodes = [*reversed(kept), tokenizer]
+    arrays = [array for array in graph.initializer if array.name in needed]
+    kinds = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    outputs = [
+        onnx.helper.make_tensor_value_info(name, kind, [None])
+        for name, kind in zip(tokenizer.output[:2], kinds, strict=True)
+    ]
+    del graph.node[:], graph.initializer[:], graph.output[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(arrays)
+    graph.output.extend(outputs)
+    return model.SerializeToString()
+
+
+def cut_tflite(path: Path) -> bytes:
+    """The operators of a file from its input to its first tokenizer."""
+    schema = import_optional("ai_edge_litert.schema_py_generated")
+    flatbuffers = import_optional("flatbuffers")
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    graph, codes = model.subgraphs[0], model.operatorCodes
+    names = [(codes[operator.opcodeIndex].customCode or b"").decode() for operator in graph.operators]
+    place = next((place for place, name in enumerate(names) if name.endswith("FastSentencepieceTokenize")), None)
+    if place is None:
+        raise BrokenArtefact("it takes text, and has no FastSentencepieceTokenize")
+    graph.operators = graph.operators[: place + 1]
+    graph.outputs = list(graph.operators[place].outputs[:2])
+    model.subgraphs, model.signatureDefs = [graph], []
+    used = {graph.tensors[tensor].buffer for operator in graph.operators for tensor in operator.inputs}
+    for number, buffer in enumerate(model.buffers):
+        if number not in used:
+            buffer.data, buffer.offset, buffer.size = None, 0, 0
+    model.metadata = None
+    builder: Any = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
