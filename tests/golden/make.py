@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from export.certificate.comparison import judge_of
+from export.certificate.comparison import expected_of
+from export.probes import Texts
 from export.signatures import TrainedRun, open_run
 from keras_transformer.run_config import versions
 from tests.golden.cases import CASES, TASKS
@@ -88,9 +89,10 @@ def refuse_near_ties(name: str, run: Path) -> None:
 def near_ties(run: TrainedRun, questions: list[str], search: dict[str, Any]) -> Iterator[str]:
     """The questions whose best answer was nearly another one."""
     asked = [line for line in questions if line.strip()]
-    judge: Any = judge_of(run, run.decoding(**search), asked, None)
-    for place, line in enumerate(judge.sentences):
-        if judge.narrowest_choice(place).margin <= 2 * TOLERANCE:
+    expected = expected_of(run, run.decoding(**search), Texts([], [], asked), None)
+    for place, line in enumerate(asked):
+        choice = expected.narrowest_choice(place)
+        if choice and choice.margin <= 2 * TOLERANCE:
             yield line
 
 
