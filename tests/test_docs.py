@@ -19,6 +19,7 @@ import keras_transformer
 from bulk_translate import parser as bulk_parser
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
+from keras_transformer.bounds import BOUNDS, Bounds
 from keras_transformer.training.flags import parser as train_parser
 from tests.test_names import MODULES
 from train_on_ray import parser as ray_parser
@@ -176,6 +177,14 @@ def test_every_notebook_becomes_a_page_with_all_its_code(path, notebook_pages):
     assert page.startswith("# ")
     for cell in nbformat.read(path, as_version=4).cells:
         assert cell.cell_type != "code" or cell.source.rstrip() in page
+
+
+def test_the_bounds_of_certificates_are_those_of_the_code():
+    page = (ROOT / "BUILD.md").read_text(encoding="utf-8").split("### The certificate\n")[1]
+    for name in Bounds._fields:
+        *_, cells = re.findall(rf"^\| `{name}` \|.*\|(.*\|.*\|.*)\|$", page, re.MULTILINE)
+        for precision, cell in zip(BOUNDS, cells.split("|"), strict=True):
+            assert not cell.strip() or float(cell) == getattr(BOUNDS[precision], name), f"{name}, {precision}"
 
 
 def test_the_reference_has_a_page_for_every_package():
