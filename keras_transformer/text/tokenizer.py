@@ -212,8 +212,6 @@ class Tokenizer:
 
         Libraries of SentencePiece then choose by rounding. Only a unigram vocabulary has probabilities.
         """
-        if not string_of(text):
-            return False
         scores = [sum(map(self._processor.get_score, ids)) for ids in self.divisions(text, 2)]
         return len(scores) > 1 and scores[0] - scores[1] < SAME_SCORE
 
@@ -221,7 +219,9 @@ class Tokenizer:
         """The likeliest divisions of a text into pieces, in ids, the best first; none if the vocabulary has no
         probabilities, as BPE has none.
         """
-        return self._processor.nbest_encode_as_ids(text, nbest_size=most) if self.model_type == "unigram" else []
+        if not string_of(text) or self.model_type != "unigram":
+            return []
+        return self._processor.nbest_encode_as_ids(text, nbest_size=most)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The spelling of each piece, with `▁` for a space, for pictures and alignments."""

@@ -91,6 +91,7 @@ def of_tokenizer(tokenizer):
     yield TEXTS, tokenizer.encode_masked
     yield TEXTS, tokenizer.normalize
     yield TEXTS, tokenizer.is_ambiguous
+    yield TEXTS, lambda wrong: tokenizer.divisions(wrong, 2)
     yield LISTS, lambda wrong: Tokenizer.train(wrong, 60)
     yield LISTS, lambda wrong: Tokenizer.train(["text"], 60, tags=wrong)
     ids = IdTokenizer(tokenizer.model, range(tokenizer.vocabulary_size))
