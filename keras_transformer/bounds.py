@@ -13,13 +13,14 @@ class Bounds(NamedTuple):
 
     Args:
         log_prob: between its log P of its own tokens and the model's, in nats a token, for each text.
-        mean_log_prob: the same for all texts together, with its sign: a wrong length penalty errs always one way.
+        mean_log_prob: the same for all texts of a trial together, with its sign, less two standard errors: a wrong
+            length penalty errs always one way.
         probability: of a label, a token or an item.
         vector: the length of the difference of two vectors, in lengths of the model's.
         identical: the least share of answers with the model's own tokens or label; of fewer than 100 all but one.
         choice: by how much the model may find another answer worse than its own, in score or probability; in low
             precision a text counts at most so much in the mean.
-        mean_choice: the same on average over all texts, less two standard errors of this mean.
+        mean_choice: the same on average over the texts of a trial, less two standard errors.
         bleu: the loss of BLEU, or half the width of its 95 % paired-bootstrap interval where that is larger.
     """
 
