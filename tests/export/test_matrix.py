@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from export.__main__ import FORMATS, main, write_artefacts
-from export.certificate import artefacts_in, certify, comparison, outputs, runner
+from export.certificate import artefacts_in, certify, comparison, judgement, outputs, runner
 from export.certificate.execution import Execution
 from export.certificate.searches import ExpectedTranslations, Known
 from export.forms import Form, Searching, Translation
@@ -235,6 +235,10 @@ def runs_here(subject, monkeypatch):
     # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
     monkeypatch.setattr(Searching, "signatures", Form.signatures)
     monkeypatch.setattr(outputs, "signatures_of", lambda artefact, form: [artefact.signature])
+    # Random weights write words in pieces that nobody would guess from the text.
+    monkeypatch.setitem(judgement.MOST_UNKNOWN, True, 0.25)
+    if "experts" in str(VARIANTS[subject.name]):  # rounding may send a position to another expert, in float16 too
+        monkeypatch.setitem(judgement.BOUNDS, "float16", judgement.BOUNDS["int8"])
 
 
 @pytest.mark.usefixtures("runs_here")
@@ -274,5 +278,5 @@ def check_certificate(subject: Subject, format: str, precision: str, folder: Pat
         assert measured.identical >= len(SENTENCES) / 3
         assert measured.score_difference < most
         losses = np.array([one.loss for one in differences if one.given == "batched"])
-        assert np.isfinite(losses).all(), "half a translation scores -inf"
+        assert takes == "text" or np.isfinite(losses).all(), "half a translation scores -inf"
         assert (losses > most).sum() <= len(SENTENCES) / 4
