@@ -1415,7 +1415,8 @@ EXPORT = [
         "export/test_forms.py::test_another_label_a_number_and_a_vector_that_differ_do_not_hold\n"
         "export/test_forms.py::test_every_item_and_piece_that_is_listed_counts",
         "export/certificate",
-        ('losses.append(seen.rankings[0].loss(row["label"]))', "pass"),
+        ('or probabilities[labels.index(row["label"])] < probabilities[0]', ""),
+        ("np.subtract(own, probabilities[: len(own)])", "np.subtract(own, sorted(probabilities)[::-1][: len(own)])"),
         ("gaps += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]", "pass"),
         ("elif not one.vector <= bounds.vector:", "elif False:"),
     ),

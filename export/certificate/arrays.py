@@ -138,12 +138,15 @@ class ExpectedArrays(Expected):
             own = [*ranking.probabilities.values()][: len(choices)]
             # By choice, and by rank: neither other choices nor another order go unseen.
             gaps += [ranking.gap(*one) for one in zip(choices, probabilities, strict=True)]
-            gaps += np.abs(np.subtract(own, sorted(probabilities, reverse=True)[: len(own)])).tolist()
+            gaps += np.abs(np.subtract(own, probabilities[: len(own)])).tolist()
             losses.append(ranking.loss(choices[0]))
         best = [choices[0] for choices, _ in listed]
         if "label" in row:
-            best = [row["label"]]
-            losses.append(seen.rankings[0].loss(row["label"]))
+            [(labels, probabilities)] = listed
+            if row["label"] not in labels or probabilities[labels.index(row["label"])] < probabilities[0]:
+                raise BrokenArtefact(
+                    f"{name}: its label {row['label']!r} is not the likeliest by its own probabilities"
+                )
         if "items" in row and [*row["items"]] != (items := [self._item(id, name) for id in row["item_ids"]]):
             raise BrokenArtefact(f"{name}: its items are named {row['items'][:3]}, and their ids are of {items[:3]}")
         return Compared(

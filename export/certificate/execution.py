@@ -63,7 +63,7 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
         "num_few": texts.num_probes + NUM_FEW,
         "batch_size": BATCH_SIZE,
         "pad_columns": PAD_COLUMNS,
-        "reads": reads_of(artefact, expected),
+        "reads": reads_of(artefact, expected, inputs),
         "tokenizer": str(tokenizer) if tokenizer else None,
         "max_length": decoding.max_length,
         "length_penalty": decoding.length_penalty,

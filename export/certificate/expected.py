@@ -58,7 +58,6 @@ class Expected(ABC):
     context = 0
     references: Sequence[str] | None = None
     has_model: ClassVar[bool] = True  # whether any answer can be scored
-    tokenizer: Tokenizer | None = None  # of what is read
     tokenizers: Sequence[Tokenizer] = ()  # of what is read and of what is written
     names: Sequence[str] = ()  # of labels, or of items
 
@@ -97,10 +96,6 @@ class Expected(ABC):
     def pieces(self, place: int) -> list[int] | None:
         """The ids of a text as SentencePiece cuts it; None of what is no text."""
         return None
-
-    def text_of(self, place: int) -> str:
-        """The model's text for a place, for BLEU."""
-        return self.answer(place)
 
     def narrowest_choice(self, place: int) -> Choice | None:
         """How nearly the model lost its own answer; None if nobody can say."""

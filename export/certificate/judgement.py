@@ -208,7 +208,7 @@ def measure(expected: Expected, trials: Sequence[Trial], result: Result, bounds:
     every = [one for trial in trials for one in trial.answers if one.is_known]
     bleu: BleuComparison | None = None
     if expected.references is not None and given:
-        texts, own = [one.answer for one in given], [expected.text_of(one.place) for one in given]
+        texts, own = [one.answer for one in given], [expected.answer(one.place) for one in given]
         bleu = compare_bleu(texts, own, [expected.references[one.place - expected.texts.first_given] for one in given])
     main = next(iter(result["signatures"].values()))
     costs: Any = {name: result[name] for name in COSTS}  # type: ignore[literal-required]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PAD, START, END = 0, 2, 3
 Run = Callable[[Any], dict[str, np.ndarray]]
 Values = dict[str, "onnxruntime.OrtValue"]  # inputs or outputs of a graph, by name
-CPU = "CPUExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST = np.iinfo("int32").max
 
 
@@ -30,20 +30,19 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
 
         options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
     providers: list[Any] = [CPU]
-    if task["gpu"] and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    if task["gpu"] and CUDA in onnxruntime.get_available_providers():
         onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
-        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
+        providers.insert(0, (CUDA, {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
 
     def load() -> tuple:
         sessions = [onnxruntime.InferenceSession(path, options, providers=providers) for path in task["paths"]]
         # ONNX Runtime may fall back to the CPU; it writes the reason to standard error or standard output.
-        provider = next(iter(set.intersection(*(set(session.get_providers()[:1]) for session in sessions))), CPU)
-        on_gpu = provider == "CUDAExecutionProvider"
+        on_gpu = all(session.get_providers()[0] == CUDA for session in sessions)
         if task["takes"] in ("halves", "step"):
             answers: Run = GreedySearch(task, sessions, "cuda" if on_gpu else "cpu")
         else:
             answers = whole_graph(sessions[0], task["input"])
-        return {"": answers}, provider, "GPU" if on_gpu else "CPU", reader if task["tokenizer"] else None
+        return {"": answers}, CUDA if on_gpu else CPU, "GPU" if on_gpu else "CPU", reader if task["tokenizer"] else None
 
     def reader(texts: Sequence[str]) -> list[list[int]]:
         session = onnxruntime.InferenceSession(task["tokenizer"], options, providers=[CPU])

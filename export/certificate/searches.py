@@ -96,7 +96,7 @@ class ExpectedSearch(Expected):
     ):
         super().__init__(form, texts)
         self.vocabularies, self.decoding = vocabularies, decoding
-        self.tokenizer, self.tokenizers = vocabularies.source, (vocabularies.source, vocabularies.target)
+        self.tokenizers = vocabularies.source, vocabularies.target
         self.hypotheses = hypotheses
         self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in hypotheses]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from ..signatures import import_optional
 from .expected import Expected
 
 
-def reads_of(artefact: Artefact, expected: Expected) -> list[tuple[str, list[int]]]:
-    """Probes, and the ids that SentencePiece makes of them; none where the artefact takes no text."""
-    texts, inputs = expected.texts, expected.inputs(artefact)
+def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
+    """The probes as an artefact is given them, and SentencePiece's ids of them; none if it takes no text."""
+    texts = expected.texts
     if artefact.takes != "text":
         return []
     places = range(texts.num_long, texts.first_given)

@@ -398,8 +398,9 @@ def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(labels_of_m
     outputs["vector"][3] = [(1 + 0.9 * bounds.vector) * number for number in outputs["vector"][3]]
     assert judged(labels_of_model, outputs, precision, "text").holds
     outputs = perfect(labels_of_model)
-    outputs["label"] = [LABELS[(LABELS.index(label) + 1) % 3] for label in outputs["label"]]
-    assert "worse than" in judged(labels_of_model, outputs, precision, "text").reason
+    outputs["label"][39] = LABELS[(LABELS.index(outputs["label"][39]) + 1) % 3]
+    with pytest.raises(BrokenArtefact, match="line 40: its label .* is not the likeliest by its own"):
+        judged(labels_of_model, outputs, precision, "text")
     for name, row in (("probabilities", [1.0]), ("vector", [1.0])):
         outputs = {**perfect(labels_of_model), name: [row] * 40}
         with pytest.raises(BrokenArtefact, match=f"expected {name} of shape"):
@@ -413,7 +414,8 @@ def test_another_label_a_number_and_a_vector_that_differ_do_not_hold(labels_of_m
 
 def test_one_label_that_differs_is_shown(labels_of_model):
     place, outputs = surest(labels_of_model), perfect(labels_of_model)
-    outputs["label"][place] = next(label for label in LABELS if label != outputs["label"][place])
+    outputs["probabilities"][place] = np.roll(outputs["probabilities"][place], 1).tolist()
+    outputs["label"][place] = LABELS[(LABELS.index(outputs["label"][place]) + 1) % 3]
     found = judged(labels_of_model, outputs, takes="text")
     assert f"line {place + 1} (batched)" in found.reason and found.measured.identical == 39
     assert found.differences[0].artefact == outputs["label"][place]
@@ -447,6 +449,9 @@ def test_every_item_and_piece_that_is_listed_counts(vocabulary):
     assert judged(histories, outputs).holds
     [ids, _] = outputs["item_ids"]
     ids[1], ids[19] = ids[19], ids[1]
+    assert "line 1 (batched): a probability differs" in judged(histories, outputs).reason
+    probabilities = outputs["probabilities"][0]
+    probabilities[1], probabilities[19] = probabilities[19], probabilities[1]  # now each has its own again
     assert "line 1 (batched): a probability differs" in judged(histories, outputs).reason
 
 

@@ -177,8 +177,7 @@ def nan_if_padded(ids: Any, vector: Any) -> Any:
 FINITE = r"is not finite"
 SCORE = r"its scores? differs? from the model's log P|its scores differ by"
 NUMBER = r"a probability differs|its vector differs"
-NUMBERS = r"a probability differs|its vector differs|its score differs"
-OTHER = rf"texts differ|worse than|no whole answer|twice|are named|known to give|metadata differ|{NUMBERS}"
+OTHER = rf"texts differ|worse than|whole answer|twice|are named|known to|metadata|likeliest|its score differs|{NUMBER}"
 TYPE = r"expected .* (to be|of shape)|expected the (outputs|signatures)|expected a row for each"
 TOKENIZER = r"its tokenizer (reads|differs)|its folder"
 SCALED = in_bytes("kernel_in", lambda matrix: 1.3 * matrix), OTHER
