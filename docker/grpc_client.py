@@ -1,16 +1,18 @@
 """Translates lines of standard input with TensorFlow Serving over gRPC.
 
-pip install tensorflow-serving-api
-echo 'forty-two' | python grpc_client.py --address localhost:8500 --model translator
+pip install tensorflow-serving-api choppa-srx
+echo 'forty-two' | python grpc_client.py --address localhost:8500 --model translator --language en
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 import grpc
 import tensorflow as tf
+from sentences import translated
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 
@@ -33,10 +35,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--address", default="localhost:8500", help="of the server (default: %(default)s)")
     parser.add_argument("--model", default="translator", help="its name in models.config (default: %(default)s)")
+    parser.add_argument("--language", default="en", help="of the lines, by whose rules sentences end (default: en)")
     arguments = parser.parse_args()
+    lines = sys.stdin.read().splitlines()
     try:
-        for text in translate(arguments.address, arguments.model, sys.stdin.read().splitlines()):
-            print(text)
+        texts = translated(lines, arguments.language, partial(translate, arguments.address, arguments.model))
+        print(*texts, sep="\n")
     except grpc.RpcError as error:
         print(f"error: {arguments.address}: {error.code().name}: {error.details()}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
-"""Translates lines of standard input with TensorFlow Serving over REST; Python's standard library is enough.
+"""Translates lines of standard input with TensorFlow Serving over REST.
 
-echo 'forty-two' | python rest_client.py --url http://localhost:8501 --model translator
+pip install choppa-srx
+echo 'forty-two' | python rest_client.py --url http://localhost:8501 --model translator --language en
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 import urllib.error
 import urllib.request
 from typing import Any
+
+from sentences import translated
 
 
 def predict(url: str, model: str, lines: list[str], signature: str = "serving_default") -> dict[str, Any]:
@@ -28,17 +31,22 @@ def predict(url: str, model: str, lines: list[str], signature: str = "serving_de
 
 
 def main() -> int:
-    """Prints the translation of each line; with --n-best a row for each translation: line, text, score."""
+    """Prints the translation of each line; with --n-best a row for each translation of the whole line: line, text,
+    score."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--url", default="http://localhost:8501", help="of the server (default: %(default)s)")
     parser.add_argument("--model", default="translator", help="its name in models.config (default: %(default)s)")
+    parser.add_argument("--language", default="en", help="of the lines, by whose rules sentences end (default: en)")
     parser.add_argument("--n-best", action="store_true", help="print the list of the signature n_best")
     arguments = parser.parse_args()
     lines = sys.stdin.read().splitlines()
     try:
         if not arguments.n_best:
-            for text in predict(arguments.url, arguments.model, lines)["translation"]:
-                print(text)
+
+            def translate(sentences: list[str]) -> list[str]:
+                return predict(arguments.url, arguments.model, sentences)["translation"]
+
+            print(*translated(lines, arguments.language, translate), sep="\n")
             return 0
         found = predict(arguments.url, arguments.model, lines, "n_best")
     except urllib.error.HTTPError as error:

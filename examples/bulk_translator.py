@@ -116,7 +116,7 @@ class BulkTranslator:
         """
         translator, options = self.load()
         try:
-            best = [hypotheses[0] for hypotheses in translator.stream(lines, options, long="split")]
+            best = [hypotheses[0] for hypotheses in translator.stream(lines, options)]
             return [(one.text, one.score, None) for one in best]
         except Exception as error:  # whatever it is, it is told in the row
             if len(lines) == 1:

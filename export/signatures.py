@@ -154,9 +154,16 @@ class TrainedRun:
             "precision": precision,
             **({} if isinstance(self.pipeline, OF_ONE_PASS) else {"decoding": json.dumps(asdict(decoding))}),
             **({"answer_length": str(self.answer_length)} if self.answer_length else {}),
+            **self._about_sentences(),
             **({"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}),
             "model": json.dumps(model_config(self.model), sort_keys=True),
         }
+
+    def _about_sentences(self) -> dict[str, str]:
+        """That a translator does not split text, and how many sentences its model learned from at once."""
+        if not isinstance(self.pipeline, Translator):
+            return {}
+        return {"splits_text": "no", "sentences_per_line": str(self.pipeline.learned_text.sentences_per_line)}
 
 
 def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> TrainedRun:

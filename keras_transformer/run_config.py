@@ -19,7 +19,7 @@ CONFIG_KEYS = {
 }  # fmt: skip
 # What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
 HELD: dict[str, dict[str, type]] = {
-    "corpus": {"name": str, "identity": str, "source_language": str, "target_language": str},
+    "corpus": {"name": str, "identity": str, "source_language": str, "target_language": str, "sentences_per_line": int},
     "weights": {"kind": str, "at_step": int, "asked_steps": int},
 }
 TYPES = {str: "a text", int: "an integer"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-TOLD = ("precision", "decoding", "labels", "answer_length")
+TOLD = ("precision", "decoding", "labels", "answer_length", "splits_text", "sentences_per_line")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ AT_ONCE = (
     "piece at every place, in batches of 32. Score: the largest difference of a probability; probes and all trials "
     "count. Batched, padded: how many get another label, item or piece than alone."
 )
-
+UNSPLIT = (
+    "The artefacts split no text: give each sentence as a text of its own, or as many together as `sentences_per_line` "
+    "says, by which the model learned."
+)
 
 AGAINST = {
     "model": "the Keras model that it was made of",
@@ -72,6 +75,7 @@ def markdown(certificate: Certificate) -> str:
         (SEARCHED if certificate.kind in ("translator", "language-model") else AT_ONCE).format(
             bleu=certificate.bleu_signature or "not measured, because there were no references"
         ),
+        *(["", UNSPLIT] if certificate.kind == "translator" else []),
         "",
         *cost_table(certificate.entries),
         "",

@@ -57,7 +57,7 @@ def compared(
         for each, its, text in zip(translators, options, sources, strict=True)
     ]
     rows = paired_quality(translations, targets, tokenize)
-    searches = [{"beams": its.num_beams, "length_penalty": its.length_penalty} for its in options]
+    searches = [{"beams": its.num_beams, "length_penalty": its.length_penalty, "split": its.split} for its in options]
     return [{**row, "sentences": len(targets), **search} for row, search in zip(rows, searches, strict=True)]
 
 

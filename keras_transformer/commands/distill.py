@@ -108,13 +108,13 @@ def valid_sources(given: dict[str, Any]) -> list[str]:
 def translate_text(arguments: argparse.Namespace, text: DistilledText) -> None:
     """Lets the teachers translate what is not translated yet."""
     options = search_options(arguments, own_search_of(arguments))
-    asked = {name: getattr(arguments, name) for name in ("beams", "length_penalty", "max_length", "precision")}
+    asked = {name: getattr(arguments, name) for name in ("beams", "length_penalty", "max_length", "precision", "split")}
     making = text.making([arguments.run, *arguments.others], arguments.source, asked)
     if text.missing(making):
         translator = open_translator(arguments, options)
         options = search_options(arguments, translator.search)
         text.begin(making)
-        text.translate(arguments.source, lambda lines: translator.stream(lines, options, long="split"))
+        text.translate(arguments.source, lambda lines: translator.stream(lines, options))
 
 
 def tell(arguments: argparse.Namespace) -> None:

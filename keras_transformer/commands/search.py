@@ -1,4 +1,4 @@
-"""The options of the search, which `translate` and `evaluate` share."""
+"""The options of the search and of splitting text, which `translate`, `evaluate`, `compare` and `distill` share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of beam search."""
+    """Adds the options of beam search, and of splitting lines."""
+    from keras_transformer.decoding.options import OTHER_SPELLINGS, WAYS_TO_SPLIT
+
     penalty = "ALPHA of score = log P / ((5 + length) / 6)^ALPHA; a larger one favours long translations"
     longest = "the most pieces of a translation (default and maximum: the source's + 50)"
     add = parser.add_argument
@@ -23,6 +25,13 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     add("--length-penalty", type=float, metavar="ALPHA", help=f"{penalty} ({own} 0.6)")
     add("--max-length", type=int, metavar="N", help=longest)
     add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once (default: 64)")
+    split = (
+        "translate the sentences of a line apart and join them; split only lines that are too long for the model; or "
+        "off: cut those. The score of a line is the sum (default: sentences; but with "
+        "n-best lists, alignments or a prefix a line is translated as it is)"
+    )
+    add("--split", choices=WAYS_TO_SPLIT, default="sentences", help=split)
+    add("--long", dest="split", choices=OTHER_SPELLINGS, help="split: another spelling of --split lines; cut: of off")
 
 
 def own_search_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -60,6 +69,7 @@ def search_options(arguments: argparse.Namespace, own: dict[str, Any]) -> Search
     return SearchOptions(
         **{**own, **{name: value for name, value in searched.items() if value is not None}},
         batch_size=arguments.batch_size,
+        split=arguments.split,
         n_best=1 if given.get("n_best") is None else given["n_best"],
         sampling=given.get("sample", False),
         alignments=given.get("alignments", False),

@@ -27,7 +27,7 @@ def translate(arguments: argparse.Namespace) -> None:
     options = search_options(arguments, translator.search)
     source = TextLines(sys.stdin.buffer)
     prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
-    translations = counted(translator.stream(source, options, prefixes, arguments.long), "lines")
+    translations = counted(translator.stream(source, options, prefixes), "lines")
     for number, hypotheses in enumerate(translations):
         lines = "".join(output_line(hypothesis, number, arguments) for hypothesis in hypotheses)
         sys.stdout.buffer.write(lines.encode("utf-8"))
@@ -90,17 +90,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
     prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
     longest = "the most pieces of a source (default: the model's limit, mostly 512)"
-    long = (
-        "longer lines: split them at the ends of sentences and join the translations, or cut them; a warning counts "
-        "them (default: split; n-best lists, alignments and prefixes are always cut)"
-    )
     add = parser.add_argument
     add("--n-best", type=int, metavar="N", help=best)
     add("--scores", action="store_true", help="print `SCORE <tab> TEXT`")
     add("--alignments", action="store_true", help="print the alignment with the source in one more column")
     add("--prefix", metavar="FILE", help=prefix)
     add("--max-source-length", type=int, metavar="N", help=longest)
-    add("--long", choices=("split", "cut"), default="split", help=long)
     add("--sample", action="store_true", help="draw translations at random in place of the search")
     add("--temperature", type=float, metavar="T", help="with --sample: divide the logits by T (default: 1.0)")
     add("--top-k", type=int, metavar="K", help="with --sample: draw from the K likeliest pieces (default: 0, all)")

@@ -14,6 +14,7 @@ from keras_transformer.decoding.parallel import divided, mapped
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, arrays_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.lengths import penalty
+from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import PAD
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Decoder(ABC):
         max_source_length: the most pieces of a source, unless the translator is given another length.
         vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
         own_search: the options of the search that the model brings, see `options.own_search`.
-        target_language: what the model writes, such as "de", if its file says so.
+        learned_text: the text that the model learned from, as far as its file tells.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """
 
@@ -51,7 +52,7 @@ class Decoder(ABC):
     vocabulary_sizes: tuple[int | None, int]
     num_parallel = 1
     own_search: Mapping[str, Any] = {}
-    target_language: str | None = None
+    learned_text = LearnedText()
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
         """Yields the hypotheses of all batches, those of one sentence together.

@@ -44,6 +44,7 @@ def evaluate(
         "tokens_per_second": sum(len(hypothesis.ids) for hypothesis in best) / seconds,
         "beams": options.num_beams,
         "length_penalty": options.length_penalty,
+        "split": options.split,
     }
 
 

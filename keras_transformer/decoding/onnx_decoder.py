@@ -22,6 +22,7 @@ from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.lengths import longest, penalty
+from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class OnnxDecoder(Decoder):
         self.config: dict[str, Any] = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
-        self.target_language = self.metadata.get("languages", "").partition("-")[2] or None  # of "en-de"
+        self.learned_text = LearnedText.of_export(self.metadata)
         self.vocabulary_sizes = self.config["source_vocabulary_size"], self.config["vocabulary_size"]
 
     def __repr__(self) -> str:

@@ -12,6 +12,8 @@ from keras_transformer.errors import RequestError
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 MAX_OWN_BEAMS = 1_000
+WAYS_TO_SPLIT = ("sentences", "lines", "off")
+OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class SearchOptions:
             batch size.
         alignments: also align each translation with its source.
         batch_size: how many sentences to translate at once.
+        split: "sentences": the sentences of a line are translated apart, as many together as the lines hold that the
+            model learned from, and joined by the white space between them; indentation and the mark of a list's item
+            stay. "lines": only a line that is too long for the model is split. "off": such a line is cut. Of a line
+            that is split, the score is the sum of its parts' scores, and so is log P. Lines with a prefix, and all
+            lines with n-best lists or alignments, are translated as they are. "split" and "cut" are other spellings
+            of "lines" and "off".
 
     Raises:
         RequestError: a value is out of its range.
@@ -46,8 +54,12 @@ class SearchOptions:
     seed: int = 0
     alignments: bool = False
     batch_size: int = 64
+    split: str = "sentences"
 
     def __post_init__(self) -> None:
+        known = [*WAYS_TO_SPLIT, *OTHER_SPELLINGS]
+        require("split", self.split, self.split in known, " or ".join(map(repr, WAYS_TO_SPLIT)))
+        object.__setattr__(self, "split", OTHER_SPELLINGS.get(self.split, self.split))
         for name in ("num_beams", "n_best", "batch_size"):
             require_whole(name, getattr(self, name), 1)
         for name in ("top_k", "seed"):

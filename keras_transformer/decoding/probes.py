@@ -86,7 +86,9 @@ def chosen_probes(translator: Translator, sentences: Iterable[str], options: Any
     sources = short(translator, sentences)
     if len(sources) < NUM_CANDIDATES:
         sources |= short(translator, made_sentences(translator))
-    search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
+    search = SearchOptions(
+        options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams, split="off"
+    )
     found = zip(sources, translator.stream(sources.values(), search), strict=True)
     return surest(
         (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))

@@ -41,8 +41,8 @@ class ProcessDecoder(Decoder):
         self._pool = ProcessPoolExecutor(num_processes, context, initializer=_depend_on_parent)
         self._open_decoder = open_decoder
         self.num_parallel = num_processes
-        asked = attrgetter("max_source_length", "vocabulary_sizes", "own_search", "target_language")
-        self.max_source_length, self.vocabulary_sizes, self.own_search, self.target_language = self._ask(asked)
+        asked = attrgetter("max_source_length", "vocabulary_sizes", "own_search", "learned_text")
+        self.max_source_length, self.vocabulary_sizes, self.own_search, self.learned_text = self._ask(asked)
 
     def __repr__(self) -> str:
         return f"{self._ask(repr)}, in {self.num_parallel} processes"

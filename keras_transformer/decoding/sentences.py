@@ -1,4 +1,4 @@
-"""From lines of text to batches of ids: blank lines, prefixes, sentences of similar length together."""
+"""From sentences to batches of ids: prefixes, limits, sentences of similar length together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
-from keras_transformer.text.lines import is_blank, strings_of
-from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from keras_transformer.text.lines import strings_of
+from keras_transformer.text.tokenizer import END, PAD
 
 Ids = list[int]
 
@@ -22,14 +22,14 @@ PIECES_PER_SENTENCE = 64
 
 @dataclass(frozen=True)
 class Sentence:
-    """A line to translate.
+    """A sentence to translate, or whatever else is translated at once.
 
     Args:
-        place: where it stands among the lines that were read ahead.
-        number: where it stands in the whole stream.
+        place: where it stands among those that were read ahead.
+        number: of its line in the whole stream.
         source: its pieces.
         prefix: the pieces with which its translation must begin; a pad id leaves its place free.
-        part: of a line that was split, which part, from 0.
+        part: where it stands in its line, from 0.
     """
 
     place: int
@@ -46,20 +46,6 @@ class Sentence:
     def cut(self, length: int) -> Sentence:
         """The sentence with at most `length` pieces of its source and of its prefix."""
         return replace(self, source=self.source[:length], prefix=self.prefix[:length])
-
-
-def sentences_of(
-    numbered: Sequence[tuple[int, tuple[str, str]]], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
-) -> list[Sentence]:
-    """The pieces of numbered (line, prefix) pairs; blank lines are left out."""
-    lines = ["" if is_blank(line) else line for _, (line, _) in numbered]
-    sources = source_tokenizer.encode(lines)
-    prefixes = target_tokenizer.encode([prefix for _, (_, prefix) in numbered])
-    return [
-        Sentence(place, number, source, [PAD if id == UNKNOWN else id for id in prefix])
-        for place, ((number, _), source, prefix) in enumerate(zip(numbered, sources, prefixes, strict=True))
-        if source
-    ]
 
 
 class Arrays(NamedTuple):

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.decoding.attention import Attention, translation_attention
 from keras_transformer.decoding.decoder import Decoder, Emitted, decoder_of
-from keras_transformer.decoding.long_lines import LongLines, warn_of_cuts
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import own_search, require_whole
+from keras_transformer.decoding.passages import Layout, Passages, warn_of_cuts
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
-from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, sentences_of, with_prefixes
+from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
-from keras_transformer.text.lines import is_blank, string_of
+from keras_transformer.text.lines import is_blank, string_of, strings_of
+from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 from keras_transformer.written_runs import write_translator
 
@@ -43,6 +45,8 @@ class Translator:
             the `max_source_length` of the model.
         search: the model's own `num_beams`, `length_penalty` and `max_length`, which then are the defaults.
         target_language: such as "de", if it is known; `evaluate` chooses BLEU's tokenizer by it.
+        source_language: such as "en", if it is known; text is split into sentences by its rules.
+        sentences_per_line: how many sentences the lines hold that the model learned from. As many stay together.
 
     Raises:
         RequestError: `max_source_length` is not positive, or more than the model can take; or `search` is wrong.
@@ -64,9 +68,12 @@ class Translator:
         max_source_length: int | None = None,
         search: dict[str, Any] | None = None,
         target_language: str | None = None,
+        source_language: str | None = None,
+        sentences_per_line: int = 1,
     ):
         self.decoder = decoder_of(model)
-        self.target_language = target_language
+        given = LearnedText(source_language, target_language, sentences_per_line)
+        self.learned_text = self.decoder.learned_text if given == LearnedText() else given
         self.search = own_search(dict(self.decoder.own_search) if search is None else search)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
@@ -81,6 +88,11 @@ class Translator:
         return (
             f"<Translator: {self.decoder!r}, vocabulary {vocabulary}, sources of up to {self.max_source_length} pieces>"
         )
+
+    @property
+    def target_language(self) -> str | None:
+        """What the model writes, such as "de", if it is known."""
+        return self.learned_text.target_language
 
     @property
     def model(self) -> Transformer:
@@ -104,26 +116,34 @@ class Translator:
         length_penalty: float | None = None,
         max_length: int | None = None,
         batch_size: int = 64,
-        long: str = "cut",
+        split: str = "sentences",
+        long: str | None = None,
     ) -> str | list[str]:
-        """The best translation of each line, by beam search. The translation of a blank line is empty.
+        """The best translation of each text, by beam search. The translation of a blank line is empty.
 
         Args:
-            lines: sentences, or one string. A line is translated the same whatever shares its batch.
+            lines: texts, or one text, of one line or several. Line breaks, blank lines, indentation and the marks of
+                lists stay as they are. A text is translated the same whatever shares its batch.
             num_beams, length_penalty, max_length, batch_size: see `SearchOptions`; the model's own are the defaults.
-            long: see `stream`.
+            split: see `SearchOptions`. Where lines are not split into sentences, a text is one line.
+            long: in place of `split`.
 
         Returns:
-            A list with a translation for each line; one string for one string.
+            A list with a translation for each text; one string for one string.
 
         Raises:
             RequestError: an option is out of its range, or `lines` is neither a string nor a list of strings.
         """
-        options = self.search_options(
-            num_beams=num_beams, length_penalty=length_penalty, max_length=max_length, batch_size=batch_size
-        )
-        sentences = [lines] if isinstance(lines, str) else lines
-        translations = [hypotheses[0].text for hypotheses in self.stream(sentences, options, long=long)]
+        asked = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        options = self.search_options(**asked, batch_size=batch_size, split=long or split)
+        texts = [lines] if isinstance(lines, str) else list(strings_of(lines))
+        if options.split == "sentences":
+            layouts = [Layout(text) for text in texts]
+            texts = [line for layout in layouts for line in layout.lines]
+        translations = [hypotheses[0].text for hypotheses in self.stream(texts, options)]
+        if options.split == "sentences":
+            found = iter(translations)
+            translations = [layout.filled(found) for layout in layouts]
         return translations[0] if isinstance(lines, str) else translations
 
     def n_best(
@@ -145,17 +165,17 @@ class Translator:
         lines: Iterable[str],
         options: SearchOptions | None = None,
         prefixes: Iterable[str] | None = None,
-        long: str = "cut",
+        long: str | None = None,
     ) -> Iterator[list[Hypothesis]]:
         """Translates while it reads: only a bounded number of lines is read ahead.
 
         Args:
-            lines: sentences.
+            lines: texts of one line each; a line break within one counts as a space.
             options: how to translate.
             prefixes: one for each line: the text with which the translation must begin. A blank prefix leaves the
                 translation free. The translation may continue the last word of the prefix. Where the prefix has a
                 character that the vocabulary lacks, any piece may stand.
-            long: a line of more than `max_source_length` pieces is "cut", or "split" into parts; see `LongLines`.
+            long: in place of `options.split`, see `SearchOptions`.
 
         Yields:
             The translations of each line, in the order of the lines. There are `options.n_best` of them, fewer where
@@ -167,16 +187,16 @@ class Translator:
             RequestError: there are not as many prefixes as lines, or `lines` or `prefixes` are no list of strings.
         """
         options = options or self.search_options()
+        options = replace(options, split=long or options.split)
         numbered = enumerate(with_prefixes(lines, prefixes))
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
-        long_lines = LongLines(self.source_tokenizer, self.max_source_length, long, options)
+        tokenizers = (self.source_tokenizer, self.target_tokenizer)
+        passages = Passages(tokenizers, self.max_source_length, options, self.learned_text)
         while ahead := list(islice(numbered, num_ahead)):
-            sentences = sentences_of(ahead, self.source_tokenizer, self.target_tokenizer)
-            sentences, parts = long_lines.fitted([line for _, (line, _) in ahead], sentences)
-            num_places = len(ahead) + sum(len(places) - 1 for places in parts.values())
-            found = self._translations(num_places, sentences, options)
-            yield from long_lines.joined(found, parts, len(ahead))
-        long_lines.tell()
+            fitted, sentences = passages.fitted(passages.taken_apart(ahead))
+            found = self._translations(sum(len(passage.texts) for passage in fitted), sentences, options)
+            yield from passages.joined(fitted, found)
+        passages.tell()
 
     def search_ids(self, sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
         """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""
@@ -221,7 +241,7 @@ class Translator:
 
         Returns:
             bleu and chrf (0 to 100, cased, detokenised), bleu_signature and chrf_signature, sentences, seconds,
-            tokens_per_second (emitted pieces, ends included), beams and length_penalty.
+            tokens_per_second (emitted pieces, ends included), beams, length_penalty and split.
 
         Raises:
             RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
@@ -353,8 +373,8 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
     decoder = decoder_of(model)
     tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
     if not folder.is_run():
-        return Translator(decoder, *tokenizers, max_source_length, target_language=decoder.target_language)
+        return Translator(decoder, *tokenizers, max_source_length)
     # A graph that was kept for an earlier request has its options in its metadata: a run's are in its configuration.
     config = read_config(folder)
-    language = config.get("corpus", {}).get("target_language")
-    return Translator(decoder, *tokenizers, max_source_length, config.get("search", {}), language)
+    learned = LearnedText.of_corpus(config.get("corpus", {}))
+    return Translator(decoder, *tokenizers, max_source_length, config.get("search", {}), **asdict(learned))

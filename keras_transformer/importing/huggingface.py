@@ -68,8 +68,10 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
 def translator_of(imported: Imported) -> Translator:
     """The translator of a translator's model that was read."""
     tokenizers = imported.source.tokenizer, imported.target.tokenizer
-    language = imported.languages[1] if imported.languages else None
-    return Translator(_model_of(imported), *tokenizers, search=imported.search, target_language=language)
+    source, target = imported.languages or (None, None)
+    return Translator(
+        _model_of(imported), *tokenizers, search=imported.search, target_language=target, source_language=source
+    )
 
 
 def generator_of(imported: Imported) -> Generator:

@@ -145,7 +145,7 @@ class Tokenizer:
             raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
         if reserved := {*strings_of(tags, "tags")} & {*CONTROL_PIECES, MASK_PIECE}:
             raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
-        sample = _sample(strings_of(lines), MAX_TRAINING_LINES, random.Random(seed))
+        sample = sample_of(strings_of(lines), MAX_TRAINING_LINES, random.Random(seed))
         try:
             options = {**(_KEEPING_TEXT if keeps_text else _NORMALISING), **(_MASK if has_mask else {})}
             if tags:
@@ -286,7 +286,7 @@ def _until_end(ids: Sequence[int]) -> list[int]:
     return kept
 
 
-def _sample(lines: Iterable[str], limit: int, generator: random.Random) -> list[str]:
+def sample_of(lines: Iterable[str], limit: int, generator: random.Random) -> list[str]:
     """Draws `limit` lines by reservoir sampling; SentencePiece can sample too, but without a seed."""
     kept: list[str] = []
     for index, line in enumerate(lines):

@@ -17,6 +17,7 @@ from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.cleaning import Overlap
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
 from keras_transformer.text.mixing import directions, mixed
+from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
 from keras_transformer.training.cleaning import tell_of_overlap
@@ -61,6 +62,8 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     settings = run.settings
     tags = _mix(run)
     tokenizers = _tokenizers(run, tags)
+    sources = (source for source, _ in run.corpus.train())
+    run.config["corpus"]["sentences_per_line"] = usual_count(sources, run.corpus.source_language)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
     train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)

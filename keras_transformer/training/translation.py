@@ -74,7 +74,8 @@ def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     if not run.settings.bleu_sentences:
         return {}
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
-    return {"val_bleu": bleu(Translator(model, *data.tokenizers).translate(sources, num_beams=1), references)}
+    translations = Translator(model, *data.tokenizers).translate(sources, num_beams=1, split="off")
+    return {"val_bleu": bleu(translations, references)}
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
@@ -88,6 +89,6 @@ def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[S
 
     def translate(lines: Sequence[str]) -> list[str]:
         set_weights(twin, present_weights(model))
-        return translator.translate(lines, num_beams=1)
+        return translator.translate(lines, num_beams=1, split="off")
 
     return translate

@@ -182,7 +182,7 @@ def test_a_long_source_is_cut_with_a_warning(tiny_model, tokenizer, capsys):
     long = "one two three four five six seven eight nine ten"
     ids = tokenizer.encode([long])[0]
     assert len(ids) > 4
-    hypotheses = short.n_best([long, "one", long], num_beams=1)
+    hypotheses = short.n_best([long, "one", long], num_beams=1, split="off")
     assert capsys.readouterr().err == "warning: 2 source(s) were over 4 pieces and were cut\n"
     assert len(hypotheses) == 3 and hypotheses[0][0].ids == hypotheses[2][0].ids
     assert len(hypotheses[0][0].ids) <= 4 + 50

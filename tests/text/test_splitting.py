@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from keras_transformer.text.splitting import divided, joined
+from keras_transformer.text.splitting import divided, joined, usual_count
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -16,32 +16,6 @@ def words(texts: Sequence[str]) -> list[int]:
 
 def characters(texts: Sequence[str]) -> list[int]:
     return list(map(len, texts))
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences that are found in a text that is not split within them."""
-    return [part.strip() for part in divided(text, 1, lambda texts: [2 if one == text else 1 for one in texts])]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("One dog. Two dogs! Three?", ["One dog.", "Two dogs!", "Three?"]),
-        ('He said "No." Then he left. (Really?!) Yes…', ['He said "No."', "Then he left.", "(Really?!)", "Yes…"]),
-        ("„Nein.“ Er ging. »Gut!« Ja.", ["„Nein.“", "Er ging.", "»Gut!«", "Ja."]),
-        ("It is 3.5 km. See www.a.org. Done", ["It is 3.5 km.", "See www.a.org.", "Done"]),
-        ("Am 3. Mai kam J. Smith, d. h. z. B. er. Ende", ["Am 3. Mai kam J. Smith, d. h. z. B. er.", "Ende"]),
-        ("In 2016. Then. Am 23. Mai", ["In 2016.", "Then.", "Am 23. Mai"]),
-        ("“What?” he asked. Nothing", ["“What?” he asked.", "Nothing"]),
-        ("他说。“你好！”我走了？？是", ["他说。", "“你好！”", "我走了？？", "是"]),
-        ("今日は３．５度。「はい。」終わり", ["今日は３．５度。", "「はい。」", "終わり"]),
-        ("كيف؟ جيد. نعم", ["كيف؟", "جيد.", "نعم"]),
-        ("वह गया। राम आया॥ अंत", ["वह गया।", "राम आया॥", "अंत"]),
-        ("ሰላም።እንዴት።", ["ሰላም።", "እንዴት።"]),
-    ],
-)
-def test_the_ends_of_sentences(text, expected):
-    assert sentences(text) == expected
 
 
 def test_sentences_stay_together_while_they_fit():
@@ -75,15 +49,22 @@ def test_the_parts_are_the_text_and_fit():
 
 
 @pytest.mark.parametrize(
-    ("texts", "expected"),
+    ("texts", "spaces", "expected"),
     [
-        (["One.", "Two."], "One. Two."),
-        (["你好。", "再见！", "OK"], "你好。再见！OK"),
-        (["はい", "そうです。", "終"], "はいそうです。終"),
-        (["안녕하세요", "네."], "안녕하세요 네."),
-        (["", "one", "", "two", ""], "one two"),
-        ([], ""),
+        (["One.", "Two."], [""], "One. Two."),
+        (["One.", "Two.", "Three."], ["  ", "\t"], "One.  Two.\tThree."),
+        (["你好。", "再见！", "OK"], [" ", ""], "你好。再见！OK"),
+        (["はい", "そうです。", "終"], ["", "  "], "はいそうです。  終"),
+        (["안녕하세요", "네."], [" "], "안녕하세요 네."),
+        (["", "one", "", "two", ""], [" "] * 4, "one two"),
+        (["one"], [], "one"),
     ],
 )
-def test_joined_with_a_space_but_for_chinese_and_japanese(texts, expected):
-    assert joined(texts) == expected
+def test_joined_by_the_space_that_stood_there_or_as_the_language_writes(texts, spaces, expected):
+    assert joined(texts, spaces) == expected
+
+
+def test_the_usual_count_is_that_of_half_of_the_lines():
+    one, three = "One sentence.", "One. Two. Three."
+    assert usual_count([one, three, three]) == 3
+    assert usual_count([one, one, three]) == usual_count([one, three]) == usual_count([]) == usual_count([""]) == 1

@@ -132,17 +132,16 @@ def test_a_tag_that_no_file_can_hold_is_refused():
 
 
 def test_a_long_line_hands_its_tags_on_to_its_parts(begin):
-    from keras_transformer.decoding.long_lines import LongLines
     from keras_transformer.decoding.options import SearchOptions
-    from keras_transformer.decoding.sentences import sentences_of
+    from keras_transformer.decoding.passages import Passages
+    from keras_transformer.text.splitting import LearnedText
 
     _, text, _ = begin("--both-directions")
     tokenizer = text.tokenizers.source
     tag = next(iter(tokenizer.tags))
     for start in (f"{tag} ", f" {tag}{tag} ", tag, ""):
         line = start + "ba do fi gu. " * 4
-        fitting, _ = LongLines(tokenizer, 12, "split", SearchOptions(num_beams=1)).fitted(
-            [line], sentences_of([(0, (line, ""))], tokenizer, tokenizer)
-        )
-        tags = [tokenizer.pieces(part.source).count(tag) for part in fitting]
-        assert len(fitting) > 1 and tags == [start.count(tag)] * len(fitting)
+        passages = Passages((tokenizer, tokenizer), 12, SearchOptions(), LearnedText())
+        _, parts = passages.fitted(passages.taken_apart([(0, (line, ""))]))
+        tags = [tokenizer.pieces(part.source).count(tag) for part in parts]
+        assert len(parts) > 1 and tags == [start.count(tag)] * len(parts)

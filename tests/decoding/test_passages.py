@@ -1,0 +1,249 @@
+"""Lines of several sentences: taken apart, made to fit, and put together; and what is told."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.passages import Passages
+from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.errors import RequestError
+from keras_transformer.text.splitting import LearnedText
+from keras_transformer.text.tokenizer import END, Tokenizer
+
+pytest_plugins = ["tests.tiny_run"]
+
+SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]
+LONG = " ".join(SENTENCES)
+GREEDY = {"num_beams": 1, "max_length": 12}
+
+
+@pytest.fixture(scope="module")
+def short(tiny_model, tokenizer) -> Translator:
+    """It takes the longest of the sentences, and no two of them."""
+    most = max(map(len, tokenizer.encode(SENTENCES)))
+    pairs = zip(SENTENCES, SENTENCES[1:], strict=False)
+    assert all(len(ids) > most for ids in tokenizer.encode([f"{one} {other}" for one, other in pairs]))
+    return Translator(tiny_model, tokenizer, max_source_length=most)
+
+
+def found_by(translator: Translator, lines: list[str], prefixes: list[str] | None = None, **options):
+    return list(
+        translator.stream(lines, translator.search_options(**{**GREEDY, "split": "lines", **options}), prefixes)
+    )
+
+
+def passages_of(tokenizer: Tokenizer, most: int, learned: LearnedText | None = None, **options) -> Passages:
+    return Passages((tokenizer, tokenizer), most, SearchOptions(**options), learned or LearnedText())
+
+
+def apart(line: str, passages: Passages, prefix: str = ""):
+    """A line, taken apart and made to fit, and the pieces of its sentences."""
+    (passage,), sentences = passages.fitted(passages.taken_apart([(0, (line, prefix))]))
+    return passage, [sentence.source for sentence in sentences]
+
+
+def test_the_sentences_of_a_line_are_translated_apart_and_joined(translator):
+    alone = translator.translate(SENTENCES, **GREEDY)
+    assert translator.translate([LONG, "The sea."], **GREEDY) == [" ".join(alone), alone[3]]
+    assert translator.translate(LONG, **GREEDY) == " ".join(alone)
+    for batch_size in (1, 3):
+        assert translator.translate([LONG], **GREEDY, batch_size=batch_size) == [" ".join(alone)]
+
+
+def test_line_breaks_blank_lines_indentation_and_list_marks_stay(translator):
+    one, two, three, four = translator.translate(SENTENCES, **GREEDY)
+    first, second, third, fourth = SENTENCES
+    text = f"  - {first}\t{second}\r\n\r\n \t\n12. {third}  \n\n\u2022 {fourth}\na) {first}\n"
+    assert translator.translate(text, **GREEDY) == (
+        f"  - {one}\t{two}\r\n\r\n \t\n12. {three}  \n\n\u2022 {four}\na) {one}\n"
+    )
+    assert translator.translate([f"{first}\n\n{second}", fourth], **GREEDY) == [f"{one}\n\n{two}", four]
+    assert translator.translate(["", " ", "\n", "\n \n"], **GREEDY) == ["", "", "\n", "\n \n"]
+
+
+def test_a_line_of_the_stream_stays_one_line(translator):
+    lines = [f"{one}\n{other}" for one in SENTENCES for other in ("\x0b\x85\u2028The sea.", "\rA.\x00 B.")]
+    for (best,) in translator.stream(lines, translator.search_options(**GREEDY)):
+        assert len(best.text.splitlines()) == 1
+
+
+def test_as_many_sentences_stay_together_as_the_model_learned_from(translator, tokenizer):
+    pairs = [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]
+    of_pairs = Translator(translator.model, tokenizer, sentences_per_line=2)
+    assert of_pairs.translate(LONG, **GREEDY) == " ".join(translator.translate(pairs, **GREEDY, split="off"))
+    assert of_pairs.translate(pairs, **GREEDY) == translator.translate(pairs, **GREEDY, split="off")
+
+
+def test_a_tag_of_the_other_direction_brings_the_other_language():
+    tagged = Tokenizer.train(["eins zwei"] * 9, 14, tags=["<2de>", "<2en>"])
+    passages = passages_of(tagged, 99, LearnedText("en", "de"))
+    text = "Am 3. Mai kam er. Sie ging."
+    assert apart(f"<2en> {text}", passages)[0].texts == ["Am 3. Mai kam er.", "Sie ging."]
+    assert apart(f"<2de> {text}", passages)[0].tags == "<2de> "
+
+
+def test_the_score_of_a_line_is_the_sum(translator):
+    parts = [best for (best,) in found_by(translator, SENTENCES)]
+    ((whole,),) = found_by(translator, [f" {LONG}"], split="sentences")
+    assert whole.score == pytest.approx(sum(part.score for part in parts), rel=1e-4)
+    assert whole.log_prob == pytest.approx(sum(part.log_prob for part in parts), rel=1e-4)
+    inner = [id for part in parts[:-1] for id in part.ids if id != END]
+    end = [END] if all(part.ids[-1] == END for part in parts) else []
+    assert whole.ids == (*inner, *(id for id in parts[-1].ids if id != END), *end)
+    assert whole.text == " " + " ".join(part.text for part in parts)
+
+
+def test_a_line_of_one_sentence_is_translated_as_it_is(translator, capsys):
+    ways = [found_by(translator, SENTENCES, split=split) for split in ("sentences", "lines", "off")]
+    assert ways[0] == ways[1] == ways[2]
+    assert capsys.readouterr().err == ""
+
+
+def test_random_lines_of_any_characters_come_back_one_for_one(translator):
+    draw = random.Random(0)
+
+    def any_character() -> str:
+        kind = draw.random()
+        if kind < 0.4:
+            return draw.choice("ab. !?\t\n\r\u00a0\u200c。」“.…१।1)-")
+        return chr(draw.randrange(0x110000 if kind < 0.7 else 0x250))
+
+    lines = ["".join(any_character() for _ in range(draw.randrange(40))) for _ in range(300)]
+    options = translator.search_options(num_beams=1, max_length=2)
+    found = list(translator.stream(lines, options))
+    assert len(found) == len(lines)
+    alone = [next(translator.stream([line], options)) for line in lines[:20]]
+    assert [best.text for (best,) in found[:20]] == [best.text for (best,) in alone]
+    for (best,) in found:
+        assert "\n" not in best.text and best.text.encode() is not None
+
+
+@pytest.mark.parametrize("options", [{"n_best": 2, "num_beams": 2}, {"alignments": True}, {"prefixes": ["one"]}])
+def test_lists_alignments_and_prefixes_are_of_whole_lines_and_this_is_told(translator, capsys, options):
+    lines = [f" {LONG}"]
+    assert found_by(translator, lines, **options, split="sentences") == found_by(translator, lines, **options)
+    assert capsys.readouterr().err == (
+        "warning: 1 line(s) of several sentences were translated as they are: n-best lists, alignments and what begins "
+        "with a prefix are of whole lines\n"
+    )
+
+
+def test_the_sentences_of_a_long_line_are_translated_apart_and_joined(short, capsys):
+    alone = short.translate(SENTENCES, **GREEDY)
+    lines = ["The sea.", LONG, "", f"{LONG} {LONG}", "Two dogs run!"]
+    expected = [alone[3], " ".join(alone), "", " ".join([*alone, *alone]), alone[1]]
+    assert short.translate(lines, **GREEDY, split="lines") == expected
+    assert short.translate(lines, **GREEDY, long="split") == expected
+    told = f"warning: 2 line(s) were over {short.max_source_length} pieces: their parts were translated and joined\n"
+    assert capsys.readouterr().err == told * 2
+
+
+def test_a_sentence_that_is_too_long_is_split_after_commas(tokenizer):
+    clauses = ["seven hundred and two,", "two hundred dogs run,", "the sea!"]
+    most = max(map(len, tokenizer.encode(clauses)))
+    passage, sources = apart(f"{' '.join(clauses)} One.", passages_of(tokenizer, most))
+    assert passage.texts == [*clauses, "One."] and passage.spaces == ["", " ", " ", " ", ""]
+    assert sources == tokenizer.encode(passage.texts)
+
+
+def test_off_cuts(short, capsys):
+    cut = short.translate([LONG], **GREEDY, split="off")
+    assert short.translate([LONG], **GREEDY, long="cut") == cut != short.translate([LONG], **GREEDY)
+    assert capsys.readouterr().err.count("warning: 1 source(s) were over") == 2
+
+
+def test_each_part_has_a_place_of_its_own_and_fits(short):
+    lines = [LONG, "The sea.", f"{LONG} {LONG}", "sea" * 60]
+    passages = passages_of(short.source_tokenizer, short.max_source_length, split="lines")
+    fitted, sentences = passages.fitted(passages.taken_apart(enumerate((line, "") for line in lines)))
+    assert [len(passage.texts) for passage in fitted] == [4, 1, 8, 1]
+    assert [sentence.place for sentence in sentences] == list(range(14))
+    assert [sentence.number for sentence in sentences] == [0] * 4 + [1] + [2] * 8 + [3]
+    assert [sentence.part for sentence in sentences] == [*range(4), 0, *range(8), 0]
+    assert all(len(sentence.source) <= short.max_source_length for sentence in sentences)
+
+
+def test_a_tag_takes_its_place_once_in_each_part():
+    tagged = Tokenizer.train(["one two"] * 9, 12, tags=["<2de>"])
+    [tag] = tagged.encode(["<2de>"])
+    text = "one two " * 9
+    for split in ("sentences", "lines"):
+        _, alone = apart(text, passages_of(tagged, 24, split=split))
+        _, parts = apart(f"<2de> {text}", passages_of(tagged, 24 + len(tag), split=split))
+        assert len(alone) > 1 and parts == [[*tag, *part] for part in alone]
+        passages = passages_of(tagged, 2 * len(tag), split=split)
+        _, cut = apart("<2de> " * 5, passages)
+        assert cut == [tag * 2] and (passages.num_long, passages.num_cut) == (0, 1)
+
+
+def test_a_text_without_pieces_has_no_sentence():
+    tokenizer = Tokenizer.train(["one two"] * 9, 11)
+    assert tokenizer.encode(["\ufffd"]) == [[]]
+    passages = passages_of(tokenizer, 20)
+    (passage,) = passages.taken_apart([(0, ("one two", ""))])
+    (passage,), sentences = passages.fitted([passage.divided(["one ", "\ufffd ", "two"])])
+    assert len(passage.texts) == 3 and [sentence.place for sentence in sentences] == [0, 2]
+
+
+@pytest.mark.parametrize("cut", [None, 0, 1, 2])
+def test_a_line_has_an_end_only_if_each_part_has(short, cut):
+    parts = [Hypothesis(f"t{id}", -1.0, -2.0, (id, END)) for id in range(4, 7)]
+    if cut is not None:
+        parts[cut] = replace(parts[cut], ids=parts[cut].ids[:1])
+    passages = passages_of(short.source_tokenizer, 10, split="lines")
+    (passage,) = passages.taken_apart([(0, ("a b c", ""))])
+    ((whole,),) = passages.joined([passage.divided(["a ", "b  ", "c"])], [[part] for part in parts])
+    assert whole == Hypothesis("t4 t5  t6", -3.0, -6.0, (4, 5, 6) if cut is not None else (4, 5, 6, END))
+
+
+def test_every_part_of_a_line_is_drawn_anew(translator):
+    draws = {"sampling": True, "seed": 3, "split": "sentences"}
+    line = " ".join(["Two dogs run to the sea."] * 3)
+    ((whole,),) = found_by(translator, [line], **draws)
+    ((again,),) = found_by(translator, [line], **draws, batch_size=1)
+    ((first,),) = found_by(translator, ["Two dogs run to the sea."], **draws)
+    assert whole.ids == again.ids
+    assert whole.text.startswith(first.text) and whole.text != " ".join([first.text] * 3)
+
+
+@pytest.mark.parametrize("options", [{"n_best": 2, "num_beams": 2}, {"alignments": True}, {"prefixes": ["one"]}])
+def test_what_cannot_be_joined_is_cut_and_this_is_told(short, capsys, options):
+    assert found_by(short, [LONG], **options) == found_by(short, [LONG], **options, split="off")
+    split, cut = capsys.readouterr().err.splitlines()
+    assert cut == f"warning: 1 source(s) were over {short.max_source_length} pieces and were cut"
+    assert split == f"{cut}: n-best lists, alignments and what begins with a prefix are of whole lines"
+
+
+def test_a_blank_prefix_leaves_a_line_to_be_split(translator):
+    assert found_by(translator, [LONG], [""], split="sentences") == found_by(translator, [LONG], split="sentences")
+
+
+def test_a_word_without_a_place_to_split_is_cut(short, capsys):
+    short.translate([f"The sea. {'sea' * 60} The sea."], **GREEDY)
+    split, cut = capsys.readouterr().err.splitlines()
+    assert "1 line(s) were over" in split and cut.endswith("were cut")
+
+
+def test_split_lines_are_read_no_further_ahead(short):
+    read = []
+
+    def lines():
+        for number in range(100):
+            read.append(number)
+            yield LONG
+
+    stream = short.stream(lines(), SearchOptions(num_beams=1, max_length=3, batch_size=1))
+    for answered in range(1, 4):
+        next(stream)
+        assert len(read) == answered
+
+
+@pytest.mark.parametrize("name", ["split", "long"])
+def test_other_ways_are_refused(short, name):
+    with pytest.raises(RequestError, match="split must be 'sentences' or 'lines' or 'off'; received: 'fold'"):
+        short.translate(["one"], **{name: "fold"})
