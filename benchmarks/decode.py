@@ -1,7 +1,7 @@
 """Decoding against CTranslate2 and Hugging Face Marian: the same weights, sentences, precision and threads.
 
     python -m benchmarks.decode                             # a base-size model with random weights
-    python -m benchmarks.decode --run runs/multi30k-en-de-tiny
+    python -m benchmarks.decode --run runs/multi30k-en-de-auto
     python -m benchmarks.decode --help
 
 Outputs are compared first. In float32 all must give the same tokens as our ONNX artefact for nine sentences in ten, or

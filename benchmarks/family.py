@@ -156,7 +156,7 @@ def train(folder: Path, variant: str, flags: Sequence[str], options: argparse.Na
     """
     files = {"--source": "train.source", "--target": "train.target"}
     files |= {"--valid-source": "short.source", "--valid-target": "short.target", "--out": variant}
-    command = [sys.executable, "-m", "keras_transformer", "train", *flags]
+    command = [sys.executable, "-m", "keras_transformer", "train", "--preset", "tiny", *flags]
     command += [text for flag, file in files.items() for text in (flag, str(folder / file))]
     command += ["--steps", str(options.steps), "--checkpoint-every", str(options.steps), "--bleu-sentences", "0"]
     command += ["--average-last", "1", "--seed", str(options.seed), "--threads", str(options.threads)]

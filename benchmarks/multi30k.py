@@ -1,6 +1,6 @@
 """Computes BLEU of a Multi30k run on test_2016_flickr, in the two ways in which papers report it.
 
-    python -m benchmarks.multi30k runs/multi30k-en-de-tiny --data-dir multi30k
+    python -m benchmarks.multi30k runs/multi30k-en-de-auto --data-dir multi30k
 
 Several runs are an ensemble: each piece has the mean of their probabilities. `--split val` scores the validation text
 in the same ways, so that a choice needs no look at the test set. `--beams`, `--length-penalty` and the other options of

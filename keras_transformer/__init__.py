@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" in Keras 3: training, search, and export.
 
 >>> import keras_transformer
->>> translator = keras_transformer.load("runs/numbers-en-de-tiny")
+>>> translator = keras_transformer.load("runs/numbers-en-de-auto")
 >>> translator.translate(["twenty-one"])
 ['einundzwanzig']
 

@@ -64,7 +64,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder with the run that the examples load."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "runs").mkdir()
-    translator_of(BY_HEART).save(folder / "runs" / "numbers-en-de-tiny", languages=("en", "de"))
+    translator_of(BY_HEART).save(folder / "runs" / "numbers-en-de-auto", languages=("en", "de"))
     return folder
 
 

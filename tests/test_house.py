@@ -301,6 +301,7 @@ MAY_IMPORT = {
     ],
     f"{PACKAGE}.images": [f"{PACKAGE}.{name}" for name in ("images", "text", "files")],
     f"{PACKAGE}.text": [f"{PACKAGE}.text", f"{PACKAGE}.files"],
+    f"{PACKAGE}.text.corpora": [f"{PACKAGE}.{name}" for name in ("text", "files", "models.presets")],
     f"{PACKAGE}.plots": [f"{PACKAGE}.plots", f"{PACKAGE}.lazy"],
     **{
         f"{PACKAGE}.plots.{name}": [f"{PACKAGE}.plots.fonts", f"{PACKAGE}.decoding.attention"]

@@ -21,7 +21,7 @@ def write_corpus(folder: Path, lines: int = 240) -> tuple[Path, Path]:
 def tiny_flags(folder: Path, out: Path) -> list[str]:
     """train.py's flags for a model of a few hundred weights on that text."""
     source, target = write_corpus(folder)
-    sizes = "--num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 32"
+    sizes = "--preset tiny --num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 32"
     training = "--token-budget 256 --warmup-steps 10 --checkpoint-every 5 --average-last 2 --bleu-sentences 0"
     return [
         *f"--source {source} --target {target} --out {out} --devices cpu".split(),

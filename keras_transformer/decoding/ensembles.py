@@ -28,7 +28,7 @@ def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int
 
     Example:
 
-    >>> translator = keras_transformer.load_ensemble(["runs/numbers-en-de-tiny", "runs/numbers-en-de-tiny"])
+    >>> translator = keras_transformer.load_ensemble(["runs/numbers-en-de-auto", "runs/numbers-en-de-auto"])
     >>> translator.translate("twenty-one")
     'einundzwanzig'
     """

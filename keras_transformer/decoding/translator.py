@@ -53,7 +53,7 @@ class Translator:
 
     Example:
 
-    >>> translator = keras_transformer.load("runs/numbers-en-de-tiny")
+    >>> translator = keras_transformer.load("runs/numbers-en-de-auto")
     >>> translator.translate("twenty-one")
     'einundzwanzig'
     >>> translator.translate(["twenty-one", "two"])

@@ -44,3 +44,42 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocabulary_size": 37_000,
     },
 }
+
+# Small models, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best for
+# Multi30k).
+MULTI30K_RECIPE: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_dim": 128,
+    "intermediate_dim": 256,
+    "num_heads": 4,
+    "dropout": 0.2,
+    "vocabulary_size": 6_000,
+    "sampling": 0.5,
+    "token_budget": 4_096,
+    "steps": 6_750,
+    "warmup_steps": 1_500,
+    "learning_rate_factor": 1.8,
+    "checkpoint_every": 250,
+}
+AUTO = "auto"  # the preset that takes one of these rows, by the number of training pairs
+# The least number of pairs of each row, ascending. Rows above 29,000 pairs were not measured.
+AUTO_ROWS: dict[int, dict[str, Any]] = {
+    0: {
+        **MULTI30K_RECIPE,
+        "dropout": 0.3,
+        "vocabulary_size": 2_000,
+        "token_budget": 2_048,
+        "steps": 2_000,
+        "warmup_steps": 1_000,
+        "checkpoint_every": 200,
+    },
+    5_000: {**MULTI30K_RECIPE, "dropout": 0.3, "vocabulary_size": 4_000, "steps": 3_500, "warmup_steps": 1_000},
+    20_000: MULTI30K_RECIPE,
+    200_000: {**TINY, "dropout": 0.1, "vocabulary_size": 16_000, "token_budget": 8_192, "steps": 30_000},
+    1_000_000: PRESETS["base"],
+}
+
+
+def auto_row(num_pairs: int) -> int:
+    """The key of the row of `AUTO_ROWS` for a number of training pairs."""
+    return max(least for least in AUTO_ROWS if least <= num_pairs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from keras_transformer.errors import RequestError
+from keras_transformer.models.presets import MULTI30K_RECIPE
 from keras_transformer.text.lines import read_lines as read_lines
 from keras_transformer.text.lines import refuse_pipe, sha256_of
 from keras_transformer.text.multi30k import multi30k_file as multi30k_file
@@ -44,21 +45,6 @@ NUMBERS_RECIPE = {
 }
 # Made sentences are few words in few patterns, as number words are.
 PRONOUNS_RECIPE = {**NUMBERS_RECIPE, "vocabulary_size": 500}
-# A small model, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best).
-MULTI30K_RECIPE = {
-    "num_layers": 4,
-    "hidden_dim": 128,
-    "intermediate_dim": 256,
-    "num_heads": 4,
-    "dropout": 0.2,
-    "vocabulary_size": 6_000,
-    "sampling": 0.5,
-    "token_budget": 4_096,
-    "steps": 6_750,
-    "warmup_steps": 1_500,
-    "learning_rate_factor": 1.8,
-    "checkpoint_every": 250,
-}
 WMT14_RECIPE = {"vocabulary_size": 37_000}
 RECIPES: dict[str, dict[str, Any]] = {
     "numbers": NUMBERS_RECIPE,
@@ -81,6 +67,7 @@ class Corpus(Generic[Item]):
         lines: each call returns the line numbers of `train`, from 1; None if every line is in `train`.
         more: further text to train on, beside the corpus's own.
         num_held_out: how many lines of the user's training text are in `valid`, and not in `train`.
+        num_pairs: how many pairs `train` has, and `more` with it; 0 where nobody counted them.
     """
 
     name: str
@@ -93,6 +80,7 @@ class Corpus(Generic[Item]):
     lines: Callable[[], Iterator[int]] | None = None
     more: Corpus[Item] | None = None
     num_held_out: int = 0
+    num_pairs: int = 0
 
     def numbered(self) -> Iterator[tuple[int, Item]]:
         """What to train on, each with the number of its line."""
@@ -136,7 +124,7 @@ def corpus_from_files(
     if valid_source is not None and valid_target is not None:
         valid = _ParallelFiles(Path(valid_source), Path(valid_target))
         identity = sha256_of([train.identity, valid.identity])
-        return Corpus("files", None, None, train.pairs, valid.pairs, identity)
+        return Corpus("files", None, None, train.pairs, valid.pairs, identity, num_pairs=train.count)
     if train.count < 2:
         raise RequestError(f"{source} holds one line, which cannot be trained on and held out: add more")
     valid_pairs = _held_out(train)
@@ -148,6 +136,7 @@ def corpus_from_files(
     return Corpus(
         "files", None, None, lambda: (pair for _, pair in remaining()), lambda: iter(valid_pairs), train.identity,
         lines=lambda: (number for number, _ in remaining()), num_held_out=len(valid_pairs),
+        num_pairs=train.count - len(valid_pairs),
     )  # fmt: skip
 
 
@@ -194,7 +183,8 @@ def with_more(corpus: Corpus[Pair], source: str | os.PathLike[str], target: str 
     """
     files = _ParallelFiles(Path(source), Path(target))
     more = Corpus(f"{source}, {target}", None, None, files.pairs, corpus.valid, files.identity)
-    return replace(corpus, more=more, identity=sha256_of([corpus.identity, more.identity]))
+    identity = sha256_of([corpus.identity, more.identity])
+    return replace(corpus, more=more, identity=identity, num_pairs=corpus.num_pairs + files.count)
 
 
 class _ParallelFiles:
@@ -283,7 +273,10 @@ def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
 def _wmt14(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     pairs = Wmt14(source, target, data_dir)
     identity = sha256_of([pairs.full_name, source, target])
-    return Corpus(f"wmt14:{source}-{target}", source, target, pairs.train, pairs.valid, identity, WMT14_RECIPE)
+    return Corpus(
+        f"wmt14:{source}-{target}", source, target, pairs.train, pairs.valid, identity, WMT14_RECIPE,
+        num_pairs=pairs.num_pairs,
+    )  # fmt: skip
 
 
 _NAMED: dict[str, Callable[[str, str, Path | None], Corpus[Pair]]] = {

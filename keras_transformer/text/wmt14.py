@@ -18,6 +18,9 @@ class Wmt14:
         source, target: the languages; one of them is English (en).
         data_dir: where tensorflow-datasets keeps its files.
 
+    Attributes:
+        num_pairs: of training.
+
     Raises:
         RequestError: other languages, or tensorflow-datasets is not installed.
         JobError: tensorflow-datasets could not prepare the corpus.
@@ -30,6 +33,7 @@ class Wmt14:
         self.source, self.target = source, target
         # One configuration serves both directions: its examples name their languages.
         (self._train, self._valid), self.full_name = _prepared(f"wmt14_translate/{other}-en", data_dir)
+        self.num_pairs = int(self._train.cardinality())
 
     def train(self) -> Iterator[tuple[str, str]]:
         """Training pairs."""

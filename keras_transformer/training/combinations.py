@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError
+from keras_transformer.models.presets import AUTO
 
 if TYPE_CHECKING:
     from keras_transformer.training.settings import Settings
@@ -46,6 +47,11 @@ def _check_more(settings: Settings) -> None:
 
 
 def _check_model(settings: Settings) -> None:
+    if settings.preset == AUTO and settings.task != "translation":
+        raise RequestError(
+            f"--preset {AUTO} goes by pairs of translation; received --task {settings.task}: leave it out, or give "
+            "another"
+        )
     if settings.vocabulary_type == "char" and settings.task == "translation":
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):

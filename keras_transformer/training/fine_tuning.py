@@ -24,7 +24,7 @@ NOT_INHERITED = (
 )  # fmt: skip
 
 
-def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any]) -> Settings:
+def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any], num_pairs: int = 0) -> Settings:
     """The settings of a run that fine-tunes another.
 
     The sizes are the parent's. A flag wins over the recipe of the corpus, the recipe over the parent's settings, these
@@ -34,6 +34,7 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
         given: the flags that were given.
         recipe: what the corpus brings.
         parent: the configuration of the run that is fine-tuned.
+        num_pairs: of training, for `--preset auto`.
 
     Raises:
         RequestError: a flag asks for another size than the parent's, or the settings are wrong.
@@ -49,7 +50,7 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
     stored, model = inherited_from(parent["settings"]), parent["model"]
     # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
     inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
-    settings = resolve({**given, **sizes}, recipe, inherited)
+    settings = resolve({**given, **sizes}, recipe, inherited, num_pairs)
     asked = {*given, *sizes}
     if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
         asked |= recipe.keys()
@@ -104,7 +105,7 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str
 
 def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
     """One line for people: the learning rate, and which settings the parent changed."""
-    usual = resolve(given, recipe).as_dict()
+    usual = resolve(given, recipe, {"task": settings.task}).as_dict()
     own = {*_fixed_by_parent(settings.task), *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
     kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]

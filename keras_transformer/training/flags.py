@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_transformer.errors import command_line
 from keras_transformer.images.recipes import RECIPES as OF_IMAGES
-from keras_transformer.models.presets import PRESETS
+from keras_transformer.models.presets import AUTO, AUTO_ROWS, PRESETS
 from keras_transformer.text import corpora, labelled, logs, prose
 from keras_transformer.training.settings import Settings, flag_of
 
@@ -50,7 +50,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES, **logs.RECIPES, **OF_IMAGES}
     recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in by_corpus.items())
     parser.formatter_class = _WholeFlags
-    parser.epilog = f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}."
+    rows = "; ".join(f"from {least:,} pairs: {_as_flags(row)}" for least, row in AUTO_ROWS.items())
+    parser.epilog = (
+        f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}. "
+        f"--preset {AUTO} takes, {rows}."
+    )
     for setting in fields(Settings):
         help = setting.metadata["help"] + _default(setting)
         parser.add_argument(flag_of(setting.name), default=None, help=help, **setting.metadata["options"])

@@ -10,6 +10,7 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
+from keras_transformer.models.presets import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
@@ -76,7 +77,10 @@ def _new_run(given: dict[str, Any]) -> Run:
     given = as_given(given)
     usual = resolve(given, {}, parent and {"task": inherited_from(parent["settings"]).get("task", DEFAULT_TASK)})
     corpus = _corpus(usual)
-    settings = resolve(given, corpus.recipe) if parent is None else fine_tuned(given, corpus.recipe, parent)
+    if parent is None:
+        settings = resolve(given, corpus.recipe, num_pairs=corpus.num_pairs)
+    else:
+        settings = fine_tuned(given, corpus.recipe, parent, corpus.num_pairs)
     is_chief = _check_devices(settings)
     check_apart(settings)
     if parent is not None:
@@ -93,8 +97,10 @@ def _new_run(given: dict[str, Any]) -> Run:
         check_writable(folder.path, "choose another folder with --out")
         if parent is not None:
             say(describe_inheritance(given, corpus.recipe, settings))
-        if "preset" in given:
+        if given.get("preset", AUTO) != AUTO:
             _say_what_the_recipe_overrides(given, corpus, settings)
+        elif settings.preset == AUTO and parent is None and "steps" not in corpus.recipe:
+            _say_what_auto_takes(corpus, settings)
         _warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
         _warn_of_settings_that_cannot_pay(settings)
     config = {
@@ -201,6 +207,14 @@ def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], s
         say(
             f"{corpus.name} brings a recipe, which wins over --preset {settings.preset}: {flags}; a flag wins over both"
         )
+
+
+def _say_what_auto_takes(corpus: Corpus[Any], settings: Settings) -> None:
+    say(
+        f"preset {AUTO}: {corpus.num_pairs:,} pairs → {settings.num_layers} layers of {settings.hidden_dim}, "
+        f"vocabulary {settings.vocabulary_size:,}, {settings.steps:,} steps (its choice from "
+        f"{auto_row(corpus.num_pairs):,} pairs on; a flag wins)"
+    )
 
 
 def _warn_of_a_long_warm_up(settings: Settings) -> None:

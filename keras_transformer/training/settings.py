@@ -13,11 +13,10 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.models.presets import PRESETS
+from keras_transformer.models.presets import AUTO, AUTO_ROWS, PRESETS, auto_row
 from keras_transformer.training.combinations import check_together
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
 
-DEFAULT_PRESET = "tiny"
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
 # Where a run is and how it starts: config.json does not keep these.
 ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
@@ -130,9 +129,10 @@ class Settings:
     )
     # Model
     preset: str = _flag(
-        DEFAULT_PRESET,
-        "sizes and recipe; the recipe of a named corpus wins over it, flags win over both",
-        choices=tuple(PRESETS),
+        AUTO,
+        "sizes and recipe; the recipe of a named corpus wins over it, flags win over both; `auto`, the default of "
+        "translation, goes by the number of training pairs, see the end of this help; other tasks take `tiny`",
+        choices=(AUTO, *PRESETS),
     )
     num_layers: int = _model("num_layers")
     encoder_layers: int | None = _model("encoder_layers")
@@ -243,22 +243,32 @@ def model_settings(task: str) -> list[str]:
     return [setting.name for setting in fields(Settings) if setting.name in TASKS[task].arguments]
 
 
-def resolve(given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None) -> Settings:
+def resolve(
+    given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None, num_pairs: int = 0
+) -> Settings:
     """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
 
     Args:
         given: the flags; None for a flag that was not given.
         recipe: the settings that the corpus brings.
-        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given.
+        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given, which then is
+            `tiny`.
+        num_pairs: of training, by which the preset `auto` goes.
 
     Raises:
         RequestError: a value is out of its bounds, or two values exclude each other.
     """
+    usual: dict[str, Any] = {"preset": AUTO if inherited is None else "tiny"}
     given, inherited = as_given(given), inherited or {}
     task = given.get("task", inherited.get("task", DEFAULT_TASK))
     _check_flags(given, task)
+    usual |= TASKS[task].defaults
+    preset = given.get("preset", usual["preset"])
+    if preset != AUTO:
+        usual = {**PRESETS[preset], **usual}
+    elif "steps" not in recipe:  # a recipe that says how long to train is whole
+        usual = {**AUTO_ROWS[auto_row(num_pairs)], **usual}
     own_text: dict[str, Any] = {"dataset": None} if {*OWN} & given.keys() else {}
-    usual = {**PRESETS[given.get("preset", DEFAULT_PRESET)], **TASKS[task].defaults}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
     check(settings)

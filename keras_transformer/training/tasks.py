@@ -121,21 +121,21 @@ TASKS = {
         "language-model",
         "from text of one language, or from pairs of a text and its answer",
         _OF_ONE_LANGUAGE | _OF_PAIRS,
-        {"dataset": "pydoc-topics", "label_smoothing": 0.0},
+        {"dataset": "pydoc-topics", "label_smoothing": 0.0, "preset": "tiny"},
     ),
     "masked-tokens": Task(
         "keras_transformer.training.masked_tokens",
         "encoder",
         "to fill masked places of text",
         _OF_ONE_LANGUAGE,
-        {"dataset": "pydoc-topics", "label_smoothing": 0.0},
+        {"dataset": "pydoc-topics", "label_smoothing": 0.0, "preset": "tiny"},
     ),
     "classification": Task(
         "keras_transformer.training.classification",
         "encoder",
         "from lines of a label, a tab and a text",
         _OF_ONE_LANGUAGE,
-        {"dataset": "number-languages", "label_smoothing": 0.0},
+        {"dataset": "number-languages", "label_smoothing": 0.0, "preset": "tiny"},
     ),
     "next-item": Task(
         "keras_transformer.training.next_item",
@@ -143,14 +143,14 @@ TASKS = {
         "what comes next in users' histories",
         frozenset({"log", "context_length"}) | _OF_IDS,
         # As many items as there are.
-        {"dataset": "series", "label_smoothing": 0.0, "vocabulary_size": 4_000_000},
+        {"dataset": "series", "label_smoothing": 0.0, "preset": "tiny", "vocabulary_size": 4_000_000},
     ),
     "images": Task(
         "keras_transformer.training.image_classification",
         "image-classifier",
         "from a folder of images for each label",
         _OF_IMAGES,
-        {"dataset": "digits", "label_smoothing": 0.0, **family.VISION},
+        {"dataset": "digits", "label_smoothing": 0.0, "preset": "tiny", **family.VISION},
     ),
 }
 DEFAULT_TASK = "translation"

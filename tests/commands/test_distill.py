@@ -29,8 +29,8 @@ from tests.tiny_text import lines
 pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = "--num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 34 --devices cpu"
-SCHEDULE = "--steps 4 --warmup-steps 2 --checkpoint-every 2 --token-budget 256 --bleu-sentences 0"
+SIZES = "--preset tiny --num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 34"
+SCHEDULE = "--devices cpu --steps 4 --warmup-steps 2 --checkpoint-every 2 --token-budget 256 --bleu-sentences 0"
 TRAIN = ["--train", *SIZES.split(), *SCHEDULE.split()]
 SEARCH = ["--beams", "1", "--max-length", "16"]
 TEXT = [*lines(4, 60), "", *lines(4, 10)]

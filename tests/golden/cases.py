@@ -117,8 +117,8 @@ LONG = " ".join(WORDS * 4)
 TASKS = {
     "translation": Task(
         write_pairs,
-        f"{PAIRS} --vocabulary-size 32 --max-source-length 24 --learning-rate-factor 0.5 --warmup-steps 100 "
-        "--steps 1200",
+        f"{PAIRS} --preset tiny --vocabulary-size 32 --max-source-length 24 --learning-rate-factor 0.5 "
+        "--warmup-steps 100 --steps 1200",
         ["ba do fi", "gu", "ka lo mi nu pa ro", "si tu ba ba", "", " \t ", "do zz 日本", "<s> lo </s>", "nu\0pa", LONG],
         SEARCH,
     ),

@@ -26,7 +26,7 @@ from keras_transformer.training.request import Run, open_run
 from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings
 from keras_transformer.training.stored_settings import resumed
-from tests.tiny_corpus import tiny_flags
+from tests.tiny_corpus import tiny_flags, write_corpus
 
 pytest_plugins = ["tests.format_1"]
 
@@ -648,8 +648,22 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsy
         "numbers:en-de brings a recipe, which wins over --preset base: --num-layers 2, --hidden-dim 128"
     )
     assert "--num-heads" not in said
-    open_run({**given, "preset": None})
-    assert capsys.readouterr().err == ""
+    for preset in (None, "auto"):
+        open_run({**given, "preset": preset})
+        assert capsys.readouterr().err == "", "auto leaves all to a whole recipe"
+
+
+def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(tmp_path, capsys):
+    """Those to train on: of 6,000 lines a twentieth is held out, of further pairs none."""
+    text = write_corpus(tmp_path, 6_000)
+    given = dict(zip(("source", "target", "more_source", "more_target"), map(str, text * 2), strict=True))
+    assert opened({**given, "steps": 7, "out": str(tmp_path / "run")}).settings.vocabulary_size == 4_000
+    said, count = capsys.readouterr().err, 12_000 - 300
+    assert said.startswith(f"preset auto: {count:,} pairs → 4 layers of 128, vocabulary 4,000, 7 steps")
+    assert "its choice from 5,000 pairs on; a flag wins" in said
+    with_validation = {**given, "valid_source": given["source"], "valid_target": given["target"]}
+    opened({**with_validation, "out": str(tmp_path / "run")})
+    assert "preset auto: 12,000 pairs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -703,6 +717,7 @@ def test_help_tells_what_each_preset_and_each_corpus_gives():
     for name, setting in PRESETS["tiny"].items():
         others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("modern", "base", "big"))
         assert f"(preset tiny {setting}, {others})" in text
+    assert "from 5,000 pairs: --num-layers 4" in text
     assert "(default: 100000)" not in text
     assert "for comparison) (default: post_norm; preset modern pre_norm)" in text
     assert "numbers: --num-layers 2 --hidden-dim 128" in text and "multi30k: --num-layers 4" in text

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.models.presets import PRESETS
+from keras_transformer.models.presets import AUTO_ROWS, PRESETS
 from keras_transformer.training.fine_tuning import inherited_from
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, check, resolve
@@ -19,7 +19,35 @@ RECIPE = {"dropout": 0.05, "steps": 2400}
 def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
     settings = resolve({"preset": "big", "steps": 7, "seed": None}, RECIPE)
     assert (settings.steps, settings.dropout, settings.hidden_dim, settings.seed) == (7, 0.05, 1024, 1)
-    assert resolve({}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
+    assert resolve({"task": "language-model"}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
+
+
+@pytest.mark.parametrize(("num_pairs", "least"), [(1, 0), (4_999, 0), (5_000, 5_000), (19_999, 5_000), (10**7, 10**6)])
+def test_auto_goes_by_the_number_of_pairs_and_flags_win(num_pairs, least):
+    row = AUTO_ROWS[least]
+    settings = resolve({"dropout": 0.45}, {}, num_pairs=num_pairs)
+    assert settings.preset == "auto"
+    assert {name: getattr(settings, name) for name in row} == {**row, "dropout": 0.45}
+    assert Settings(**settings.as_dict()) == settings, "what config.json keeps is whole"
+
+
+def test_auto_takes_nothing_where_a_recipe_says_how_long_to_train_and_completes_one_that_does_not():
+    assert resolve({}, RECIPE, num_pairs=29_000) == replace(Settings(), **RECIPE)
+    completed = resolve({}, {"vocabulary_size": 37}, num_pairs=29_000)
+    assert completed == replace(Settings(), **{**AUTO_ROWS[20_000], "vocabulary_size": 37})
+
+
+def test_a_run_that_is_fine_tuned_takes_auto_only_if_asked():
+    """The parent's settings are the recipe; of an imported model nothing but its sizes is known."""
+    assert resolve({}, {}, {"dropout": 0.45}).steps == PRESETS["tiny"]["steps"]
+    assert resolve({"preset": "auto"}, {}, {"dropout": 0.45}, 29_000).steps == AUTO_ROWS[20_000]["steps"]
+    assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
+
+
+def test_auto_is_of_translation_alone():
+    assert resolve({"task": "images"}, {}).preset == "tiny"
+    with pytest.raises(RequestError, match="^--preset auto goes by pairs of translation; received --task images"):
+        resolve({"task": "images", "preset": "auto"}, {})
 
 
 def test_what_is_inherited_stands_over_a_preset_that_was_not_asked_for():
@@ -41,7 +69,7 @@ def test_own_text_takes_the_place_of_the_named_corpus():
     settings = resolve({"source": "a", "target": "b"}, {})
     assert settings.dataset is None and settings.name == "files"
     assert resolve({}, {}).name == "numbers:en-de"
-    assert str(resolve({}, {}).folder) == "runs/numbers-en-de-tiny"
+    assert str(resolve({}, {}).folder) == "runs/numbers-en-de-auto"
     assert str(resolve({"source": "a", "target": "b", "preset": "base"}, {}).folder) == "runs/files-base"
 
 

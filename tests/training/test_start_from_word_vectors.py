@@ -27,7 +27,7 @@ SIZES = (
     "--vocabulary-size 32 --warmup-steps 10 --devices cpu"
 )
 CLASSIFIER = f"--task classification --text labelled --context-length 16 {SIZES}"
-TRANSLATOR = f"--source corpus.source --target corpus.target --bleu-sentences 0 {SIZES}"
+TRANSLATOR = f"--source corpus.source --target corpus.target --preset tiny --bleu-sentences 0 {SIZES}"
 LANGUAGE = f"--task language-model --text corpus.source --context-length 16 {SIZES}"
 MASKED = f"--task masked-tokens --text corpus.source --context-length 16 {SIZES}"
 RUNS = [
