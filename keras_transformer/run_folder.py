@@ -80,6 +80,11 @@ class RunFolder:
             return self.path / "tokenizer.source.model", self.path / "tokenizer.target.model"
         return self.path / "tokenizer.model", self.path / "tokenizer.model"
 
+    @property
+    def has_two_tokenizers(self) -> bool:
+        """Whether source and target have a file each: their vocabularies differ, or how their text is normalised."""
+        return self.tokenizers(separate=True)[0].is_file()
+
     def is_run(self) -> bool:
         """Whether the folder holds a run, finished or not."""
         return self.config.is_file()
@@ -200,16 +205,16 @@ def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
 
 
 def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int) -> tuple[Tokenizer, Tokenizer]:
-    """The vocabularies of source and target; `source_size` is None if both are one.
+    """The vocabularies of source and target; `source_size` is None if both have the same pieces.
 
     Raises:
         RequestError: a file is missing, damaged, or not of this size.
     """
     from keras_transformer.text.tokenizer import Tokenizer
 
-    paths = folder.tokenizers(separate=source_size is not None)
+    paths = folder.tokenizers(separate=source_size is not None or folder.has_two_tokenizers)
     source = Tokenizer.load(paths[0])
-    target = source if source_size is None else Tokenizer.load(paths[1])
+    target = source if paths[0] == paths[1] else Tokenizer.load(paths[1])
     sizes = (source_size or target_size, target_size)
     for tokenizer, path, size in zip((source, target), paths, sizes, strict=True):
         if tokenizer.vocabulary_size != size:

@@ -156,7 +156,8 @@ def _check_vocabularies(config: dict[str, Any], tokenizers: tuple[Tokenizer, Tok
     for tokenizer, size in ((source, source_size), (target, target_size)):
         if tokenizer.vocabulary_size != size:
             raise RequestError(f"expected a vocabulary of {size} pieces; received {tokenizer.vocabulary_size}")
-    if config["source_vocabulary_size"] is None and source.model != target.model:
+    sources, targets = (tokenizer.pieces(range(tokenizer.vocabulary_size)) for tokenizer in tokenizers)
+    if config["source_vocabulary_size"] is None and sources != targets:
         raise RequestError("expected one vocabulary, for the model has one matrix for both; received two")
 
 
@@ -169,8 +170,8 @@ def _write_text(
     """Writes the vocabularies of a translator, and its validation text."""
     from keras_transformer.text.tokenizer import plain
 
-    separate = model_config(model)["source_vocabulary_size"] is not None
-    for path, tokenizer in zip(run.tokenizers(separate), tokenizers, strict=True):
+    are_two = model_config(model)["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
+    for path, tokenizer in zip(run.tokenizers(are_two), tokenizers, strict=True):
         tokenizer.save(path)
     if validation is not None:
         for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):

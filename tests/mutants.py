@@ -798,9 +798,16 @@ TEXT = [
         ("tokenizer.vocabulary_size <= 2**16", "tokenizer.vocabulary_size <= 2**17"),
     ),
     *by(
+        "text/test_normalization.py",
+        f"{PACKAGE}/text/normalization.py",
+        ("        if char in alphabet:", "        if False:"),
+        ("{**rules, **CLEANING}", "{**CLEANING, **rules}"),
+        ("for order in {*permutations(parts)}", "for order in {tuple(parts)}"),
+        (" and not alphabet >= {*left}", ""),
+    ),
+    *by(
         "text/test_tokenizer.py",
         f"{PACKAGE}/text/tokenizer.py",
-        ('{"normalization_rule_name": "nmt_nfkc"}', '{"normalization_rule_name": "identity"}'),
         ("PAD, UNKNOWN, START, END = 0, 1, 2, 3", "PAD, UNKNOWN, START, END = 0, 1, 3, 2"),
         ("generator.randrange(index + 1)) < limit", "generator.randrange(limit)) < limit"),
     ),

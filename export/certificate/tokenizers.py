@@ -75,9 +75,8 @@ def files_that_differ(artefact: Artefact, folder: Path, expected: Expected) -> I
 
 def vocabularies_in(folder: Path) -> list[Path]:
     """The vocabularies of a folder, of source and target if there are two."""
-    paths = RunFolder(folder).tokenizers(separate=True)
-    paths = paths if paths[0].is_file() else RunFolder(folder).tokenizers(separate=False)
-    return [path for path in paths if path.is_file()]
+    run = RunFolder(folder)
+    return [path for path in run.tokenizers(run.has_two_tokenizers) if path.is_file()]
 
 
 def cut_tokenizer(artefact: Artefact, folder: Path) -> Path | None:

@@ -15,6 +15,7 @@ import sentencepiece
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
 from keras_transformer.text.lines import string_of, strings_of
+from keras_transformer.text.normalization import DEFAULT_NORMALIZATION, NORMALIZATIONS, normalizer_of
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -48,10 +49,11 @@ class VocabularyTooLarge(RequestError):
 class Tokenizer:
     """A SentencePiece model, unigram or BPE, over one language or, jointly, over two.
 
-    Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised by SentencePiece's
-    `nmt_nfkc`: control characters vanish, white space becomes single spaces. Text that spells a control
-    symbol, such as `</s>`, stays text. A vocabulary for language models keeps text as it is: `encode_text` and
-    `decode_text` then give back every space and line break.
+    Ids: pad 0, unknown 1, start 2, end 3, then the pieces. Text is normalised by the vocabulary's own rules: in all of
+    them control characters vanish, and runs of spaces become one. By default (`lossless`) a character that the
+    vocabulary can write is kept as it is, and any other is read in its nearest form: a no-break space as a space, `½`
+    as `1/2`. Text that spells a control symbol, such as `</s>`, stays text. A vocabulary for language models keeps text
+    as it is: `encode_text` and `decode_text` then give back every space and line break.
 
     Reference: Kudo and Richardson 2018, "SentencePiece" (arXiv 1808.06226).
 
@@ -82,6 +84,12 @@ class Tokenizer:
     def has_unused_pieces(self) -> bool:
         """Whether text is cut into fewer pieces than are decoded. Imported vocabularies have such pieces."""
         return any(map(self._processor.is_unused, range(self.vocabulary_size)))
+
+    @property
+    def alphabet(self) -> set[str]:
+        """The characters that pieces spell, the space among them."""
+        pieces = self._specification().pieces
+        return {*"".join(one.piece for one in pieces if one.type == one.NORMAL).replace(SPACE, " "), " "}
 
     @property
     def has_line_breaks(self) -> bool:
@@ -125,6 +133,7 @@ class Tokenizer:
         keeps_text: bool = False,
         has_mask: bool = False,
         tags: Sequence[str] = (),
+        normalization: str = DEFAULT_NORMALIZATION,
     ) -> Tokenizer:
         """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
 
@@ -133,26 +142,33 @@ class Tokenizer:
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
         give the lines of both languages. With `keeps_text`, text is not normalised, and a line break is a piece.
-        With `has_mask`, id 4 is the mask. Each of the `tags`, such as `<2de>`, is one piece wherever it stands.
+        With `has_mask`, id 4 is the mask. Each of the `tags`, such as `<2de>`, is one piece wherever it stands. Other
+        text is normalised as `normalization` says, one of `NORMALIZATIONS` or a file of SentencePiece's rules.
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
-                lines are empty, the `model_type` is unknown, or `lines` or `tags` are no list of strings.
+                lines are empty, the `model_type` or the `normalization` is unknown, or `lines` or `tags` are no list
+                of strings.
         """
-        if model_type not in MODEL_TYPES:
-            raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
-        if vocabulary_size <= len(CONTROL_PIECES):
-            raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
-        if reserved := {*strings_of(tags, "tags")} & {*CONTROL_PIECES, MASK_PIECE}:
-            raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
+        _check(vocabulary_size, model_type, tags)
         sample = sample_of(strings_of(lines), MAX_TRAINING_LINES, random.Random(seed))
-        try:
-            options = {**(_KEEPING_TEXT if keeps_text else _NORMALISING), **(_MASK if has_mask else {})}
-            if tags:
-                options["user_defined_symbols"] = [*options.get("user_defined_symbols", []), *tags]
-            return cls(_trained_model(sample, vocabulary_size, model_type, num_threads, options))
-        except RuntimeError as error:
-            raise _training_error(str(error), vocabulary_size) from None
+        if not keeps_text:
+            normalizer = normalizer_of(normalization)
+            sample = [normalizer.normalize(line).replace(SPACE, " ") for line in sample]
+        options = {**(_KEEPING_TEXT if keeps_text else {}), **(_MASK if has_mask else {})}
+        if tags:
+            options["user_defined_symbols"] = [*options.get("user_defined_symbols", []), *tags]
+        trained = cls(_trained_model(sample, vocabulary_size, model_type, num_threads, options))
+        return trained if keeps_text else trained.normalized_by(normalization)
+
+    def normalized_by(self, normalization: str) -> Tokenizer:
+        """The same pieces for text that is normalised as `normalization` says; see `train`."""
+        model = self._specification()
+        normalizer = normalizer_of(normalization, self.alphabet)
+        rules = type(model.normalizer_spec).FromString(normalizer.serialized_normalizer_spec())
+        model.normalizer_spec.name = normalization if normalization in NORMALIZATIONS else rules.name
+        model.normalizer_spec.precompiled_charsmap = rules.precompiled_charsmap
+        return Tokenizer(model.SerializeToString(deterministic=True))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -286,6 +302,16 @@ def _until_end(ids: Sequence[int]) -> list[int]:
     return kept
 
 
+def _check(vocabulary_size: int, model_type: str, tags: Sequence[str]) -> None:
+    """Raises RequestError if no vocabulary can be trained with such arguments."""
+    if model_type not in MODEL_TYPES:
+        raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
+    if vocabulary_size <= len(CONTROL_PIECES):
+        raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
+    if reserved := {*strings_of(tags, "tags")} & {*CONTROL_PIECES, MASK_PIECE}:
+        raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
+
+
 def sample_of(lines: Iterable[str], limit: int, generator: random.Random) -> list[str]:
     """Draws `limit` lines by reservoir sampling; SentencePiece can sample too, but without a seed."""
     kept: list[str] = []
@@ -299,13 +325,11 @@ def sample_of(lines: Iterable[str], limit: int, generator: random.Random) -> lis
 
 # Options of SentencePiece for a vocabulary that keeps text as it is.
 _KEEPING_TEXT: dict[str, Any] = {
-    "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,
     "user_defined_symbols": [LINE_BREAK],
 }
-_NORMALISING: dict[str, Any] = {"normalization_rule_name": "nmt_nfkc"}
 _MASK: dict[str, Any] = {"control_symbols": [MASK_PIECE]}
 
 
@@ -313,24 +337,25 @@ def _trained_model(
     lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, options: dict[str, Any]
 ) -> bytes:
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type=model_type,
-        vocab_size=vocabulary_size,
-        character_coverage=1.0 if model_type == "char" else _character_coverage(lines, vocabulary_size),
+    options = {
+        "character_coverage": 1.0 if model_type == "char" else _character_coverage(lines, vocabulary_size),
+        "normalization_rule_name": "identity",  # the lines are normalised already
+        **dict(zip(("pad_id", "unk_id", "bos_id", "eos_id"), (PAD, UNKNOWN, START, END), strict=True)),
+        **dict(zip(("pad_piece", "unk_piece", "bos_piece", "eos_piece"), CONTROL_PIECES, strict=True)),
         **options,
-        num_threads=num_threads,
-        minloglevel=2,
-        pad_id=PAD,
-        unk_id=UNKNOWN,
-        bos_id=START,
-        eos_id=END,
-        pad_piece=CONTROL_PIECES[PAD],
-        unk_piece=CONTROL_PIECES[UNKNOWN],
-        bos_piece=CONTROL_PIECES[START],
-        eos_piece=CONTROL_PIECES[END],
-    )
+    }
+    try:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocabulary_size,
+            num_threads=num_threads,
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError as error:
+        raise _training_error(str(error), vocabulary_size) from None
     return model.getvalue()
 
 

@@ -54,6 +54,11 @@ def _check_model(settings: Settings) -> None:
         )
     if settings.vocabulary_type == "char" and settings.task == "translation":
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
+    if "," in (settings.normalization or "") and settings.task != "translation":
+        raise RequestError(
+            f"--normalization SOURCE,TARGET is for --task translation; received: {settings.normalization} with --task "
+            f"{settings.task}"
+        )
     if settings.tokenizer and (settings.separate_vocabularies or settings.init_from):
         raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
     if settings.word_vectors and settings.init_from:

@@ -17,9 +17,10 @@ from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.cleaning import Overlap
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
 from keras_transformer.text.mixing import directions, mixed
+from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
-from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge
+from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge, plain
 from keras_transformer.training.cleaning import tell_of_overlap
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
@@ -181,12 +182,10 @@ def _tokenizers(run: Run, tags: list[str]) -> Tokenizers:
 
 def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
     settings, folder = run.settings, run.folder
-    source_path, target_path = folder.tokenizers(settings.separate_vocabularies)
-    if run.is_resumed and source_path.is_file() and target_path.is_file():
-        return Tokenizers(Tokenizer.load(source_path), Tokenizer.load(target_path))
+    if run.is_resumed and all(path.is_file() for path in _files(folder, settings)):
+        return Tokenizers(*map(Tokenizer.load, _files(folder, settings)))
     if settings.init_from:
-        source, target = RunFolder(settings.init_from).tokenizers(settings.separate_vocabularies)
-        tokenizers = Tokenizers(Tokenizer.load(source), Tokenizer.load(target))
+        tokenizers = Tokenizers(*map(Tokenizer.load, _files(RunFolder(settings.init_from), settings)))
     elif settings.tokenizer:
         joint = Tokenizer.load(settings.tokenizer)
         tokenizers = Tokenizers(joint, joint)
@@ -194,19 +193,32 @@ def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
         with naming_files(training_files(settings)):
             tokenizers = _learned_tokenizers(run, tags)
     if run.is_chief:
-        tokenizers.source.save(source_path)
-        tokenizers.target.save(target_path)
+        are_two = settings.separate_vocabularies or tokenizers.source.model != tokenizers.target.model
+        for path, tokenizer in zip(folder.tokenizers(are_two), tokenizers, strict=True):
+            tokenizer.save(path)
     return tokenizers
 
 
+def _files(folder: RunFolder, settings: Settings) -> tuple[Path, Path]:
+    return folder.tokenizers(settings.separate_vocabularies or folder.has_two_tokenizers)
+
+
 def _learned_tokenizers(run: Run, tags: list[str]) -> Tokenizers:
-    pairs = run.corpus.train
+    pairs, names = run.corpus.train, split_normalization(run.settings.normalization)
     if run.settings.separate_vocabularies:
-        source = learned(run, lambda: (source for source, _ in pairs()), tags=tags)
-        target = learned(run, lambda: (target for _, target in pairs()))
+        source = learned(run, lambda: (source for source, _ in pairs()), tags=tags, normalization=names[0])
+        target = learned(run, lambda: (target for _, target in pairs()), normalization=names[1])
         return Tokenizers(source, target)
-    joint = learned(run, lambda: (line for pair in pairs() for line in pair), tags=tags)
-    return Tokenizers(joint, joint)
+    if names[0] == names[1]:
+        joint = learned(run, lambda: (line for pair in pairs() for line in pair), tags=tags, normalization=names[0])
+        return Tokenizers(joint, joint)
+    rules = [normalizer_of(name) for name in names]
+
+    def lines() -> Iterator[str]:
+        return (rule.normalize(plain(line)) for pair in pairs() for rule, line in zip(rules, pair, strict=True))
+
+    joint = learned(run, lines, tags=tags, normalization="identity")
+    return Tokenizers(*map(joint.normalized_by, names))
 
 
 def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokenizer:
@@ -219,6 +231,7 @@ def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokeni
     """
     settings = run.settings
     size = settings.vocabulary_size
+    kind = {"normalization": split_normalization(settings.normalization)[0], **kind}
     while True:
         try:
             return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, **kind)

@@ -13,6 +13,7 @@ from keras_transformer.files import check_writable
 from keras_transformer.models.presets import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices, workers
@@ -87,6 +88,7 @@ def _new_run(given: dict[str, Any]) -> Run:
         check_model(RunFolder(given["init_from"]))
     if settings.word_vectors:
         check_word_vectors(settings.word_vectors, settings.hidden_dim)
+    split_normalization(settings.normalization)
     folder = RunFolder(settings.folder)
     if is_chief and (settings.overwrite or not folder.is_run()):
         with locked(folder.path):

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,11 @@ class Settings:
     vocabulary_size: int = _count(8_000, "pieces of the vocabulary, with the four control ids")
     vocabulary_type: str = _flag(
         "unigram", "how SentencePiece learns the vocabulary", choices=("unigram", "bpe", "char")
+    )
+    normalization: str | None = _flag(
+        "lossless",
+        "how text is read: lossless (what the vocabulary can write stays, the rest in its nearest form), identity, "
+        "nfc, nfkc, nmt_nfkc, or a file of SentencePiece's rules; SOURCE,TARGET for two",
     )
     separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
     tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
@@ -271,8 +276,21 @@ def resolve(
     own_text: dict[str, Any] = {"dataset": None} if {*OWN} & given.keys() else {}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
+    if reason := _reason_against_normalization(settings):
+        if "normalization" in given:
+            raise RequestError(f"--normalization is for a vocabulary that the run learns, {reason}: leave it out")
+        settings = replace(settings, normalization=None)
     check(settings)
     return settings
+
+
+def _reason_against_normalization(settings: Settings) -> str:
+    """Why the run's text is not normalised by a setting; "" if it is."""
+    if brought := [flag_of(name) for name in ("tokenizer", "init_from") if getattr(settings, name)]:
+        return f"and {brought[0]} brings one with its own"
+    if settings.task == "language-model" and settings.source is None:
+        return "and a language model without --source keeps text as it is"
+    return ""
 
 
 def _check_flags(given: dict[str, Any], task: str) -> None:

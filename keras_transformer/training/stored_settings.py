@@ -31,7 +31,8 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
         )
     check_types(stored)
     defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
-    stored = {**defaults, **stored}  # an older version knew fewer settings
+    # An older version knew fewer settings; its vocabularies have their own normalization.
+    stored = {**defaults, "normalization": None, **stored}
     given = as_given(given)
     for name in sorted(names & given.keys()):
         may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
@@ -51,7 +52,8 @@ def check_types(stored: dict[str, Any]) -> None:
         if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
             continue
         value = stored[setting.name]
-        may_be_none = setting.default is None or setting.name == "dataset"  # of the user's own text
+        # Of the user's own text, and of a vocabulary that the run did not learn.
+        may_be_none = setting.default is None or setting.name in ("dataset", "normalization")
         if not (may_be_none if value is None else _may_be_given(setting, value)):
             raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
 

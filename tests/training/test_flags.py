@@ -88,6 +88,7 @@ def longest(made: Made) -> int:
 TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
     "vocabulary_size": ("30", lambda made: made.text.tokenizers.target.vocabulary_size, 30),
     "vocabulary_type": ("bpe", lambda made: made.text.tokenizers.source.model_type, "bpe"),
+    "normalization": ("identity", lambda made: made.text.tokenizers.target.normalize("\u00a0"), "▁\u00a0"),
     "separate_vocabularies": (
         "", lambda made: made.text.tokenizers.source.model == made.text.tokenizers.target.model, False,
     ),
