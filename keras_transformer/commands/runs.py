@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_transformer.errors import command_line, load_tensorflow, say, warn
 from keras_transformer.run_config import as_json
-from keras_transformer.run_folder import RunFolder, read_config, read_metrics
+from keras_transformer.run_folder import RunFolder, is_finished, read_config, read_metrics
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -42,7 +42,10 @@ def info(arguments: argparse.Namespace) -> None:
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
     resume = f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}"
-    print(f"model.keras: {'there' if run.model.is_file() else f'not yet; `{resume}` finishes the run'}")
+    steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
+    is_unfinished = steps is not None and not is_finished(config, steps)
+    hint = f"; the run is unfinished: `{resume}` goes on" if is_unfinished else ""
+    print(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))
 
 

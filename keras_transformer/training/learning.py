@@ -236,16 +236,24 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     from keras_transformer.training import callbacks as c
     from keras_transformer.training.progress_line import ProgressLine
     from keras_transformer.training.records import Records
+    from keras_transformer.training.result import write_so_far
 
     settings = run.settings
     resume_command = f"{command_line('train')} --resume --out {shlex.quote(str(run.folder.path))}"
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, data.plan), stop_on_nan]
-    records, save = Records(run.folder, progress), c.Save(checkpoints, progress, lambda: drop_replaced(run.folder))
+    records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
     validation = run.task.load().validation(run, data, model, progress, show)
     if not run.is_chief:
         return [*follow, *validation]
+    twin = make_model(run.config["model"])
+
+    def then() -> None:
+        drop_replaced(run.folder)
+        write_so_far(run, twin, model, progress)
+
+    save = c.Save(checkpoints, progress, then)
     return [
         *follow,
         c.RestoreMetrics(_metrics_so_far(model, progress, settings.checkpoint_every)),

@@ -11,7 +11,7 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.models.presets import AUTO, auto_row
-from keras_transformer.run_folder import RunFolder, check_model, read_config, versions, writer
+from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
         )
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
-    if _is_finished(config, settings) and _has_model(folder):
+    if is_finished(config, settings.steps) and _has_model(folder):
         say(f"{folder.path} is finished{_described_end(config, settings)}")
         return None
     is_chief = _check_devices(settings)
@@ -149,12 +149,6 @@ def _folder_to_resume(given: dict[str, Any]) -> Path:
     named = ("dataset", *OWN, "preset", "out")
     known = {name: given[name] for name in named if given.get(name) is not None}
     return Settings(**{**TASKS[given.get("task") or DEFAULT_TASK].defaults, **known}).folder
-
-
-def _is_finished(config: dict[str, Any], settings: Settings) -> bool:
-    weights = config.get("weights", {})
-    at_step = weights.get("at_step")
-    return settings.steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= settings.steps)
 
 
 def _described_end(config: dict[str, Any], settings: Settings) -> str:

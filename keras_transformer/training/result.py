@@ -1,4 +1,4 @@
-"""What a run ends with: which weights `model.keras` gets."""
+"""Which weights `model.keras` gets: at the end of a run, and until then."""
 
 from __future__ import annotations
 
@@ -70,6 +70,28 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
         ) from error
     told = f" · validation · {_told(measured)}" if measured else ""
     say(f"wrote {run.folder.model}{told}")
+
+
+def write_so_far(run: Run, twin: FamilyModel, model: FamilyModel, progress: Progress) -> None:
+    """Writes `model.keras` after a checkpoint if validation found no better one before, so that a run that is stopped
+    can be used at once. Before the first validation it holds the present weights.
+
+    What `config.json` says of them does not count as the end of the run (`run_folder.is_finished`).
+
+    Args:
+        run: its chief calls this.
+        twin: takes the weights, outside of any strategy.
+        model: that is trained.
+        progress: how far it is.
+
+    Raises:
+        OSError: the file could not be written.
+    """
+    is_best = progress.best_step == progress.step
+    if is_best or not progress.best_step or not run.folder.model.is_file():
+        set_weights(twin, present_weights(model))
+        kind = "best so far" if is_best else "last so far"
+        write_model(run.folder, run.config, twin, {"kind": kind, "steps": [progress.step]})
 
 
 def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None) -> list[Candidate]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.bleu import bleu
+from keras_transformer.run_folder import RunFolder, is_finished
 from keras_transformer.training import checkpoints, result, translation
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints
@@ -90,6 +91,24 @@ def test_weights_end_at_the_best_step_of_a_run_that_may_stop_early(write, settin
     found, origin = write(Settings(**settings, steps=9, average_last=3), Progress(step=7, best_step=best_step))
     assert (found, origin["kind"]) == (weights, kind)
     assert (origin["at_step"], origin["asked_steps"]) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("best_step", "is_there", "kind"),
+    [(7, True, "best so far"), (0, True, "last so far"), (5, True, None), (5, False, "last so far")],
+)
+def test_until_the_end_the_model_is_the_best_so_far(write, monkeypatch, tmp_path, best_step, is_there, kind):
+    written: list[tuple] = []
+    monkeypatch.setattr(result, "write_model", lambda folder, config, model, origin: written.append((model, origin)))
+    folder, twin = RunFolder(tmp_path), SimpleNamespace()
+    if is_there:
+        folder.model.touch()
+    run = SimpleNamespace(folder=folder, config={})
+    result.write_so_far(run, twin, None, Progress(step=7, best_step=best_step))  # type: ignore[arg-type]
+    assert written == ([(twin, {"kind": kind, "steps": [7]})] if kind else [])
+    for _, origin in written:
+        assert twin.weights == "the moving average", "what validation saw, with --ema"
+        assert not is_finished({"weights": origin}, 7), "it may be killed after its last checkpoint"
 
 
 KINDS = {"last": "the mean of [7]", "best": "the mean of [5]", "mean": "the mean of [6, 7]"}

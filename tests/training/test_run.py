@@ -73,6 +73,10 @@ undo()
 undo = at_step(11, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
 run("halted", *tiny, "--steps", "12", "--out", "halted")
 undo()
+shutil.copytree("halted", "halted so far")
+undo = at_step(3, lambda follow, logs: os.kill(os.getpid(), signal.SIGINT))
+run("unvalidated", *tiny, "--steps", "12", "--out", "unvalidated")
+undo()
 run("unhalted", "--resume", "--out", "halted")
 undo = at_step(10, lambda follow, logs: os.kill(os.getpid(), signal.SIGTERM))
 run("paused", *tiny, *{options!r}, "--out", "the pause")
@@ -230,12 +234,35 @@ def test_killed_and_resumed_ends_with_the_same_bits(runs, tmp_path):
     said = process.communicate()[1]
     assert checkpoint.exists(), said
     assert process.returncode == -signal.SIGKILL and "wrote " not in said, "it had ended before it was killed"
-    assert not (tmp_path / "killed" / "model.keras").exists()
+    assert weights_of(tmp_path / "killed" / "model.keras"), "the best so far"
     resume = [*command, "--resume", "--out", str(tmp_path / "killed")]
     again = subprocess.run(resume, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert re.search(r"^resuming at step 1[05]$", again.stderr, re.MULTILINE), again.stderr
     assert_equal_ends(runs / "whole", tmp_path / "killed", 17)
+
+
+def test_a_run_that_was_stopped_can_be_used_with_the_best_weights_that_validation_saw(runs, outcomes, capsys):
+    import keras_transformer
+    from keras_transformer.__main__ import main
+
+    columns, *rows = rows_without_time(runs / "halted so far")
+    loss_at = {int(row[0]): float(row[columns.index("val_loss")]) for row in rows}
+    best = {"halted so far": min(loss_at, key=loss_at.__getitem__), "unvalidated": 3}
+    assert [*loss_at] == [5, 10] and outcomes["unvalidated"][0] == 128 + signal.SIGINT
+    for name, step in best.items():
+        run = runs / name
+        for mine, saved in zip(weights_of(run / "model.keras"), arrays(run, step, "weights").values(), strict=True):
+            np.testing.assert_array_equal(mine, saved)
+        assert keras_transformer.load(run).translate(["ba do"])
+        assert main(["info", str(run)]) == 0
+        assert re.search(
+            r"^model.keras: there; the run is unfinished: `.* --resume --out .*` goes on$",
+            capsys.readouterr().out,
+            re.M,
+        )
+    assert main(["info", str(runs / "halted")]) == 0
+    assert "\nmodel.keras: there\n" in capsys.readouterr().out
 
 
 def test_the_checkpoint_of_a_stop_is_not_averaged(runs, outcomes):
@@ -308,7 +335,7 @@ def test_a_loss_that_is_no_number_stops_the_job(runs, outcomes):
     assert status == 1
     assert "the loss became NaN or infinite by step 10; no checkpoint holds such weights" in message
     assert (runs / "nan" / "checkpoints" / "00000005.state.npz").exists()
-    assert not (runs / "nan" / "model.keras").exists()
+    assert all(np.isfinite(array).all() for array in weights_of(runs / "nan" / "model.keras")), "those of step 5"
 
 
 def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_with_nor_saved(runs, outcomes):
@@ -654,11 +681,13 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(tmp_path, capsy
 
 
 def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(tmp_path, capsys):
-    """Those to train on: of 6,000 lines a twentieth is held out, of further pairs none."""
+    """Those to train on: of the lines a twentieth is held out, of further pairs none."""
     text = write_corpus(tmp_path, 6_000)
     given = dict(zip(("source", "target", "more_source", "more_target"), map(str, text * 2), strict=True))
-    assert opened({**given, "steps": 7, "out": str(tmp_path / "run")}).settings.vocabulary_size == 4_000
-    said, count = capsys.readouterr().err, 12_000 - 300
+    run = opened({**given, "steps": 7, "out": str(tmp_path / "run")})
+    assert run.settings.vocabulary_size == 4_000
+    count = len([*run.corpus.train()]) + 6_000
+    said = capsys.readouterr().err
     assert said.startswith(f"preset auto: {count:,} pairs → 4 layers of 128, vocabulary 4,000, 7 steps")
     assert "its choice from 5,000 pairs on; a flag wins" in said
     with_validation = {**given, "valid_source": given["source"], "valid_target": given["target"]}
