@@ -1105,6 +1105,16 @@ TRAINING = [
         ("if top_k <= num_experts", "if True"),
     ),
     *by(
+        "training/test_result.py",
+        f"{PACKAGE}/training/result.py",
+        ("is_best or not progress.best_step or", "is_best or"),
+    ),
+    *by(
+        "training/test_timing.py",
+        f"{PACKAGE}/training/timing.py",
+        (' or "steps" in run.corpus.recipe', ""),
+    ),
+    *by(
         "training/test_settings.py",
         f"{PACKAGE}/training/settings.py",
         ("min(step**-0.5, step * self.warmup_steps**-1.5)", "step**-0.5"),

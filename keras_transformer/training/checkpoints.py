@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -184,6 +185,16 @@ def average(run: str | Path, last: int) -> list[int]:
     set_weights(model, checkpoints.mean(steps, model))
     write_model(folder, config, model, origin)
     return steps
+
+
+@contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Puts back what training changes within: weights, seeds, optimizer and metrics of a compiled model."""
+    variables = [*model.trainable_variables, *_state_variables(model).values()]
+    values = [np.array(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def present_weights(model: Any) -> list[np.ndarray]:

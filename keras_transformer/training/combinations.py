@@ -52,6 +52,8 @@ def _check_model(settings: Settings) -> None:
             f"--preset {AUTO} goes by pairs of translation; received --task {settings.task}: leave it out, or give "
             "another"
         )
+    if settings.hours and settings.xla:
+        raise RequestError("--hours times the first steps, in which --xla compiles; received both: give --steps")
     if settings.vocabulary_type == "char" and settings.task == "translation":
         raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
     if "," in (settings.normalization or "") and settings.task != "translation":

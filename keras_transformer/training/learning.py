@@ -38,10 +38,7 @@ MENDABLE = "|".join(
 
 def compiled_model(run: Run) -> FamilyModel:
     """The model, compiled; under a strategy's scope it is made for all replicas of the strategy."""
-    from keras_transformer.training.optimizers import Adam
-    from keras_transformer.training.schedules import InverseSquareRootDecay
-
-    settings, task = run.settings, run.task.load()
+    settings = run.settings
     dtype = f"mixed_{settings.mixed_precision}" if settings.mixed_precision else "float32"
     model = make_model(run.config["model"], dtype)
     if not _has_checkpoint(run):
@@ -49,6 +46,16 @@ def compiled_model(run: Run) -> FamilyModel:
     model.micro_batches = settings.accumulate
     model.r_drop = settings.r_drop
     model.metrics_every = METRICS_EVERY
+    _compile(run, model)
+    return model
+
+
+def _compile(run: Run, model: FamilyModel) -> None:
+    """Compiles the model with the run's learning rate, and makes its optimizer anew."""
+    from keras_transformer.training.optimizers import Adam
+    from keras_transformer.training.schedules import InverseSquareRootDecay
+
+    settings, task = run.settings, run.task.load()
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
     ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
     model.compile(
@@ -58,7 +65,6 @@ def compiled_model(run: Run) -> FamilyModel:
         jit_compile=settings.xla,
     )
     model.build_for_training()
-    return model
 
 
 def _has_checkpoint(run: Run) -> bool:
@@ -95,13 +101,25 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
 def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
+    A new run is timed first, unless several workers train together.
+
     Raises:
         Stopped: a signal came; the run is saved.
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
+    from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.checkpoints import Checkpoints
     from keras_transformer.training.result import MOST_AVERAGED, write_result
+    from keras_transformer.training.timing import tell_time
+    from keras_transformer.training.workers import num_workers
 
+    if not run.is_resumed and num_workers() == 1:
+        with _feeding_errors():
+            batches = _batches(data.plan, strategy, Progress())
+            has_other_rate = tell_time(run, data, model, batches, _valid_batches(data.valid_plan, strategy))
+        if has_other_rate:
+            with strategy.scope():
+                _compile(run, model)
     num_averaged = run.settings.average_last or MOST_AVERAGED
     checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
     progress = _restored_progress(run, data.plan, model, checkpoints)

@@ -67,7 +67,7 @@ class ProgressLine(keras.callbacks.Callback):
             return line
         passed = max(progress.seconds - since.seconds, 1e-9)
         left = (self.steps - progress.step) * passed / (progress.step - since.step)
-        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {_clock(left)} left"
+        return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {clock(left)} left"
 
     def _draw(self, line: str) -> None:
         """Redraws the bar and the line, cut to the width of the terminal: a line that wraps cannot be redrawn."""
@@ -78,7 +78,8 @@ class ProgressLine(keras.callbacks.Callback):
         print(f"\r\033[K{(bar + line)[:columns]}", end="", file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A time as hours, minutes and seconds, such as 1:02:03."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

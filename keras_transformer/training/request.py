@@ -3,7 +3,7 @@ the run folder is changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,8 @@ class Run:
         config: what `config.json` holds.
         is_chief: whether this worker writes the run folder; of several workers one does.
         is_resumed: whether the run began before.
-        lowers_vocabulary: whether the vocabulary may be smaller than the setting if the text supports no more.
-            False if the user gave the size.
         vocabulary: of what the model takes, once it is known; None for models that take no text.
+        given: the flags of a new run, by the names of their settings.
     """
 
     settings: Settings
@@ -46,13 +45,21 @@ class Run:
     config: dict[str, Any]
     is_chief: bool = True
     is_resumed: bool = False
-    lowers_vocabulary: bool = False
     vocabulary: Tokenizer | None = None
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
         """What the run learns."""
         return TASKS[self.settings.task]
+
+    @property
+    def lowers_vocabulary(self) -> bool:
+        """Whether the vocabulary may be smaller than the setting if the text supports no more.
+
+        Not if the user gave the size; a run that is resumed does not tell whether it was given.
+        """
+        return "vocabulary_size" not in self.given
 
 
 def open_run(given: dict[str, Any]) -> Run | None:
@@ -70,6 +77,11 @@ def open_run(given: dict[str, Any]) -> Run | None:
     """
     if given.get("resume") and given.get("overwrite"):
         raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
+    if given.get("hours") is not None and (given.get("resume") or workers.num_workers() > 1):
+        raise RequestError(
+            "--hours times the first steps of a new run with one worker; received "
+            f"{'--resume' if given.get('resume') else '`TF_CONFIG` with several'} too: give --steps"
+        )
     return _resumed_run(given) if given.get("resume") else _new_run(given)
 
 
@@ -101,9 +113,9 @@ def _new_run(given: dict[str, Any]) -> Run:
             say(describe_inheritance(given, corpus.recipe, settings))
         if given.get("preset", AUTO) != AUTO:
             _say_what_the_recipe_overrides(given, corpus, settings)
-        elif settings.preset == AUTO and parent is None and "steps" not in corpus.recipe:
+        elif parent is None:
             _say_what_auto_takes(corpus, settings)
-        _warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
+        warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
         _warn_of_settings_that_cannot_pay(settings)
     config = {
         "model": _model_config(settings, parent),
@@ -113,7 +125,7 @@ def _new_run(given: dict[str, Any]) -> Run:
     }
     if parent is not None and "search" in parent:
         config["search"] = parent["search"]
-    return Run(settings, folder, corpus, config, is_chief, lowers_vocabulary="vocabulary_size" not in given)
+    return Run(settings, folder, corpus, config, is_chief, given=given)
 
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
@@ -141,8 +153,7 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
     if is_chief:
         _warn_of_settings_that_cannot_pay(settings)
     config["settings"] = settings.as_dict()
-    # A run that has no vocabulary yet does not tell whether the user gave its size: so the size may be lowered.
-    return Run(settings, folder, corpus, config, is_chief, is_resumed=True, lowers_vocabulary=True)
+    return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
 
 
 def _folder_to_resume(given: dict[str, Any]) -> Path:
@@ -206,6 +217,8 @@ def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], s
 
 
 def _say_what_auto_takes(corpus: Corpus[Any], settings: Settings) -> None:
+    if settings.preset != AUTO or "steps" in corpus.recipe:
+        return
     say(
         f"preset {AUTO}: {corpus.num_pairs:,} pairs → {settings.num_layers} layers of {settings.hidden_dim}, "
         f"vocabulary {settings.vocabulary_size:,}, {settings.steps:,} steps (its choice from "
@@ -213,8 +226,9 @@ def _say_what_auto_takes(corpus: Corpus[Any], settings: Settings) -> None:
     )
 
 
-def _warn_of_a_long_warm_up(settings: Settings) -> None:
-    if settings.warmup_steps > settings.steps:
+def warn_of_a_long_warm_up(settings: Settings) -> None:
+    """Warns if the learning rate still rises when the run ends."""
+    if settings.hours is None and settings.warmup_steps > settings.steps:  # with hours the steps are not known yet
         fitting = fitting_warm_up(settings, settings.learning_rate(settings.warmup_steps), shortens=True)
         flags = " ".join(f"{flag_of(name)} {value}" for name, value in fitting.items())
         warn(

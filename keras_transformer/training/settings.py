@@ -19,7 +19,7 @@ from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, ta
 
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
 # Where a run is and how it starts: config.json does not keep these.
-ABOUT_THE_FOLDER = ("out", "resume", "overwrite")
+ABOUT_THE_FOLDER = ("out", "resume", "overwrite", "hours")
 # The user's own data, in place of a named corpus.
 OWN = {"source": "text", "text": "text", "log": "log", "images": "folder"}
 
@@ -172,6 +172,10 @@ class Settings:
     embedding_norm: bool = _model("embedding_norm")
     # Optimisation
     steps: int = _count(100_000, "updates of the weights")
+    hours: float | None = _positive(
+        None,  # type: ignore[arg-type]
+        "train for about this long: the first steps are timed, and --steps is set so that the run takes it",
+    )
     token_budget: int = _count(25_000, "source positions of a batch over all replicas, and as many target positions")
     accumulate: int = _count(1, "micro-batches into which each replica splits its part of a batch, to save memory")
     static_shapes: int = _count_or_zero(0, "pad batches to this many fixed shapes, for XLA; 0 for free widths")
@@ -295,6 +299,8 @@ def _reason_against_normalization(settings: Settings) -> str:
 
 def _check_flags(given: dict[str, Any], task: str) -> None:
     """Raises RequestError for a flag of another task, or flags of which one makes the other senseless."""
+    if {"hours", "steps"} <= given.keys():
+        raise RequestError("--hours sets the number of steps; received --steps too: give one of them")
     if foreign := [name for name in given if is_foreign(name, task)]:
         raise RequestError(
             f"{flag_of(foreign[0])} belongs to --task {' or '.join(tasks_of(foreign[0]))}; received --task {task}"

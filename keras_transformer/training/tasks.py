@@ -38,6 +38,8 @@ class TaskModule(Protocol):
     Attributes:
         SCORE: the name of the score by which a round is judged, such as "BLEU".
         UNIT: what has a label, such as "tokens".
+
+    A task that decodes in validation may have `decoding_seconds(run, data, model)`: how long that takes.
     """
 
     SCORE: str

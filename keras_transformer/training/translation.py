@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SCORE = "BLEU"
 UNIT = "tokens"
+BATCH = 64  # sentences that a validation translates at once
 prepare = prepare_text
 
 
@@ -76,6 +78,27 @@ def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
     translations = Translator(model, *data.tokenizers).translate(sources, num_beams=1, split="off")
     return {"val_bleu": bleu(translations, references)}
+
+
+def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
+    """How long the translation of a validation takes by a model that has learned to end its sentences, in seconds.
+
+    One batch is translated with the present weights, which would not end: so its length is bounded, and the time of a
+    position is counted for the longest reference of each batch.
+    """
+    from keras_transformer.decoding.translator import Translator
+
+    sources, references = data.bleu_sentences(run.settings.bleu_sentences)
+    if not sources:
+        return 0.0
+    lengths = sorted((len(ids) + 1 for ids in data.tokenizers.target.encode(references)), reverse=True)
+    translator = Translator(make_model(run.config["model"]), *data.tokenizers)
+    batch, most = sources[:BATCH], lengths[len(lengths) // 2]
+    for _ in range(2):  # the first time is slower, because it traces the search
+        began = time.monotonic()
+        translator.translate(batch, num_beams=1, max_length=most)
+        seconds = time.monotonic() - began
+    return seconds * sum(lengths[::BATCH]) / most
 
 
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:

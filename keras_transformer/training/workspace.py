@@ -100,7 +100,7 @@ def begun(run: Run) -> Iterator[Path]:
 
     A run that --overwrite replaces lies aside until the first checkpoint of the new one. If the new run fails before,
     the old one comes back. A new run that is refused within (a RequestError) before its first checkpoint leaves nothing
-    behind.
+    behind, and so does one of which --hours has not yet set the steps.
 
     Raises:
         RequestError: another process trains in the folder. Of several workers the chief alone locks it.
@@ -122,7 +122,7 @@ def begun(run: Run) -> Iterator[Path]:
             write_config(run.folder, run.config)
             yield run.folder.cache
         except BaseException as error:
-            _undo(run.folder, existed, is_refused=isinstance(error, RequestError))
+            _undo(run.folder, existed, isinstance(error, RequestError) or run.settings.hours is not None)
             raise
 
 

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from benchmarks import decode, family, lengths, train, weights
+from benchmarks import decode, family, hours, lengths, train, weights
 from keras_transformer.errors import JobError, RequestError, exit_status
 from tests.benchmarks.contestants import start_honest, start_liar
 from tests.models.variants import make_model
@@ -378,3 +379,14 @@ def test_documentation_is_summed_up(tmp_path):
 def test_memory_is_measured_by_the_length():
     rows = rows_of("summaries", "--memory", "--lengths", "128", "--attentions", "compressed:width=16")
     assert [row[:2] for row in rows] == [["compressed:width=16", "128"]]
+
+
+def test_the_time_that_was_said_is_compared_with_the_time_until_the_model_is_written(monkeypatch, capsys):
+    told = ["training on the processor\n", "about 0:01:30 on this machine: 9 steps\n", "step 9/9\n", "wrote it\n"]
+    process = MagicMock(stderr=told, returncode=0)
+    process.__enter__.return_value = process
+    monkeypatch.setattr(hours.subprocess, "Popen", lambda command, **options: process)
+    clock = iter([100.0, 220.0])
+    monkeypatch.setattr(hours.time, "monotonic", lambda: next(clock))
+    hours.main(["--", "--threads", "1"])
+    assert capsys.readouterr().out.splitlines()[-1] == "| `--threads 1` | 90 | 120 | -25% |"

@@ -295,6 +295,7 @@ ELSEWHERE = {
     "devices": "training/test_flags.py::test_devices_and_threads_are_handed_on",
     "threads": "training/test_learning.py::test_threads_are_those_asked_for",
     "out": "training/test_flags.py::test_the_run_is_where_out_says",
+    "hours": "training/test_timing.py::test_hours_set_the_steps_and_a_seed_still_fixes_the_run",
     "steps": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
     "checkpoint_every": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
     "average_last": "training/test_run.py::test_model_is_the_mean_of_the_last_checkpoints",

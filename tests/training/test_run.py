@@ -635,6 +635,8 @@ def test_a_finished_run_says_so(outcomes):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--hours", "1", "--steps", "5"], "--hours sets the number of steps; received --steps too: give one of them"),
+        (["--hours", "1", "--resume"], "--hours times the first steps of a new run with one worker; received --resume"),
         (["--num-heads", "3"], "--num-heads must divide --hidden-dim"),
         (["--hidden-dim", "-4"], "--hidden-dim must be an integer from 1 to 65,536; received: -4"),
         (["--num-layers", "513"], "--num-layers must be an integer from 1 to 512; received: 513"),

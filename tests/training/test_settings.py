@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, check, resolve
 from keras_transformer.training.stored_settings import resumed
 
-RECIPE = {"dropout": 0.05, "steps": 2400}
+RECIPE: dict[str, Any] = {"dropout": 0.05, "steps": 2400}
 
 
 def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
@@ -89,6 +90,7 @@ def test_the_learning_rate_of_the_paper():
         ("sampling", 0.0, -0.1), ("sampling", 0.99, 1.0),
         ("label_smoothing", 0.0, -0.1), ("label_smoothing", 0.99, 1.0),
         ("ema", 0.0, 1.0), ("dropout", 0.0, 1.0), ("clip_norm", 1e-9, 0.0), ("learning_rate_factor", 1e-9, 0.0),
+        ("hours", 1e-9, 0.0),
         ("clip_norm", 1e9, float("inf")),
     ],
 )  # fmt: skip
@@ -107,6 +109,7 @@ def test_bounds(name, least, below):
         ({"valid_source": "a", "valid_target": "b"}, "--valid-source and --valid-target need --source and --target"),
         ({"tokenizer": "a", "separate_vocabularies": True}, "--tokenizer goes neither with --separate-vocabularies"),
         ({"tokenizer": "a", "init_from": "b"}, "--tokenizer goes neither with --separate-vocabularies"),
+        ({"hours": 1.0, "xla": True}, "--hours times the first steps, in which --xla compiles"),
         ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
     ],
 )

@@ -1,0 +1,217 @@
+"""How long a run will take on this machine, as its first steps tell, and how many steps fit into the hours given."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_transformer.errors import command_line, say
+from keras_transformer.plots.curves import learning_curves
+from keras_transformer.run_folder import write_config
+from keras_transformer.text.feeding import Place, Plan
+from keras_transformer.training.checkpoints import Checkpoints, unchanged
+from keras_transformer.training.fine_tuning import fitting_warm_up
+from keras_transformer.training.progress_line import clock
+from keras_transformer.training.request import Run, warn_of_a_long_warm_up
+from keras_transformer.training.settings import Settings, flag_of
+from keras_transformer.training.tasks import Prepared
+
+MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
+SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run
+SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
+NUM_COMPARED = 3  # weights that the end of a run compares
+LONG_SECONDS = 2 * 3600.0
+FORWARD_SHARE = 1 / 3  # of a step, where validation has too few batches to be timed
+
+
+class Estimate(NamedTuple):
+    """What the parts of a run take, in seconds.
+
+    Args:
+        step: a step.
+        validation: a validation, with its checkpoint.
+        end: what comes after the last step.
+        every: steps between two validations.
+    """
+
+    step: float
+    validation: float
+    end: float
+    every: int
+
+    def seconds(self, steps: int) -> float:
+        """Of a run of this many steps."""
+        return steps * self.step + math.ceil(steps / self.every) * self.validation + self.end
+
+    def steps_within(self, seconds: float) -> int:
+        """The most steps that a time holds, but at least one."""
+        rounds = int((seconds - self.end) / (self.every * self.step + self.validation))
+        left = seconds - self.end - rounds * (self.every * self.step + self.validation)
+        return max(1, rounds * self.every + max(0, min(self.every, int((left - self.validation) / self.step))))
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes when batches of training and of validation end, and stops training when the time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[float] = []
+        self.began = 0.0  # validation
+        self.validated: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        float((logs or {})["loss"])  # waits for the device
+        self.trained.append(time.monotonic())
+        if len(self.trained) > LEAST_STEPS and self.trained[-1] - self.trained[0] > MOST_SECONDS:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        self.began = time.monotonic()
+
+    def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        float((logs or {})["loss"])
+        self.validated.append(time.monotonic())
+
+
+def tell_time(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: Any) -> bool:
+    """Says how long a new run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
+
+    What the timed steps change is put back.
+
+    Args:
+        run: that has not begun.
+        data: ready to train on.
+        model: compiled and built.
+        batches, valid_batches: for `model.fit`.
+
+    Returns:
+        Whether the learning rate has changed, so that the model must be compiled anew.
+    """
+    before = run.settings
+    if (before.steps <= SHORTEST and before.hours is None) or before.xla:  # which compiles in its first steps
+        return False
+    found = estimate(run, data, model, batches, valid_batches)
+    if before.hours is not None:
+        run.settings = settings = _fitting(before, found.steps_within(before.hours * 3600), run.given)
+        run.config["settings"] = settings.as_dict()
+        write_config(run.folder, run.config)
+    steps = run.settings.steps
+    rounds = math.ceil(steps / found.every)
+    say(
+        f"about {clock(found.seconds(steps))} on this machine: {steps:,} steps of {found.step:.2g} s, {rounds} "
+        f"validation{'s' if rounds > 1 else ''} of {found.validation:.2g} s"
+    )
+    if found.seconds(steps) > LONG_SECONDS and not _is_asked_for(run):
+        say("that is long: you may stop with Ctrl-C and give one of these, of which the last is what goes on now")
+        for command in shorter_commands(run):
+            say(f"  {command}")
+    return run.settings.warmup_steps != before.warmup_steps
+
+
+def estimate(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: Any) -> Estimate:
+    """Times the first steps, some batches of validation, and a checkpoint; see `tell_time`."""
+    settings, task, watch = run.settings, run.task.load(), Watch()
+    with unchanged(model):
+        model.fit(
+            batches, steps_per_epoch=1 + MOST_STEPS, epochs=1, callbacks=[watch], verbose=0, shuffle=False,
+            validation_data=valid_batches, validation_steps=min(1 + LEAST_STEPS, data.valid_plan.num_batches(0)),
+        )  # fmt: skip
+        recording = _recording_seconds(run, model)
+    a_position = _seconds_a_position(data.plan, watch.trained)
+    forward = _seconds_a_position(data.valid_plan, watch.validated) or a_position * FORWARD_SHARE
+    decoding = getattr(task, "decoding_seconds", lambda *_: 0.0)(run, data, model)
+    measuring = forward * _mean_positions(data.valid_plan) * data.valid_plan.num_batches(0) + decoding
+    tracing = watch.validated[0] - watch.began
+    num_compared = 1 if settings.ema or settings.average_last else NUM_COMPARED
+    return Estimate(
+        a_position * _mean_positions(data.plan),
+        measuring + recording,
+        num_compared * (measuring + tracing),
+        settings.checkpoint_every,
+    )
+
+
+def _recording_seconds(run: Run, model: Any) -> float:
+    """How long it takes to write a checkpoint and to draw the curves."""
+    drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
+    history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}
+    run.folder.checkpoints.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=run.folder.checkpoints) as folder:
+        for _ in range(2):  # the first time loads matplotlib
+            began = time.monotonic()
+            learning_curves(history).savefig(Path(folder) / "curves.png", dpi=120)
+            Checkpoints(Path(folder)).save(0, model, {})
+            seconds = time.monotonic() - began
+    return seconds
+
+
+def shorter_commands(run: Run) -> list[str]:
+    """Three commands to copy: a smaller model, fewer steps, and what goes on now.
+
+    A run that is fine-tuned has the sizes of its parent, so there are two.
+    """
+    settings, given = run.settings, {**run.given, "overwrite": True}
+    heads = settings.num_heads
+    half = {
+        "hidden_dim": max(1, settings.hidden_dim // 2 // heads) * heads,
+        "intermediate_dim": max(1, settings.intermediate_dim // 2),
+    }
+    smaller = [] if settings.init_from else [{**given, **half}]
+    variants = [*smaller, {**given, "hours": LONG_SECONDS / 3600}, {**given, "steps": settings.steps}]
+    return [" ".join([command_line("train"), *map(shlex.quote, _as_words(variant))]) for variant in variants]
+
+
+def _as_words(given: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(flag_of(name) if value else flag_of(f"no-{name}"))
+        elif value is not None:
+            value = ",".join(map(str, value)) if isinstance(value, list) else value
+            words += [flag_of(name), f"{value:g}" if name == "hours" else str(value)]
+    return words
+
+
+def _is_asked_for(run: Run) -> bool:
+    return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
+
+
+def _fitting(settings: Settings, steps: int, given: dict[str, Any]) -> Settings:
+    """The settings with so many steps, and where the user did not give a warm-up with one that fits."""
+    settings = replace(settings, steps=steps, hours=None)
+    if settings.warmup_steps > steps:
+        if "warmup_steps" in given:
+            warn_of_a_long_warm_up(settings)
+        else:
+            peak = settings.learning_rate(settings.warmup_steps)
+            settings = replace(settings, **fitting_warm_up(settings, peak, shortens=True))
+    return settings
+
+
+def _positions(plan: Plan, place: Place) -> int:
+    """The size of a batch, padding included."""
+    return sum(array.size for array in plan.batch(place).inputs.values())
+
+
+def _mean_positions(plan: Plan) -> float:
+    """Of the batches of the first epoch."""
+    count = plan.num_batches(0)
+    sampled = np.linspace(0, count - 1, min(count, SAMPLED_BATCHES)).astype(int)
+    return float(np.mean([_positions(plan, Place(0, int(index))) for index in sampled]))
+
+
+def _seconds_a_position(plan: Plan, ends: list[float]) -> float:
+    """The median over the batches after the first; 0 if there are none."""
+    seconds, place, of_each = np.diff(ends), Place(), []
+    for one in seconds:
+        place = plan.place_after(place)
+        of_each.append(one / _positions(plan, place))
+    return float(np.median(of_each)) if of_each else 0.0
