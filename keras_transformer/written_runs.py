@@ -30,6 +30,7 @@ def write_translator(
     validation: tuple[Sequence[str], Sequence[str]] | None = None,
     overwrite: bool = False,
     search: dict[str, Any] | None = None,
+    sentences_per_line: int = 1,
 ) -> None:
     """Writes the run folder of a translator; see `Translator.save`.
 
@@ -51,8 +52,10 @@ def write_translator(
             f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
             f"{len(validation[1])} translations"
         )
-    spoken = zip(("source_language", "target_language"), languages or (), strict=False)
-    sections = {**({"search": search} if search else {}), "corpus": dict(spoken)}
+    corpus: dict[str, Any] = dict(zip(("source_language", "target_language"), languages or (), strict=False))
+    if sentences_per_line > 1:
+        corpus["sentences_per_line"] = sentences_per_line
+    sections = {**({"search": search} if search else {}), "corpus": corpus}
     _write(path, twin, sections, lambda run: _write_text(run, twin, tokenizers, validation))
 
 

@@ -182,14 +182,19 @@ def test_sampling_repeats_by_seed(run):
     assert one == same != other
 
 
-def test_a_long_source_is_split_or_cut_where_asked_with_a_count(run, translator):
-    stdin = b"One two. Three. Four five.\none\n"
+def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(run, translator):
+    stdin = b"One two. Three.  Four five.\none\n"
     options = ("--max-source-length", 10, "--beams", 1)
-    parts = translator.translate(["One two.", "Three.", "Four five."], num_beams=1)
+    one, two, three = translator.translate(["One two.", "Three.", "Four five."], num_beams=1)
     status, out, err = run("translate", *options, stdin=stdin)
-    assert (status, out.decode().splitlines()[0]) == (0, " ".join(parts))
-    assert err == "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n"
-    assert run("translate", *options, "--long", "split", stdin=stdin)[1] == out
+    assert (status, err, out.decode().splitlines()[0]) == (0, "", f"{one} {two}  {three}")
+    assert run("translate", *options, "--split", "sentences", stdin=stdin)[1] == out
+    for way in (("--split", "lines"), ("--long", "split")):
+        assert run("translate", *options, *way, stdin=stdin) == (
+            0,
+            out,
+            "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n",
+        )
     status, cut, err = run("translate", *options, "--long", "cut", stdin=stdin)
     assert (status, cut.count(b"\n")) == (0, 2) and cut != out
     assert err == "warning: 1 source(s) were over 10 pieces and were cut\n"

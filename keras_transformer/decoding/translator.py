@@ -294,7 +294,8 @@ class Translator:
                 translation, a vocabulary does not fit the model, or the configuration lacks a part of the model.
         """
         tokenizers = (self.source_tokenizer, self.target_tokenizer)
-        write_translator(folder, self.model, tokenizers, languages, validation, overwrite, self.search)
+        sentences = self.learned_text.sentences_per_line
+        write_translator(folder, self.model, tokenizers, languages, validation, overwrite, self.search, sentences)
 
     def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
         """The pieces of sources, cut where they are too long; a warning counts those."""

@@ -74,7 +74,7 @@ def test_each_run_has_its_figures_against_the_first(run_folder, other_run, texts
     options = SearchOptions(num_beams=2, max_length=9)
     translations = [[best.text for best, *_ in load(run).stream(SOURCES, options)] for run in (run_folder, other_run)]
     expected = paired_quality([*translations, translations[0]], REFERENCES)
-    search = {"sentences": len(SOURCES), "beams": 2, "length_penalty": 0.6}
+    search = {"sentences": len(SOURCES), "beams": 2, "length_penalty": 0.6, "split": "sentences"}
     assert (status, err) == (0, "") and expected[1]["same"] < len(SOURCES)
     named = zip((run_folder, other_run, export), expected, strict=True)
     assert rows == [{"run": str(run), **row, **search} for run, row in named]

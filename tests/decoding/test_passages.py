@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+import keras_transformer
+from export.signatures import Decoding, open_run
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.passages import Passages
 from keras_transformer.decoding.results import Hypothesis
@@ -77,6 +79,16 @@ def test_as_many_sentences_stay_together_as_the_model_learned_from(translator, t
     of_pairs = Translator(translator.model, tokenizer, sentences_per_line=2)
     assert of_pairs.translate(LONG, **GREEDY) == " ".join(translator.translate(pairs, **GREEDY, split="off"))
     assert of_pairs.translate(pairs, **GREEDY) == translator.translate(pairs, **GREEDY, split="off")
+
+
+def test_a_run_and_its_export_know_the_text_that_the_model_learned_from(translator, tokenizer, tmp_path):
+    of_pairs = Translator(translator.model, tokenizer, sentences_per_line=2)
+    of_pairs.save(tmp_path / "run", languages=("en", "de"))
+    again = keras_transformer.load(tmp_path / "run")
+    assert again.learned_text == LearnedText("en", "de", 2) and again.target_language == "de"
+    metadata = open_run(tmp_path / "run").metadata(Decoding(), "float32")
+    assert metadata["splits_text"] == "no" and LearnedText.of_export(metadata) == again.learned_text
+    assert LearnedText.of_export({"languages": "", "sentences_per_line": "-3"}) == LearnedText()
 
 
 def test_a_tag_of_the_other_direction_brings_the_other_language():

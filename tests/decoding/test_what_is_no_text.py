@@ -133,7 +133,7 @@ def everything(request):
 OTHERS = {
     "model", "log_probs", "search_options", "search_ids", "score_ids", "fitting", "text_of", "item_vectors", "decode",
     "decode_text", "decoding_model", "load", "pieces", "save", "surfaces", "words", "of", "train", "probabilities",
-    "embed", "looks",
+    "embed", "looks", "normalized_by",
 }  # fmt: skip
 
 

@@ -131,6 +131,17 @@ def test_a_tag_that_no_file_can_hold_is_refused():
         resolve({"more_source": "x", "more_target": "y", "more_tag": "<\udcff>"}, {})
 
 
+def test_a_run_notes_how_many_sentences_the_lines_hold(begin, tmp_path):
+    run, _, _ = begin()
+    assert read_config(run.folder)["corpus"]["sentences_per_line"] == 1
+    text = "".join(f"Ba do {number}. Fi gu. Ba.\n" for number in range(60))
+    for side in ("source", "target"):
+        (tmp_path / f"PAIRS.{side}").write_text(text, encoding="utf-8")
+    pairs = [str(tmp_path / f"PAIRS.{side}") for side in ("source", "target")]
+    run, _, _ = begin("--source", pairs[0], "--target", pairs[1], "--overwrite", "--vocabulary-size", "30")
+    assert read_config(run.folder)["corpus"]["sentences_per_line"] == 3
+
+
 def test_a_long_line_hands_its_tags_on_to_its_parts(begin):
     from keras_transformer.decoding.options import SearchOptions
     from keras_transformer.decoding.passages import Passages
