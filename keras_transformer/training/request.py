@@ -98,9 +98,7 @@ def _new_run(given: dict[str, Any]) -> Run:
     check_apart(settings)
     if parent is not None:
         check_model(RunFolder(given["init_from"]))
-    if settings.word_vectors:
-        check_word_vectors(settings.word_vectors, settings.hidden_dim)
-    split_normalization(settings.normalization)
+    _check_vocabulary_files(settings)
     folder = RunFolder(settings.folder)
     if is_chief and (settings.overwrite or not folder.is_run()):
         with locked(folder.path):
@@ -126,6 +124,12 @@ def _new_run(given: dict[str, Any]) -> Run:
     if parent is not None and "search" in parent:
         config["search"] = parent["search"]
     return Run(settings, folder, corpus, config, is_chief, given=given)
+
+
+def _check_vocabulary_files(settings: Settings) -> None:
+    if settings.word_vectors:
+        check_word_vectors(settings.word_vectors, settings.hidden_dim)
+    split_normalization(settings.normalization)
 
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
