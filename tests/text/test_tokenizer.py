@@ -48,7 +48,7 @@ def test_of_a_long_stream_lines_are_drawn_by_seed(lines, monkeypatch, tmp_path) 
     monkeypatch.setattr(module, "MAX_TRAINING_LINES", 100)
     models = [model_bytes(Tokenizer.train(lines, 80, seed=seed), tmp_path) for seed in (1, 1, 2)]
     assert models[0] == models[1] != models[2]
-    kept = module._sample(map(str, range(1000)), 100, random.Random(1))
+    kept = module.sample_of(map(str, range(1000)), 100, random.Random(1))
     assert len(set(kept)) == 100
     assert 350 < sum(map(int, kept)) / 100 < 650  # from the whole stream, not from its head
 
