@@ -107,14 +107,13 @@ def _reason_against_text(run: TrainedRun) -> str:
         return "LiteRT's tokenizer cannot keep text as it is"
     if source.has_unused_pieces:
         return "LiteRT's tokenizer refuses unused pieces"
+    if source.has_bytes or target.has_bytes:
+        return "LiteRT's tokenizer cannot spell characters by bytes"
     return _misread(source)
 
 
 def _misread(tokenizer: Tokenizer) -> str:
-    """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike.
-
-    It misreads vocabularies with byte fallback, for one.
-    """
+    """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike."""
     import tensorflow as tf
 
     texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]

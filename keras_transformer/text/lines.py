@@ -7,7 +7,9 @@ import hashlib
 import os
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,6 +116,20 @@ def beginning(lines: Iterable[str], most: int) -> str:
         kept.append(f"{line}\n")
         size += len(kept[-1])
     return "".join(kept)
+
+
+def without_rare_characters(lines: list[str], most: int, share: float) -> list[str]:
+    """The lines with a space for each rare character: one that they hold at most `most` times, or one of the rarest, as
+    long as these together are at most this share of all characters.
+    """
+    counts = Counter(chain.from_iterable(lines))
+    room, rare = share * counts.total(), dict[int, str]()
+    for char, count in sorted(counts.items(), key=lambda counted: counted[::-1]):
+        room -= count
+        if count > most and room < 0:
+            break
+        rare[ord(char)] = " "
+    return [line.translate(rare) for line in lines]
 
 
 def sha256_of(lines: Iterable[str]) -> str:

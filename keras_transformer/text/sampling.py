@@ -60,6 +60,7 @@ class SubwordSampler:
         self._scores = {piece.piece: piece.score for _, piece in pieces}
         self._longest = max(map(len, self._ids))
         self._unknown_score = min(self._scores.values()) - _UNKNOWN_PENALTY
+        self._bytes = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.BYTE}
         self._normalize = tokenizer.normalize
         self._alpha = alpha
         self._random = random.Random(seed)
@@ -68,7 +69,7 @@ class SubwordSampler:
         self._draw = self._draw_bpe if is_bpe else self._draw_unigram
 
     def sample(self, line: str) -> list[int]:
-        """Ids of one segmentation of a line; a run of unknown characters is one id."""
+        """Ids of one segmentation of a line. A run of unknown characters is one id, or bytes where there are bytes."""
         words = re.findall("▁[^▁]*|^[^▁]+", self._normalize(line))
         parts = [part for word in words for part in self._around_whole.split(word) if part]
         ids = [id for part in parts for id in ([self._whole[part]] if part in self._whole else self._draw(part))]
@@ -80,9 +81,14 @@ class SubwordSampler:
         while end:
             edges, weights = lattice[end]
             drawn = bisect.bisect(weights, self._random.random() * weights[-1], 0, len(weights) - 1)
-            end, id = edges[drawn]
-            ids.append(id)
+            start, id = edges[drawn]
+            ids += [id] if id != UNKNOWN else self._spelled(word[start:end])[::-1]
+            end = start
         return ids[::-1]
+
+    def _spelled(self, char: str) -> list[int]:
+        """The ids of a character without a piece: those of its bytes, if the vocabulary has bytes."""
+        return [self._bytes[f"<0x{byte:02X}>"] for byte in char.encode()] if self._bytes else [UNKNOWN]
 
     def _lattice(self, word: str) -> list[_Arrivals]:
         """For each place in the word the pieces that end there, weighted by all segmentations of what precedes them."""
@@ -110,6 +116,7 @@ class SubwordSampler:
                 if symbols[at] + symbols[at + 1] in self._scores and self._random.random() >= self._alpha
             ]
             if not merges:
-                return [self._ids.get(symbol, UNKNOWN) for symbol in symbols]
+                known = ([self._ids[one]] if one in self._ids else self._spelled(one) for one in symbols)
+                return [id for ids in known for id in ids]
             _, at = min(merges)
             symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]

@@ -14,7 +14,7 @@ import sentencepiece
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
-from keras_transformer.text.lines import string_of, strings_of
+from keras_transformer.text.lines import string_of, strings_of, without_rare_characters
 from keras_transformer.text.normalization import DEFAULT_NORMALIZATION, NORMALIZATIONS, normalizer_of
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
@@ -33,6 +33,9 @@ MAX_TRAINING_LINES = 400_000
 # larger than this share of the vocabulary, they are left out.
 MAX_ALPHABET_SHARE = 0.25
 REDUCED_COVERAGE = 0.9995
+# With byte fallback the rarest characters are spelled by bytes, so that bytes are learned: those seen this often at
+# most, and others up to the share that `REDUCED_COVERAGE` leaves out.
+RARE, NUM_BYTES = 2, 256
 
 
 class VocabularyTooLarge(RequestError):
@@ -53,7 +56,8 @@ class Tokenizer:
     them control characters vanish, and runs of spaces become one. By default (`lossless`) a character that the
     vocabulary can write is kept as it is, and any other is read in its nearest form: a no-break space as a space, `½`
     as `1/2`. Text that spells a control symbol, such as `</s>`, stays text. A vocabulary for language models keeps text
-    as it is: `encode_text` and `decode_text` then give back every space and line break.
+    as it is: `encode_text` and `decode_text` then give back every space and line break. A vocabulary with byte fallback
+    spells any other character by the bytes of its UTF-8, so nothing is unknown.
 
     Reference: Kudo and Richardson 2018, "SentencePiece" (arXiv 1808.06226).
 
@@ -90,6 +94,11 @@ class Tokenizer:
         """The characters that pieces spell, the space among them."""
         pieces = self._specification().pieces
         return {*"".join(one.piece for one in pieces if one.type == one.NORMAL).replace(SPACE, " "), " "}
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether a character without a piece is spelled by bytes."""
+        return any(map(self._processor.is_byte, range(self.vocabulary_size)))
 
     @property
     def has_line_breaks(self) -> bool:
@@ -134,6 +143,7 @@ class Tokenizer:
         has_mask: bool = False,
         tags: Sequence[str] = (),
         normalization: str = DEFAULT_NORMALIZATION,
+        byte_fallback: bool = False,
     ) -> Tokenizer:
         """Trains a vocabulary of exactly `vocabulary_size` pieces, control ids included.
 
@@ -142,20 +152,21 @@ class Tokenizer:
         The same lines in the same order and the same number of threads give the same bytes. From more than
         `MAX_TRAINING_LINES` lines, that many are drawn with `seed`, so that they fit in memory. For a joint vocabulary,
         give the lines of both languages. With `keeps_text`, text is not normalised, and a line break is a piece.
-        With `has_mask`, id 4 is the mask. Each of the `tags`, such as `<2de>`, is one piece wherever it stands. Other
-        text is normalised as `normalization` says, one of `NORMALIZATIONS` or a file of SentencePiece's rules.
+        With `has_mask`, id 4 is the mask. Each of the `tags`, such as `<2de>`, is one piece wherever it stands.
+        `normalization` is one of `NORMALIZATIONS` or a file of SentencePiece's rules. With `byte_fallback`, 256 pieces
+        are bytes, which spell rare characters.
 
         Raises:
             RequestError: the lines cannot support this size (the message names the nearest size that they can), all
-                lines are empty, the `model_type` or the `normalization` is unknown, or `lines` or `tags` are no list
-                of strings.
+                lines are empty, a name is unknown, or `lines` or `tags` are no list of strings.
         """
-        _check(vocabulary_size, model_type, tags)
+        _check(vocabulary_size, model_type, tags, len(CONTROL_PIECES) + NUM_BYTES * byte_fallback)
         sample = sample_of(strings_of(lines), MAX_TRAINING_LINES, random.Random(seed))
         if not keeps_text:
             normalizer = normalizer_of(normalization)
             sample = [normalizer.normalize(line).replace(SPACE, " ") for line in sample]
-        options = {**(_KEEPING_TEXT if keeps_text else {}), **(_MASK if has_mask else {})}
+        given = ((_KEEPING_TEXT, keeps_text), (_MASK, has_mask), (_BYTES, byte_fallback))
+        options = {name: value for part, is_asked in given if is_asked for name, value in part.items()}
         if tags:
             options["user_defined_symbols"] = [*options.get("user_defined_symbols", []), *tags]
         trained = cls(_trained_model(sample, vocabulary_size, model_type, num_threads, options))
@@ -164,7 +175,7 @@ class Tokenizer:
     def normalized_by(self, normalization: str) -> Tokenizer:
         """The same pieces for text that is normalised as `normalization` says; see `train`."""
         model = self._specification()
-        normalizer = normalizer_of(normalization, self.alphabet)
+        normalizer = normalizer_of(normalization, None if self.has_bytes else self.alphabet)
         rules = type(model.normalizer_spec).FromString(normalizer.serialized_normalizer_spec())
         model.normalizer_spec.name = normalization if normalization in NORMALIZATIONS else rules.name
         model.normalizer_spec.precompiled_charsmap = rules.precompiled_charsmap
@@ -302,12 +313,12 @@ def _until_end(ids: Sequence[int]) -> list[int]:
     return kept
 
 
-def _check(vocabulary_size: int, model_type: str, tags: Sequence[str]) -> None:
+def _check(vocabulary_size: int, model_type: str, tags: Sequence[str], num_given: int) -> None:
     """Raises RequestError if no vocabulary can be trained with such arguments."""
     if model_type not in MODEL_TYPES:
         raise RequestError(f"the vocabulary's type must be one of {', '.join(MODEL_TYPES)}; received: {model_type}")
-    if vocabulary_size <= len(CONTROL_PIECES):
-        raise RequestError(f"vocabulary size must be over {len(CONTROL_PIECES)}; received: {vocabulary_size}")
+    if vocabulary_size <= num_given:
+        raise RequestError(f"vocabulary size must be over {num_given}; received: {vocabulary_size}")
     if reserved := {*strings_of(tags, "tags")} & {*CONTROL_PIECES, MASK_PIECE}:
         raise RequestError(f"a tag must be none of SentencePiece's control ids; received: {', '.join(reserved)}")
 
@@ -330,6 +341,7 @@ _KEEPING_TEXT: dict[str, Any] = {
     "allow_whitespace_only_pieces": True,
     "user_defined_symbols": [LINE_BREAK],
 }
+_BYTES: dict[str, Any] = {"byte_fallback": True}
 _MASK: dict[str, Any] = {"control_symbols": [MASK_PIECE]}
 
 
@@ -337,6 +349,8 @@ def _trained_model(
     lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, options: dict[str, Any]
 ) -> bytes:
     model = io.BytesIO()
+    if options.get("byte_fallback"):
+        lines = without_rare_characters(lines, RARE, 1 - REDUCED_COVERAGE)
     options = {
         "character_coverage": 1.0 if model_type == "char" else _character_coverage(lines, vocabulary_size),
         "normalization_rule_name": "identity",  # the lines are normalised already

@@ -20,7 +20,7 @@ USUAL_PEAK = 5e-5
 NOT_INHERITED = (
     "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
     "valid_images", "clean", "more_source", "more_target", "more_tag", "copies", "both_directions",
-    "tokenizer", "init_from", "word_vectors", "devices", "threads", "average_last",
+    "byte_fallback", "tokenizer", "init_from", "word_vectors", "devices", "threads", "average_last",
 )  # fmt: skip
 
 

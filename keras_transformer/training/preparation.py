@@ -231,7 +231,8 @@ def learned(run: Run, lines: Callable[[], Iterator[str]], **kind: Any) -> Tokeni
     """
     settings = run.settings
     size = settings.vocabulary_size
-    kind = {"normalization": split_normalization(settings.normalization)[0], **kind}
+    rules = split_normalization(settings.normalization)[0]
+    kind = {"normalization": rules, "byte_fallback": settings.byte_fallback, **kind}
     while True:
         try:
             return Tokenizer.train(lines(), size, settings.vocabulary_type, settings.seed, **kind)

@@ -107,6 +107,7 @@ class Settings:
         "how text is read: lossless (what the vocabulary can write stays, the rest in its nearest form), identity, "
         "nfc, nfkc, nmt_nfkc, or a file of SentencePiece's rules; SOURCE,TARGET for two",
     )
+    byte_fallback: bool = _switch("spell characters that are rare in the training text, and unseen ones, by 256 bytes")
     separate_vocabularies: bool = _switch("learn a vocabulary for each language, not a joint one")
     tokenizer: str | None = _flag(None, "a SentencePiece model to use as joint vocabulary; none is learned then")
     sampling: float = _rate(0.0, "subword sampling: alpha for unigram, dropout for BPE; 0 for none")
@@ -280,21 +281,10 @@ def resolve(
     own_text: dict[str, Any] = {"dataset": None} if {*OWN} & given.keys() else {}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = Settings(**{**below, **own_text, **recipe, **given})
-    if reason := _reason_against_normalization(settings):
-        if "normalization" in given:
-            raise RequestError(f"--normalization is for a vocabulary that the run learns, {reason}: leave it out")
-        settings = replace(settings, normalization=None)
+    if settings.tokenizer or settings.init_from or (task == "language-model" and settings.source is None):
+        settings = replace(settings, normalization=None)  # the vocabulary's own, or text stays as it is
     check(settings)
     return settings
-
-
-def _reason_against_normalization(settings: Settings) -> str:
-    """Why the run's text is not normalised by a setting; "" if it is."""
-    if brought := [flag_of(name) for name in ("tokenizer", "init_from") if getattr(settings, name)]:
-        return f"and {brought[0]} brings one with its own"
-    if settings.task == "language-model" and settings.source is None:
-        return "and a language model without --source keeps text as it is"
-    return ""
 
 
 def _check_flags(given: dict[str, Any], task: str) -> None:
@@ -305,6 +295,13 @@ def _check_flags(given: dict[str, Any], task: str) -> None:
         raise RequestError(
             f"{flag_of(foreign[0])} belongs to --task {' or '.join(tasks_of(foreign[0]))}; received --task {task}"
         )
+    brought = [flag_of(name) for name in ("tokenizer", "init_from") if name in given]
+    if brought and (learned := [flag_of(name) for name in ("normalization", "byte_fallback") if given.get(name)]):
+        raise RequestError(
+            f"{learned[0]} is for a vocabulary that the run learns, and {brought[0]} brings one: give one of them"
+        )
+    if task == "language-model" and "normalization" in given and "source" not in given:
+        raise RequestError("--normalization needs --source: a language model of one text keeps it as it is")
     for own in OWN:
         if own in given and (of_named := [name for name in ("dataset", "data_dir") if name in given]):
             raise RequestError(

@@ -94,7 +94,7 @@ class Task(NamedTuple):
 
 
 _OF_IDS = frozenset({"vocabulary_size", "output_bias", "tied_output", "embedding_scale"})
-_OF_TEXT = frozenset({"vocabulary_type", "tokenizer", "word_vectors", "normalization"}) | _OF_IDS
+_OF_TEXT = frozenset({"vocabulary_type", "tokenizer", "word_vectors", "normalization", "byte_fallback"}) | _OF_IDS
 _OF_TRANSLATION = frozenset(
     {
         "data_dir", "separate_vocabularies", "sampling", "static_shapes", "bleu_sentences", "encoder_layers",

@@ -155,9 +155,16 @@ def test_rows_are_quantised_one_by_one():
     assert (error <= 4 * np.abs(rows).max(axis=1, keepdims=True) / 127 / 2 + 1e-5).all()
 
 
-def test_text_for_bpe_is_left_out_with_a_message(tmp_path, capsys):
-    tokenizer = Tokenizer.train(lines(0), 64, "bpe")
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ({"vocabulary_size": 64, "model_type": "bpe"}, "for BPE vocabularies"),
+        ({"vocabulary_size": 290, "byte_fallback": True}, "LiteRT's tokenizer cannot spell characters by bytes"),
+    ],
+)
+def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, kind, reason):
+    tokenizer = Tokenizer.train(lines(0), **kind)
     model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 16)
     paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
     assert [path.name for path in paths] == ["translate.tflite"]
-    assert "translate_text.tflite is left out: for BPE vocabularies" in capsys.readouterr().err
+    assert f"translate_text.tflite is left out: {reason}" in capsys.readouterr().err

@@ -89,6 +89,7 @@ TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
     "vocabulary_size": ("30", lambda made: made.text.tokenizers.target.vocabulary_size, 30),
     "vocabulary_type": ("bpe", lambda made: made.text.tokenizers.source.model_type, "bpe"),
     "normalization": ("identity", lambda made: made.text.tokenizers.target.normalize("\u00a0"), "▁\u00a0"),
+    "byte_fallback": ("--vocabulary-size 288", lambda made: made.text.tokenizers.source.has_bytes, True),
     "separate_vocabularies": (
         "", lambda made: made.text.tokenizers.source.model == made.text.tokenizers.target.model, False,
     ),
@@ -105,7 +106,7 @@ TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
 @pytest.mark.parametrize("name", TEXT)
 def test_text(name, begin, plain):
     value, look, expected = TEXT[name]
-    assert look(begin(flag_of(name), *filter(None, [value]))) == expected
+    assert look(begin(flag_of(name), *value.split())) == expected
     assert look(plain) != expected
 
 
