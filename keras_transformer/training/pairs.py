@@ -19,6 +19,7 @@ from keras_transformer.training.preparation import (
     naming_files,
     one_tokenizer,
     record_vocabularies,
+    tell_of_changed_targets,
     tokenized,
     training_files,
     validation_pairs,
@@ -82,6 +83,7 @@ def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
     most = settings.context_length - answer_length
     rows, valid_rows = PairRows(train, most), PairRows(valid, most, targets_alone=True)
     _tell(run, train, rows, most)
+    tell_of_changed_targets(run, tokenizer, train.report.kept)
     budget = settings.token_budget
     plan = PairPlan(rows, budget, settings.seed, num_replicas, settings.accumulate)
     valid_plan = PairPlan(valid_rows, budget, num_replicas=num_replicas, shuffle=False)

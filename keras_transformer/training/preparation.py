@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, starmap
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_transformer.errors import RequestError, say
+from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
 from keras_transformer.models import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
@@ -20,10 +21,14 @@ from keras_transformer.text.mixing import directions, mixed
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
-from keras_transformer.text.tokenizer import Tokenizer, VocabularyTooLarge, plain
+from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
 from keras_transformer.training.cleaning import tell_of_overlap
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+
+MOST_CHECKED = 100_000  # target lines
+MOST_CHANGED = 0.001  # of them, without a warning
+NUM_EXAMPLES, SHOWN_CHARACTERS = 3, 30
 
 
 class Tokenizers(NamedTuple):
@@ -69,6 +74,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     valid_pairs = validation_pairs(run)
     train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)
     say(f"{run.corpus.name}: {train.report}")
+    tell_of_changed_targets(run, tokenizers.target, train.report.kept)
     plan = BatchPlan(
         train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
         sampling=settings.sampling,
@@ -122,6 +128,39 @@ def tokenized(
     tell_of_overlap(overlap)
     train.report.held_out = run.corpus.num_held_out
     return train, valid
+
+
+def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
+    """Tells how many target lines the vocabulary does not give back as they were, but for what cleaning changes.
+
+    Of more than `MOST_CHECKED` lines it looks at every second, third and so on. config.json keeps the share.
+
+    Args:
+        run: with the corpus.
+        tokenizer: of the target.
+        count: about how many lines there are.
+    """
+    if run.is_resumed:
+        return
+    step, clean = -(-count // MOST_CHECKED), normalizer_of("identity")
+    checked = (plain(target) for _, target in islice(run.corpus.train(), 0, None, max(step, 1)))
+    lines = [clean.normalize(line).replace(SPACE, " ").strip() for line in checked]
+    pairs = list(zip(lines, tokenizer.decode(tokenizer.encode(lines, run.settings.threads or 1)), strict=True))
+    changed = [pair for pair in pairs if pair[0] != pair[1]]
+    run.config["corpus"]["changed_targets"] = share = len(changed) / max(1, len(pairs))
+    told = f"{run.corpus.name}: the vocabulary changes {share:.2%} of the target lines"
+    if changed:
+        told += ", such as " + "; ".join(starmap(_told_change, changed[:NUM_EXAMPLES]))
+    if share <= MOST_CHANGED:
+        say(told)
+    else:
+        warn(f"{told}: `--normalization lossless` keeps what it can write, and --byte-fallback writes everything")
+
+
+def _told_change(line: str, decoded: str) -> str:
+    """The places where two lines part, with a few characters around."""
+    at = max(0, len(commonprefix([line, decoded])) - SHOWN_CHARACTERS // 2)
+    return f"{line[at : at + SHOWN_CHARACTERS]!r}, which becomes {decoded[at : at + SHOWN_CHARACTERS]!r}"
 
 
 def training_files(settings: Settings) -> str:
