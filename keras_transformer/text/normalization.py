@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Set
 from functools import cache
-from itertools import chain, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def normalizer_of(name: str, alphabet: Set[str] | None = None) -> Any:
     if name == "nfc":
         rules = _compositions()
     elif name == "nfkc":
-        rules = _rules_of(name)
+        rules = dict(sentencepiece.SentencePieceNormalizer(rule_name=name).Decompile())
     elif name == "lossless" and alphabet is not None:
         rules = _nearest(alphabet)
     return sentencepiece.SentencePieceNormalizer(norm_map=[*{**rules, **CLEANING}.items()])
@@ -90,8 +90,27 @@ def _normalizer_of_file(path: str) -> Any:
 
 
 @cache
-def _rules_of(name: str) -> dict[str, str]:
-    return dict(sentencepiece.SentencePieceNormalizer(rule_name=name).Decompile())
+def _forms() -> dict[str, str]:
+    """The rules of `nmt_nfkc`, but for what is invisible, which vanishes."""
+    rules = dict(sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").Decompile())
+    return {**rules, **dict.fromkeys(_invisible(), "")}
+
+
+@cache
+def _formed() -> set[str]:
+    """The characters that have another form."""
+    composed = {char for char in _characters() if unicodedata.normalize("NFD", char) != char}
+    return composed | ALIKE.keys() | {left for left in _forms() if len(left) == 1}
+
+
+@cache
+def _spellings() -> dict[str, list[str]]:
+    """By what `_forms` replaces them with, the spellings of several characters."""
+    spellings: dict[str, list[str]] = {}
+    for left, right in _forms().items():
+        if len(left) > 1:
+            spellings.setdefault(right, []).append(left)
+    return spellings
 
 
 def _nearest(alphabet: Set[str]) -> dict[str, str]:
@@ -101,7 +120,7 @@ def _nearest(alphabet: Set[str]) -> dict[str, str]:
     composed letter; and the keyboard's sign for a quotation mark or a dash. What is invisible vanishes. A character
     without a form in the alphabet stays as it is.
     """
-    forms = {**_rules_of("nmt_nfkc"), **dict.fromkeys(_invisible(), "")}
+    forms = _forms()
 
     @cache
     def written(char: str) -> str | None:
@@ -115,9 +134,9 @@ def _nearest(alphabet: Set[str]) -> dict[str, str]:
         parts = [part for char in text if (part := written(char)) is not None]
         return "".join(parts) if len(parts) == len(text) else None
 
-    composed = (char for char in _characters() if unicodedata.normalize("NFD", char) != char)
-    rules = {char: written(char) for char in chain(composed, ALIKE)}
-    rules |= {left: written(left) if len(left) == 1 else spelled(right) for left, right in forms.items()}
+    rules = {char: written(char) for char in _formed()}
+    for right, lefts in _spellings().items():
+        rules |= dict.fromkeys(lefts, spelled(right))
     return {left: right for left, right in rules.items() if right is not None and not alphabet >= {*left}}
 
 

@@ -197,6 +197,15 @@ def test_two_vocabularies_are_kept_apart(tokenizer, other_tokenizer, tmp_path):
     assert_same_weights(model, again.model)
 
 
+def test_one_vocabulary_with_two_normalizations_is_kept_apart(tokenizer, tmp_path):
+    target = tokenizer.normalized_by("nfc")
+    assert target.model != tokenizer.model
+    model = Transformer(tokenizer.vocabulary_size, **SIZES)
+    Translator(model, tokenizer, target).save(tmp_path / "run")
+    again = keras_transformer.load(tmp_path / "run")
+    assert (again.source_tokenizer.model, again.target_tokenizer.model) == (tokenizer.model, target.model)
+
+
 def test_a_run_is_replaced_whole_where_that_is_asked_for(fitted, saved, translator, tmp_path):
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()  # empty, it is as good as new

@@ -15,6 +15,8 @@ import pytest
 
 import train
 from keras_transformer import family
+from keras_transformer.run_folder import read_tokenizers
+from keras_transformer.text.normalization import normalizer_of
 from keras_transformer.training import devices, replicas, run
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings
@@ -108,6 +110,17 @@ def test_text(name, begin, plain):
     value, look, expected = TEXT[name]
     assert look(begin(flag_of(name), *value.split())) == expected
     assert look(plain) != expected
+
+
+def test_source_and_target_may_be_normalized_apart(begin):
+    """With one list of pieces, and in a folder that a run which is fine-tuned reads."""
+    made = begin("--normalization", "nfkc,lossless")
+    source, target = made.text.tokenizers
+    assert source.pieces(range(32)) == target.pieces(range(32)) and made.run.folder.has_two_tokenizers
+    assert (source.normalize("\uff42\uff41"), target.normalize("\u00a0")) == ("▁ba", "")
+    assert normalizer_of("nfkc").normalize("½") == source.normalize("½") != target.normalize("½")
+    read = read_tokenizers(made.run.folder, None, 32)
+    assert [one.model for one in read] == [source.model, target.model]
 
 
 def test_own_text_and_own_validation(begin, plain, tmp_path):

@@ -118,6 +118,34 @@ def test_settings_that_exclude_each_other(given, message):
         check(replace(Settings(), **given))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"init_from": "a", "normalization": "nfc"}, "--normalization is .* --init-from brings one"),
+        ({"tokenizer": "a", "normalization": "lossless"}, "--normalization is .* --tokenizer brings one"),
+        ({"tokenizer": "a", "byte_fallback": True}, "--byte-fallback is .* --tokenizer brings one"),
+        ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
+        ({"task": "images", "normalization": "nfc"}, "--normalization belongs to --task translation or language-model"),
+        ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for --task transl"),
+    ],
+)
+def test_a_normalization_is_for_text_that_the_run_learns_to_cut(given, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        resolve(given, {})
+
+
+def test_settings_tell_whose_normalization_it_is():
+    pairs = {"source": "a", "target": "b"}
+    assert resolve(pairs, {}).normalization == "lossless"
+    assert resolve({**pairs, "normalization": "nfc,nfkc"}, {}).as_dict()["normalization"] == "nfc,nfkc"
+    assert resolve({**pairs, "task": "language-model"}, {}).normalization == "lossless"
+    keeps_its_own = ({"tokenizer": "a"}, {"task": "language-model"})
+    assert [resolve(given, {}).normalization for given in keeps_its_own] == [None, None]
+    older = {name: value for name, value in Settings().as_dict().items() if name != "normalization"}
+    assert resumed(older, {}).normalization is None
+    assert resumed({**older, "normalization": None}, {}).normalization is None
+
+
 def test_a_run_that_goes_on_may_have_more_steps_and_its_text_elsewhere_and_nothing_else():
     stored = Settings(steps=10).as_dict()
     assert resumed(stored, {"steps": 11}).steps == 11
