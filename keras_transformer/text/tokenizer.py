@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class Tokenizer:
         """Whether id 4 is the mask, which no text gives."""
         return self._processor.id_to_piece(MASK) == MASK_PIECE and self._processor.is_control(MASK)
 
-    @property
+    @cached_property
     def tags(self) -> dict[str, int]:
         """Words before a source that are one piece wherever they stand, such as `<2de>`, and their ids."""
         pieces = enumerate(self._specification().pieces)
