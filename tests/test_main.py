@@ -187,17 +187,17 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
     options = ("--max-source-length", 10, "--beams", 1)
     one, two, three = translator.translate(["One two.", "Three.", "Four five."], num_beams=1)
     status, out, err = run("translate", *options, stdin=stdin)
-    assert (status, err, out.decode().splitlines()[0]) == (0, "", f"{one} {two}  {three}")
+    assert (status, out.decode().splitlines()[0]) == (0, f"{one} {two}  {three}")
+    assert "1 line(s) hold characters that the vocabulary cannot read, such as 'O', '.', 'T', 'F'; a" in err
+    assert "were over" not in err
     assert run("translate", *options, "--split", "sentences", stdin=stdin)[1] == out
     for way in (("--split", "lines"), ("--long", "split")):
-        assert run("translate", *options, *way, stdin=stdin) == (
-            0,
-            out,
-            "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n",
-        )
+        status, found, err = run("translate", *options, *way, stdin=stdin)
+        assert (status, found) == (0, out)
+        assert "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n" in err
     status, cut, err = run("translate", *options, "--long", "cut", stdin=stdin)
     assert (status, cut.count(b"\n")) == (0, 2) and cut != out
-    assert err == "warning: 1 source(s) were over 10 pieces and were cut\n"
+    assert "warning: 1 source(s) were over 10 pieces and were cut\n" in err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
 from keras_transformer.decoding.options import require_whole
 from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.unread import UnreadCharacters
 from keras_transformer.errors import RequestError
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.run_folder import RunFolder, config_of_kind, load_model, read_tokenizers
@@ -79,12 +80,12 @@ class Classifier:
         """
         if not self.labels:
             raise RequestError("expected a model with labels; this one has none: train with --task classification")
-        for some in in_batches(lines, batch_size):
+        for some in self._read(lines, batch_size):
             yield from self._computations.run(LabelProbs(), self._ids(some))[0]
 
     def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
         """A vector for each text, (N, D) float32: the mean of its states."""
-        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in in_batches(lines, batch_size)]
+        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in self._read(lines, batch_size)]
         return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
 
     def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[list[list[Prediction]]]:
@@ -124,6 +125,14 @@ class Classifier:
         """The ids of a text, between start and end, as the model takes them."""
         (pieces,) = self.tokenizer.encode([line])
         return with_ends(pieces, self.model.context_length)
+
+    def _read(self, lines: Iterable[str], batch_size: int) -> Iterator[list[str]]:
+        """The lines in batches; behind the last, a warning tells of what the vocabulary cannot read."""
+        unread = UnreadCharacters(self.tokenizer)
+        for some in in_batches(lines, batch_size):
+            unread.look(some)
+            yield some
+        unread.tell()
 
     def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
         return [Prediction(*one) for one in zip(self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)]

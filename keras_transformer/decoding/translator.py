@@ -17,6 +17,7 @@ from keras_transformer.decoding.passages import Layout, Passages, warn_of_cuts
 from keras_transformer.decoding.results import Hypothesis as Hypothesis
 from keras_transformer.decoding.results import Score as Score
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
+from keras_transformer.decoding.unread import UnreadCharacters
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.lengths import penalty
@@ -192,11 +193,14 @@ class Translator:
         num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
         tokenizers = (self.source_tokenizer, self.target_tokenizer)
         passages = Passages(tokenizers, self.max_source_length, options, self.learned_text)
+        unread = UnreadCharacters(self.source_tokenizer)
         while ahead := list(islice(numbered, num_ahead)):
+            unread.look(line for _, (line, _) in ahead)
             fitted, sentences = passages.fitted(passages.taken_apart(ahead))
             found = self._translations(sum(len(passage.texts) for passage in fitted), sentences, options)
             yield from passages.joined(fitted, found)
         passages.tell()
+        unread.tell()
 
     def search_ids(self, sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
         """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""

@@ -90,7 +90,7 @@ class Tokenizer:
         """Whether text is cut into fewer pieces than are decoded. Imported vocabularies have such pieces."""
         return any(map(self._processor.is_unused, range(self.vocabulary_size)))
 
-    @property
+    @cached_property
     def alphabet(self) -> set[str]:
         """The characters that pieces spell, the space among them."""
         pieces = self._specification().pieces
