@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
-from benchmarks import decode, family, hours, lengths, train, weights
+from benchmarks import copying, decode, family, hours, lengths, train, weights
 from keras_transformer.errors import JobError, RequestError, exit_status
 from tests.benchmarks.contestants import start_honest, start_liar
 from tests.models.variants import make_model
@@ -373,6 +375,25 @@ def test_documentation_is_summed_up(tmp_path):
     )
     held_out = (tmp_path / "out" / "valid.target").read_text().splitlines()
     assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
+
+
+def test_no_training_line_holds_a_character_that_is_to_be_copied():
+    draw = random.Random(1)
+    words = ["one", "two"]
+    text = Counter("".join(copying.training_lines(draw, words, 3000)))
+    rare = {char for char in text if ord(char) >= 0x250}
+    assert len(rare) > 10_000 and all(text[char] == 1 for char in rare)
+    for kind, (chars, *bounds) in copying.KINDS.items():
+        tested = set("".join(copying.test_lines(draw, words, 300, chars, *bounds))) - {*"onetw "}
+        assert len(tested) > 30 and not tested & text.keys(), kind
+
+
+@pytest.mark.long
+def test_copying_is_measured_for_each_kind_of_character():
+    flags = "--steps 1 --checkpoint-every 1 --num-layers 1 --hidden-dim 16 --token-budget 512 --devices cpu"
+    rows = rows_of("copying", "--lines", "600", "--test-lines", "2", "--", *flags.split(), "--vocabulary-size", "600")
+    assert [row[0] for row in rows] == [*copying.KINDS, "all"]
+    assert [row[1] for row in rows] == ["2"] * 5 + ["10"] and rows[-1][3] == "0.0%"
 
 
 @pytest.mark.long
