@@ -2,7 +2,7 @@
 
     python -m benchmarks.multi30k runs/multi30k-en-de-auto --data-dir multi30k
 
-Several runs are an ensemble: each piece has the mean of their probabilities. `--split val` scores the validation text
+Several runs are an ensemble: each piece has the mean of their probabilities. `--part val` scores the validation text
 in the same ways, so that a choice needs no look at the test set. `--beams`, `--length-penalty` and the other options of
 `translate` hold for both figures, and `--out` keeps the translations of the first, for sacreBLEU's `--paired-bs`.
 
@@ -45,7 +45,7 @@ def main() -> None:
         raise RequestError(f"expected a run of `--dataset multi30k:…`; received one of {corpus.get('name')!r}")
     languages = corpus["source_language"], corpus["target_language"]
     tokenize = moses(languages[1])
-    files = [multi30k_file(arguments.split, language, arguments.data_dir) for language in languages]
+    files = [multi30k_file(arguments.part, language, arguments.data_dir) for language in languages]
     sources, references = (list(read_lines(file))[: arguments.lines] for file in files)
 
     @cache
@@ -74,7 +74,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
     add_ensemble_option(parser)
-    parser.add_argument("--split", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
+    parser.add_argument("--part", choices=("test_2016_flickr", "val"), default="test_2016_flickr")
     parser.add_argument("--data-dir", help="folder with the files of Multi30k (default: fetch it)")
     parser.add_argument("--lines", type=at_least_one, help="translate only the first lines, so many")
     add_search_options(parser)
