@@ -379,7 +379,16 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(runs, 
     status, message = outcomes["adapted"]
     assert status == 0, message
     parent, child = (json.loads((runs / name / "config.json").read_text())["settings"] for name in ("whole", "adapted"))
-    own = {"steps", "init_from", "warmup_steps", "learning_rate_factor", "threads", "out", "average_last", "normalization"}
+    own = {
+        "steps",
+        "init_from",
+        "warmup_steps",
+        "learning_rate_factor",
+        "threads",
+        "out",
+        "average_last",
+        "normalization",
+    }
     assert {name for name in parent if parent[name] != child[name]} <= own
     assert (child["sampling"], child["dropout"], child["token_budget"]) == (0.3, 0.2, 256)
     assert (child["steps"], child["warmup_steps"]) == (4, 1)
