@@ -68,8 +68,8 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     settings = run.settings
     tags = _mix(run)
     tokenizers = _tokenizers(run, tags)
-    sources = (source for source, _ in run.corpus.train())
-    run.config["corpus"]["sentences_per_line"] = usual_count(sources, run.corpus.source_language)
+    lines = (source for source, _ in run.corpus.train())
+    run.config["corpus"]["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
     train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -219,7 +220,7 @@ def test_a_line_has_an_end_only_if_each_part_has(short, cut):
 
 
 def test_every_part_of_a_line_is_drawn_anew(translator):
-    draws = {"sampling": True, "seed": 3, "split": "sentences"}
+    draws: dict[str, Any] = {"sampling": True, "seed": 3, "split": "sentences"}
     line = " ".join(["Two dogs run to the sea."] * 3)
     ((whole,),) = found_by(translator, [line], **draws)
     ((again,),) = found_by(translator, [line], **draws, batch_size=1)
