@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DICTIONARY = {"ba": "Ha", "do": "Le", "fi": "Si", "gu": "Vo", "ka": "Zu"}
 DICTIONARY |= {"lo": "Wa", "mi": "Te", "nu": "Ni", "pa": "Go", "ro": "Fu"}
 LEARNING = (
-    "--num-layers 1 --num-heads 2 --hidden-dim 32 --intermediate-dim 64 --residual pre_norm --positions learned "
-    "--vocabulary-size 50 --token-budget 512 --warmup-steps 60 --steps 300 --checkpoint-every 100 --average-last 1 "
-    "--bleu-sentences 60 --devices cpu --threads 1"
+    "--preset tiny --num-layers 1 --num-heads 2 --hidden-dim 32 --intermediate-dim 64 --residual pre_norm "
+    "--positions learned --vocabulary-size 50 --token-budget 512 --warmup-steps 60 --steps 300 --checkpoint-every 100 "
+    "--average-last 1 --bleu-sentences 60 --devices cpu --threads 1"
 )
 AVERAGING = "--steps 4 --checkpoint-every 1 --average-last 4 --ema 0.5 --bleu-sentences 3 --dropout 0.3"
 COMPARING = "--steps 40 --checkpoint-every 4 --bleu-sentences 0 --warmup-steps 4 --learning-rate-factor 4"
