@@ -38,18 +38,8 @@ VARIANTS = {
     "universal, not adaptive": ["--stack", "universal:adaptive=false", "--positions", "none"],
 }
 SIZES = [
-    "--preset",
-    "tiny",
-    "--num-layers",
-    "3",
-    "--hidden-dim",
-    "64",
-    "--intermediate-dim",
-    "128",
-    "--num-heads",
-    "4",
-    "--dropout",
-    "0",
+    *("--preset", "tiny", "--num-layers", "3", "--hidden-dim", "64"),
+    *("--intermediate-dim", "128", "--num-heads", "4", "--dropout", "0"),
 ]
 RECIPE = ["--token-budget", "512", "--warmup-steps", "300", "--learning-rate-factor", "0.3"]
 TRAINED_ROWS = 20_000

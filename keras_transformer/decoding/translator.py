@@ -50,7 +50,8 @@ class Translator:
         sentences_per_line: how many sentences the lines hold that the model learned from. As many stay together.
 
     Raises:
-        RequestError: `max_source_length` is not positive, or more than the model can take; or `search` is wrong.
+        RequestError: `max_source_length` is not positive, or more than the model can take; or `search` or
+            `sentences_per_line` is wrong.
 
     Example:
 
@@ -73,6 +74,7 @@ class Translator:
         sentences_per_line: int = 1,
     ):
         self.decoder = decoder_of(model)
+        require_whole("sentences_per_line", sentences_per_line, 1)
         given = LearnedText(source_language, target_language, sentences_per_line)
         self.learned_text = self.decoder.learned_text if given == LearnedText() else given
         self.search = own_search(dict(self.decoder.own_search) if search is None else search)

@@ -261,6 +261,12 @@ def test_split_lines_are_read_no_further_ahead(short):
         assert len(read) == answered
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_a_number_of_sentences_that_no_line_holds_is_refused(translator, tokenizer, count):
+    with pytest.raises(RequestError, match="sentences_per_line must be a whole number from 1; received"):
+        Translator(translator.model, tokenizer, sentences_per_line=count)
+
+
 @pytest.mark.parametrize("name", ["split", "long"])
 def test_other_ways_are_refused(short, name):
     with pytest.raises(RequestError, match="split must be 'sentences' or 'lines' or 'off'; received: 'fold'"):
