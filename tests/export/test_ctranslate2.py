@@ -135,7 +135,7 @@ def test_it_gives_translations_the_probabilities_of_the_model(held):
 def test_greedy_search_gives_the_models_translations_and_scores(held):
     run, path = held
     found = search_in(path)(pieces_of(run, ODD + SOURCES))
-    expected = [one for (one,) in run.pipeline.n_best(ODD + SOURCES, num_beams=1, length_penalty=0.8)]
+    expected = [one for (one,) in run.pipeline.n_best(ODD + SOURCES, split="off", num_beams=1, length_penalty=0.8)]
     assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
 
@@ -153,7 +153,7 @@ def test_beams_give_the_models_translations_and_scores(sure, tmp_path):
     run = TrainedRun(sure)
     (path,) = export_ctranslate2(run, tmp_path, Decoding(4, 0.8))
     found = search_in(path)(pieces_of(run, ODD + SOURCES))
-    expected = [one[0] for one in sure.n_best(ODD + SOURCES, num_beams=4, length_penalty=0.8)]
+    expected = [one[0] for one in sure.n_best(ODD + SOURCES, split="off", num_beams=4, length_penalty=0.8)]
     assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], rel=1e-5, abs=1e-4)
 
@@ -205,7 +205,7 @@ def test_an_imported_marian_model_gives_the_same_translations(tmp_path):
     run = TrainedRun(pipeline)
     (path,) = export_ctranslate2(run, tmp_path, run.decoding(num_beams=1))
     found = search_in(path)(pieces_of(run, SOURCES[:6]))
-    expected = [one for (one,) in pipeline.n_best(SOURCES[:6], num_beams=1)]
+    expected = [one for (one,) in pipeline.n_best(SOURCES[:6], split="off", num_beams=1)]
     assert rows_of(run, found) == [list(one.ids) for one in expected]
     assert found["score"] == pytest.approx([one.score for one in expected], abs=1e-4)
     assert {file.name for file in path.iterdir()} >= {"source_vocabulary.json", "target_vocabulary.json"}

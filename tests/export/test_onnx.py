@@ -324,7 +324,7 @@ def test_the_files_translate_as_the_translator_does(exported, run, source_ids):
     ((texts, text_scores),) = translate_texts(paths["translate_text"], lines(5, 12))
     np.testing.assert_allclose(text_scores, scores, atol=1e-4)
     assert texts == run.pipeline.target_tokenizer.decode(ids)
-    found = [best for (best,) in run.pipeline.n_best(lines(5, 12))]
+    found = [best for (best,) in run.pipeline.n_best(lines(5, 12), split="off")]
     same = [tuple(row[row != PAD]) == best.ids for row, best in zip(ids, found, strict=True)]
     assert sum(same) >= {"float32": 12, "float16": 11, "int8": 6}[precision]
     if precision != "int8":

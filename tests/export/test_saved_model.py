@@ -77,7 +77,7 @@ def test_a_line_translates_alone_as_in_a_batch(answers):
 
 def test_an_empty_batch_and_invalid_utf_8_get_an_answer(answers, translator):
     assert answers["nothing"] == {"translation": [], "score": []}
-    expected = translator.translate(["a \ufffd dog"], num_beams=3, length_penalty=0.8, max_length=12)
+    expected = translator.translate(["a \ufffd dog"], split="off", num_beams=3, length_penalty=0.8, max_length=12)
     assert answers["not UTF-8"]["translation"] == expected
 
 
@@ -111,7 +111,7 @@ def test_vocabularies_may_be_separate(tokenizer, other_tokenizer, tmp_path):
     (path,) = export_saved_model(TrainedRun(translator), tmp_path, Decoding(1, max_length=5))
     answer = tf.saved_model.load(str(path)).signatures["serving_default"](text=tf.constant(ODD))
     texts = [text.decode() for text in answer["translation"].numpy()]
-    assert texts == translator.translate(ODD, num_beams=1, max_length=5)
+    assert texts == translator.translate(ODD, split="off", num_beams=1, max_length=5)
 
 
 def test_it_says_what_it_is(exported):
