@@ -43,7 +43,7 @@ def info(arguments: argparse.Namespace) -> None:
         print_section(section, config.get(section, {}))
     resume = f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}"
     steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
-    is_unfinished = steps is not None and not is_finished(config, steps)
+    is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
     hint = f"; the run is unfinished: `{resume}` goes on" if is_unfinished else ""
     print(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))

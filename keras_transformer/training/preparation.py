@@ -68,8 +68,9 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     settings = run.settings
     tags = _mix(run)
     tokenizers = _tokenizers(run, tags)
-    lines = (source for source, _ in run.corpus.train())
-    run.config["corpus"]["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
+    if "sentences_per_line" not in run.config["corpus"]:  # a run that goes on knows, and reads no text again
+        lines = (source for source, _ in run.corpus.train())
+        run.config["corpus"]["sentences_per_line"] = usual_count(lines, run.corpus.source_language)
     record_vocabularies(run, tokenizers)
     valid_pairs = validation_pairs(run)
     train, valid = tokenized(run, cache, valid_pairs, tokenizers, keep_text=settings.sampling > 0)
