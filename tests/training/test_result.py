@@ -27,8 +27,8 @@ class Translator:
     def __init__(self, model: Any, source: Any, target: Any):
         self.model = model
 
-    def translate(self, lines: list[str], num_beams: int) -> list[str]:
-        assert num_beams == 1, "as while training"
+    def translate(self, lines: list[str], num_beams: int, split: str) -> list[str]:
+        assert (num_beams, split) == (1, "off"), "as while training"
         return TRANSLATIONS[: len(lines)]
 
 
