@@ -85,11 +85,9 @@ def chosen_probes(translator: Translator, sentences: Iterable[str], options: Any
     """
     sources = short(translator, sentences)
     if len(sources) < NUM_CANDIDATES:
-        sources |= short(translator, made_sentences(translator))
-    search = SearchOptions(
-        options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams, split="off"
-    )
-    found = zip(sources, translator.stream(sources.values(), search), strict=True)
+        sources = [*dict.fromkeys([*sources, *short(translator, made_sentences(translator))])]
+    search = SearchOptions(options.num_beams, options.length_penalty, options.max_length, n_best=options.num_beams)
+    found = zip(sources, translator.search_ids(sources, search), strict=True)
     return surest(
         (best.score - (others[0].score if others else 0.0), Probe([*ids, END], answers_of([best, *others])))
         for ids, [best, *others] in found
@@ -106,13 +104,12 @@ def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 
 
-def short(translator: Translator, sentences: Iterable[str]) -> dict[tuple[int, ...], str]:
-    """The shortest sentences by their pieces, each once; none with more pieces than a probe has."""
+def short(translator: Translator, sentences: Iterable[str]) -> list[tuple[int, ...]]:
+    """The pieces of the shortest sentences, each once; none with more pieces than a probe has."""
     texts = [text for text in sentences if not is_blank(text)]
-    sources = dict(zip(map(tuple, translator.source_tokenizer.encode(texts)), texts, strict=True))
+    sources = dict.fromkeys(map(tuple, translator.source_tokenizer.encode(texts)))
     most = min(MOST_PIECES, translator.max_source_length)
-    shortest = sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
-    return {ids: sources[ids] for ids in shortest}
+    return sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
 
 
 def made_sentences(translator: Translator) -> list[str]:

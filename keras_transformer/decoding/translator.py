@@ -204,7 +204,7 @@ class Translator:
         passages.tell()
         unread.tell()
 
-    def search_ids(self, sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
+    def search_ids(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
         """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""
         sentences = [Sentence(place, place, list(ids), []) for place, ids in enumerate(sources) if ids]
         return self._translations(len(sources), sentences, options)

@@ -1,7 +1,7 @@
 """Where sentences begin: by LanguageTool's rules, with the abbreviations of many languages, else by the marks.
 
-The rules are those of the library choppa-srx, in SRX. Languages without such rules are split at marks, those without
-capital letters; the others by the rules of English. What a sentence cannot begin with is decided here for all of them.
+The library choppa-srx brings the rules, in SRX. A language without rules takes those of English, or the marks of its
+script where the script has no capital letters. For all languages, this module decides what cannot begin a sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULED = {
 }  # fmt: skip
 USUAL = "en"
 OWN_STOPS = "。｡।॥።။۔։"  # in a text with one of these, "." ends no sentence
-MARKS = f".!?…‥;;؟{OWN_STOPS}！？．"
+MARKS = f".!?…‥;\u037e؟{OWN_STOPS}！？．"  # the Greek question mark in both of its spellings
 CLOSING = "\"'”’»›)]}」』】〉》〕）］｝"
 
 _CLOSE = rf"[{re.escape(CLOSING)}]"
@@ -33,9 +33,8 @@ _END = re.compile(
     rf"(?:(?<!\b\w)(?<!\b\d\d)\.|(?<!\.)\.\.+|[!?…‥؟۔։])(?:{_CLOSE}|[“‘«‹]|[\xa0\u202f](?=[»›]))*\s+"
     rf"|[{OWN_STOPS}！？]+…*{_CLOSE}*\s*|．(?!\d){_CLOSE}*\s*"
 )
-_BRACKETED = re.compile(
-    r"(?:^|[.!?…]\s+)[(\[][^()\[\]]*[.!?…][)\]]\s+"
-)  # whole sentences, whose end some rules overlook
+# Whole sentences in brackets, whose end some rules overlook.
+_BRACKETED = re.compile(r"(?:^|[.!?…]\s+)[(\[][^()\[\]]*[.!?…][)\]]\s+")
 _INSIDE = re.compile(r"「[^「」]*」|『[^『』]*』|（[^（）]*）|《[^《》]*》")
 _LIST_MARK = re.compile(r"\s*(?:[^\W\d_]|\d+)[.)．]\s*")
 _SPACE = re.compile(r"\s*")

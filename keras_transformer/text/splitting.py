@@ -105,7 +105,8 @@ def joined(texts: Sequence[str], spaces: Sequence[str]) -> str:
     line = ""
     for text, space in zip(texts, ["", *spaces], strict=True):
         if line and text:
-            line += space if len(space) > 1 else "" if _is_unspaced(line[-1]) else space or " "
+            usual = "" if _is_unspaced(line[-1]) else " "
+            line += usual if space in ("", " ") else space
         line += text
     return line
 

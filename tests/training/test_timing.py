@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +19,9 @@ from keras_transformer.training.preparation import Tokenizers
 from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import Settings
 from keras_transformer.training.timing import Estimate
+from tests.processes import run_python
 from tests.tiny_corpus import tiny_flags
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 HOUR = 3600.0
 OPTIONS = "--steps 12 --dropout 0.2 --ema 0.9 --bleu-sentences 4"
 
@@ -70,9 +67,7 @@ json.dump(outcomes, open("outcomes.json", "w"))
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("timed")
     code = RUNS.format(tiny=tiny_flags(folder, Path("unused")), options=OPTIONS)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(folder, code, "tensorflow")
     return folder
 
 
@@ -174,8 +169,8 @@ def test_a_translation_is_counted_by_the_references_of_its_batches(monkeypatch):
         def __init__(self, *made: Any):
             pass
 
-        def translate(self, lines: list[str], num_beams: int, max_length: int) -> None:
-            assert num_beams == 1 and len(lines) == 3
+        def translate(self, lines: list[str], num_beams: int, max_length: int, split: str) -> None:
+            assert (num_beams, split, len(lines)) == (1, "off", 3)
             asked.append(max_length)
 
     monkeypatch.setattr("keras_transformer.decoding.translator.Translator", Translator)
