@@ -213,6 +213,8 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[Plant, str]]] = {
         "sources cut at 6": (SHORTER_SOURCES, OTHER),
         "another name of the input": (planted.renamed_input, r"(?i)input"),
         "metadata of another search": (planted.in_metadata("decoding", "{}"), "metadata"),
+        "metadata of several sentences": (planted.in_metadata("sentences_per_line", "4"), "sentences_per_line '4'"),
+        "metadata that promise to split": (planted.in_metadata("splits_text", "yes"), "splits_text 'yes'"),
     },
     ("translator", "onnx/translate-float16.onnx"): {
         "scores NaN where padded": (alters("score", by("Add", nan), planted.padded), FINITE),
