@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import keras
@@ -38,8 +39,32 @@ class CompiledComputations:
         """The results (B, ...) of arrays (B, ...); the first call compiles the computation."""
         if computation not in self._compiled:
             self._compiled[computation] = compiled(computation, self.model, arrays)
-        results = self._compiled[computation](*map(ops.convert_to_tensor, arrays))
-        return [ops.convert_to_numpy(result) for result in results]
+        with full_float32():
+            results = self._compiled[computation](*map(ops.convert_to_tensor, arrays))
+            return [ops.convert_to_numpy(result) for result in results]
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Products of float32 keep all bits within. By default TensorFlow and JAX round them to TF32 on a GPU, to 11 bits,
+    and exported graphs, which do not, would give other scores."""
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        switch = tf.config.experimental
+        before = switch.tensor_float_32_execution_enabled()
+        switch.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            switch.enable_tensor_float_32_execution(before)
+    elif keras.config.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    else:
+        yield  # PyTorch's default
 
 
 def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Sequence[np.ndarray]) -> Compiled:

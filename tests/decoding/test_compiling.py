@@ -38,6 +38,28 @@ def test_many_computations_are_compiled_once_each_without_a_warning(caplog):
     assert not caplog.records
 
 
+@dataclass(frozen=True)
+class RoundsToTf32:
+    """Whether TensorFlow rounds products of float32 to TF32 on a GPU, while a computation runs."""
+
+    def run(self, model: Any, array: Any) -> tuple[Any]:
+        tf = pytest.importorskip("tensorflow")
+        enabled = tf.config.experimental.tensor_float_32_execution_enabled
+        return (tf.py_function(lambda: enabled(), [], tf.bool),)
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the switch is TensorFlow's")
+def test_products_of_float32_keep_all_bits_and_training_keeps_its_switch():
+    import tensorflow as tf
+
+    computations = CompiledComputations(None)  # type: ignore[arg-type]
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+    for _ in range(2):
+        (rounds,) = computations.run(RoundsToTf32(), np.ones(2, "float32"))
+        assert not rounds
+        assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
 @pytest.mark.parametrize(
     ("shape", "padded"), [((3,), (4,)), ((3, 5), (4, 16)), ((5, 2, 17), (8, 2, 32)), ((3, 6, 6, 3), (4, 6, 6, 3))]
 )
