@@ -77,7 +77,7 @@ AUTO_ROWS: dict[int, dict[str, Any]] = {
     },
     5_000: {**SMALL, "dropout": 0.3, "vocabulary_size": 4_000, "steps": 3_000},
     20_000: {**SMALL, "steps": 4_000},
-    200_000: {**TINY, "dropout": 0.1, "vocabulary_size": 16_000, "token_budget": 8_192, "steps": 30_000},
+    200_000: {**PRESETS["modern"], "dropout": 0.1, "vocabulary_size": 16_000, "token_budget": 8_192, "steps": 30_000},
     1_000_000: PRESETS["base"],
 }
 
