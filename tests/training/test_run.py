@@ -490,7 +490,11 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
         (["--num-layers", "0"], "--num-layers must be an integer from 1 to 512; received: 0"),
         (["--encoder-layers", "0"], "--encoder-layers must be an integer from 1 to 512; received: 0"),
         (["--embedding-scale", "0"], "--embedding-scale must be a number from 1e-06 to 1,000,000.0; received: 0.0"),
-        (["--hidden-dim", "9", "--num-heads", "3"], "--hidden-dim must be even for sinusoidal positions; received: 9"),
+        (["--hidden-dim", "9", "--num-heads", "3"], "--key-dim must be even for rotary positions; received: 3"),
+        (
+            ["--hidden-dim", "9", "--num-heads", "3", "--positions", "sinusoidal"],
+            "--hidden-dim must be even for sinusoidal positions; received: 9",
+        ),
         (
             ["--hidden-dim", "12", "--num-heads", "5"],
             "--num-heads must divide --hidden-dim, or --key-dim must be given; "
@@ -502,7 +506,7 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
             "received: --feed-forward top_k 3, --feed-forward num_experts 2",
         ),
         (
-            ["--hidden-dim", "12", "--num-heads", "4", "--attention", "full:num_key_value_heads=3"],
+            ["--hidden-dim", "16", "--num-heads", "4", "--attention", "full:num_key_value_heads=3"],
             "--attention num_key_value_heads must divide --num-heads; "
             "received: --attention num_key_value_heads 3, --num-heads 4",
         ),
