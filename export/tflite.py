@@ -1,7 +1,7 @@
 """TFLite: a model of ids, with LiteRT's own operators alone; and one of text, with tensorflow-text's operators.
 
 LiteRT cannot clean text as the other formats do: it drops a NUL, and it translates a blank line if SentencePiece keeps
-its characters, such as U+00AD.
+its characters, such as U+00AD or a no-break space.
 """
 
 from __future__ import annotations

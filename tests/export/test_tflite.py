@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, InterpreterWithCustomOps
 
+from export.artefacts import Artefact
+from export.probes import TEXTS, Texts, known_difference
 from export.signatures import Decoding, TrainedRun
 from export.tflite import Int8Rows, export_tflite
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from tests.export.conftest import ODD
 from tests.tiny_text import lines
@@ -168,3 +172,16 @@ def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, 
     paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
     assert [path.name for path in paths] == ["translate.tflite"]
     assert f"translate_text.tflite is left out: {reason}" in capsys.readouterr().err
+
+
+def test_blank_lines_that_litert_translates_are_known():
+    """A vocabulary that holds no-break spaces reads a line of them; to a translator the line is blank."""
+    tf, library = (pytest.importorskip(name) for name in ("tensorflow", "tensorflow_text"))
+    tokenizer = Tokenizer.train([line.replace(" ", "\u00a0", 1) for line in lines(0)], 64)
+    litert = library.FastSentencepieceTokenizer(tokenizer.model)
+    file, texts = Artefact(Path("translate_text.tflite"), "tflite", "text", "float32"), Texts([], [], TEXTS)
+    blank = [text for text in TEXTS if is_blank(text)]
+    read = [text for text, ids in zip(blank, litert.tokenize(tf.constant(blank)).to_list(), strict=True) if ids]
+    known = [text for text in blank if known_difference(file, texts, TEXTS.index(text))]
+    assert "\u00a0\u2003\u3000" in read and {*read} <= {*known}
+    assert not {"", " \t "} & {*known}
