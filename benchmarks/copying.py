@@ -29,7 +29,8 @@ from keras_transformer.text.prose import named_text
 
 FLAGS = (
     "--byte-fallback --vocabulary-size 1000 --num-layers 2 --hidden-dim 128 --intermediate-dim 512 --num-heads 4 "
-    "--residual pre_norm --dropout 0 --label-smoothing 0 --token-budget 4096 --steps 2000 --warmup-steps 500 "
+    "--positions sinusoidal --residual pre_norm --norm layer --dropout 0 --label-smoothing 0 --token-budget 4096 "
+    "--steps 2000 --warmup-steps 500 "
     "--checkpoint-every 500 --bleu-sentences 0 --threads 1"
 )
 BLOCK = 128  # characters that are close by form words
