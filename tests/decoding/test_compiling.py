@@ -49,15 +49,21 @@ class RoundsToTf32:
 
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the switch is TensorFlow's")
-def test_products_of_float32_keep_all_bits_and_training_keeps_its_switch():
+@pytest.mark.parametrize("training_rounds", [True, False])
+def test_products_of_float32_keep_all_bits_and_training_keeps_its_switch(training_rounds):
     import tensorflow as tf
 
-    computations = CompiledComputations(None)  # type: ignore[arg-type]
-    assert tf.config.experimental.tensor_float_32_execution_enabled()
-    for _ in range(2):
-        (rounds,) = computations.run(RoundsToTf32(), np.ones(2, "float32"))
-        assert not rounds
-        assert tf.config.experimental.tensor_float_32_execution_enabled()
+    switch = tf.config.experimental
+    before = switch.tensor_float_32_execution_enabled()
+    switch.enable_tensor_float_32_execution(training_rounds)
+    try:
+        computations = CompiledComputations(None)  # type: ignore[arg-type]
+        for _ in range(2):
+            (rounds,) = computations.run(RoundsToTf32(), np.ones(2, "float32"))
+            assert not rounds
+            assert switch.tensor_float_32_execution_enabled() == training_rounds
+    finally:
+        switch.enable_tensor_float_32_execution(before)
 
 
 @pytest.mark.parametrize(

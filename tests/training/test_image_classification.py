@@ -228,7 +228,7 @@ def test_the_settings_of_images_belong_to_images_alone():
         resolve({"patch_size": 2}, {})
     settings = resolve({"task": "images"}, {})
     assert (settings.name, settings.positions, settings.residual) == ("digits", "learned", "pre_norm")
-    assert resolve({}, {}).positions == "sinusoidal", "other tasks keep their defaults"
+    assert resolve({"preset": "base"}, {}).positions == "sinusoidal", "other tasks keep their defaults"
     assert resolve({"task": "images", "positions": "rotary"}, {}).positions == "rotary"
 
 
