@@ -32,10 +32,14 @@ class Task(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A run: a task's name, and flags that differ from those of the task."""
+    """A run: a task's name, and for a variant of the task flags, and the format that it is exported to.
+
+    Of a variant less is recorded: see `record.parts_of`.
+    """
 
     task: str
     flags: str = ""
+    format: str = "onnx"
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
@@ -174,8 +178,29 @@ TASKS = {
         {},
     ),
 }
-# A variant is a line: a name, its task, and flags of train.py.
-CASES = {name: Case(name) for name in TASKS}
+# Together they hold every row of `slots.SLOTS`. Four rows have no ONNX graph.
+VARIANTS = {
+    "modern": "--positions rotary --residual pre_norm --norm rms --feed-forward gated --activation silu "
+    "--attention full:num_key_value_heads=1 --encoder-layers 2",
+    "magneto": "--positions xpos:scale_base=15 --residual sub_norm --score general --activation gelu --attention-bias "
+    "--decoder-attention full:num_key_value_heads=1 --separate-vocabularies",
+    "t5": "--positions buckets:num_buckets=8,max_distance=6 --residual pre_norm --norm rms:epsilon=1e-5 "
+    "--activation gelu_tanh --no-tied-output --score dot --embedding-scale 1 --key-dim 6 --decoder-layers 2",
+    "windows": "--positions alibi --attention windowed:width=4 --decoder-attention windowed:width=3 --output-bias "
+    "--embedding-norm",
+    "bahdanau": "--positions learned:offset=2,separate=True --score additive --residual pre_norm --attention-bias",
+    "luong": "--positions none --score location:max_length=40 --residual none",
+    "interpolated": "--positions sinusoidal:interpolation=1.5,offset=1 --feed-forward gated:use_bias=True",
+    "universal": "--stack universal --num-layers 3",
+    "experts": "--feed-forward experts:num_experts=3 --attention local:width=4 --residual pre_norm",
+    "compressed": "--attention compressed:width=4 --positions sinusoidal --num-layers 2",
+}
+WITHOUT_ONNX = ("universal", "experts", "compressed")
+SMALLER = "--hidden-dim 8 --intermediate-dim 16 --learning-rate-factor 1 --steps 300"
+CASES = {name: Case(name) for name in TASKS} | {
+    name: Case("translation", f"{SMALLER} {flags}", "saved_model" if name in WITHOUT_ONNX else "onnx")
+    for name, flags in VARIANTS.items()
+}
 
 
 def flags_of(name: str, *more: str) -> list[str]:

@@ -40,9 +40,17 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 def parts_of(name: str) -> list[str]:
-    """The parts of a case that its stored run gives: all but "fresh"."""
-    is_translation = CASES[name].task == "translation"
+    """The parts of a case that its stored run gives: all but "fresh"; of a variant one export in float32."""
+    case = CASES[name]
+    if case.flags:
+        return ["answers", case.format]
+    is_translation = case.task == "translation"
     return ["answers", *(part for part in EXPORTS if is_translation or not part.startswith("ctranslate2"))]
+
+
+def searches_of(name: str) -> list[dict[str, Any]]:
+    """The searches that a case is asked for: of variants greedy search and beams alone."""
+    return SEARCHES[:2] if CASES[name].flags else SEARCHES
 
 
 def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
@@ -52,7 +60,7 @@ def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
     trained = open_run(run)
     questions = questions_of(name, trained.pipeline, run)
     if part == "answers":
-        found = answers(trained.pipeline, questions)
+        found = answers(trained.pipeline, questions, searches_of(name))
     else:
         format, _, precision = part.partition("-")
         decoding = trained.decoding(**TASKS[CASES[name].task].search)
@@ -62,11 +70,13 @@ def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
 
 
 def questions_of(name: str, pipeline: Any, run: Path) -> list[Any]:
-    """What the case is asked: the validation images, or its questions and the validation sources."""
+    """What the case is asked: the validation images, or its questions (of variants six) and the validation sources."""
     if isinstance(pipeline, Recognizer):
         return list(np.load(run / "validation.npz")["images"])
     path = run / "validation.source"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if CASES[name].flags:
+        return TASKS[CASES[name].task].questions[:6]
     return [*TASKS[CASES[name].task].questions, *lines]
 
 
@@ -114,10 +124,10 @@ def vectors(what: str, rows: Any) -> Found:
     yield from ((f"{what} | vector {place}", [*map(number, row)]) for place, row in enumerate(rows))
 
 
-def answers(pipeline: Any, questions: list[Any]) -> Found:
+def answers(pipeline: Any, questions: list[Any], searches: list[dict[str, Any]]) -> Found:
     """What a run answers in Python."""
     if isinstance(pipeline, Translator | Generator):
-        yield from searched(pipeline, questions)
+        yield from searched(pipeline, questions, searches)
         return
     asked = np.stack(questions) if isinstance(pipeline, Recognizer) else questions
     yield from vectors("questions", pipeline.embed(asked))
@@ -135,9 +145,9 @@ def answers(pipeline: Any, questions: list[Any]) -> Found:
             yield f"fills | answers {place}", [ranking(best) for best in fills]
 
 
-def searched(pipeline: Translator | Generator, questions: list[str]) -> Found:
-    """What a translator or a language model answers by several searches, and its scores of given texts."""
-    for search in SEARCHES:
+def searched(pipeline: Translator | Generator, questions: list[str], searches: list[dict[str, Any]]) -> Found:
+    """What a translator or a language model answers by searches, and its scores of given texts."""
+    for search in searches:
         what = ", ".join(f"{key}={value}" for key, value in search.items())
         for place, hypotheses in enumerate(hypotheses_of(pipeline, questions, dict(search))):
             rows = [([one.text, [*one.ids]], one.score) for one in hypotheses]
