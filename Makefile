@@ -10,6 +10,8 @@ PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.
   ray[data,train]==2.60.0
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
+# What `make mutants` changes the code with. They stay out of the lock: no test needs them.
+MUTATION ?= cosmic-ray==8.7.0 coverage==7.17.5
 # What `make docs` needs. It stays out of the lock, as no test needs it.
 SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
 # An index with a smaller build of PyTorch than the usual one, where you have one.
@@ -22,6 +24,7 @@ SYSTEM ?= $(shell uname -s)
 PARITY_ENVIRONMENT := .venv/installed-parity
 BROWSER_ENVIRONMENT := .venv/installed-browser
 SITE_ENVIRONMENT := .venv/installed-docs
+MUTATION_ENVIRONMENT := .venv/installed-mutants
 
 .PHONY: help demo test mutants lint bench docs lock
 
@@ -31,7 +34,8 @@ help:
 	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
 	@echo '                    LONG=1 runs what takes long too, such as most notebooks and benchmarks'
 	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
-	@echo 'make mutants        change the code in one place after the other (a list), and see that tests fail: half an hour'
+	@echo 'make mutants        change the code at random in N=150 places, one after the other, and see that tests fail; SEED=1'
+	@echo '                    ONLY=text changes files whose names hold the text; TESTS=tests/layers runs these tests'
 	@echo 'make lint           ruff and mypy'
 	@echo 'make bench          the benchmarks, a part of each'
 	@echo 'make docs           the documentation as a site, in build/site'
@@ -52,10 +56,13 @@ EXPRESSION = $(subst not-,not ,$(subst $(subst ,, ), and ,$(addprefix not-,$(LEF
 test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT)) $(if $(BROWSER),$(BROWSER_ENVIRONMENT))
 	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) -m '$(if $(MATRIX),matrix,$(EXPRESSION))' $(TESTS)
 
-# JOBS mutants at once; ONLY=text for those alone whose line holds the text.
+# JOBS mutants at once.
+N ?= 150
+SEED ?= 1
 JOBS ?= 2
-mutants: $(ENVIRONMENT)
-	.venv/bin/python -m tests.mutation --jobs $(JOBS) $(if $(ONLY),--only '$(ONLY)')
+mutants: $(MUTATION_ENVIRONMENT)
+	.venv/bin/python -m tests.mutation --number $(N) --seed $(SEED) --jobs $(JOBS) $(if $(ONLY),--only '$(ONLY)') \
+	  $(if $(TESTS),--tests $(TESTS))
 
 lint: $(ENVIRONMENT)
 	.venv/bin/python -m ruff check .
@@ -109,6 +116,10 @@ $(BROWSER_ENVIRONMENT): $(ENVIRONMENT)
 	  exit 1; \
 	}
 	$(PIP) install -c $(CONSTRAINTS) '$(SELENIUM)'
+	@touch $@
+
+$(MUTATION_ENVIRONMENT): $(ENVIRONMENT)
+	$(PIP) install -c $(CONSTRAINTS) $(MUTATION)
 	@touch $@
 
 $(SITE_ENVIRONMENT): $(ENVIRONMENT)

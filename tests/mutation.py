@@ -1,254 +1,312 @@
-"""`python -m tests.mutation`: changes one place of the code at a time, and sees that tests fail.
+"""`make mutants N=150 SEED=1`: draws changes of the code at random, and runs the tests that run the changed lines.
 
-A mutant that survives is a place that no test watches. The list in `tests/mutants.py` says for each which tests should
-fail, so that an hour's worth of the suite is not run for each. Libraries such as mutmut and cosmic-ray make mutants by
-the thousand, of operators and numbers alone, and run all tests on each: with tests that take seconds to import
-TensorFlow that would take days.
+cosmic-ray changes the code, by all its default operators. coverage tells which tests run a line. A mutant that survives
+is a place that no test watches, or a change that changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import ast
+import contextlib
+import difflib
+import hashlib
+import multiprocessing
 import os
-import queue
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
+
+import pytest
+from cosmic_ray.ast import Visitor, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator, operator_names
+from coverage import Coverage, CoverageData
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 400  # that the tests of one mutant may take: one that hangs is noticed too
-NOT_COPIED = (".*", "__pycache__", "runs", "exported", "*.egg-info")
-# Exit statuses of pytest: a test failed, a module could not be imported; and of one that was not done in time.
-FAILED, NOT_IMPORTED, TOO_LATE = 1, 2, -signal.SIGALRM
-# What takes seconds to import, and is no part of the code that is mutated: a process imports it once for many mutants.
-PRELOADED = ("tensorflow", "keras", "sentencepiece", "sacrebleu", "h5py")
-SERVER = """
-import contextlib, importlib, json, os, signal, sys
-import pytest
-for name in json.loads(sys.argv[1]):
-    with contextlib.suppress(ImportError):
-        importlib.import_module(name)
-for line in sys.stdin:
-    arguments, log, seconds = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.setsid()
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        status = pytest.main(arguments)
-        sys.stdout.flush()
-        os._exit(status)
-    try:
-        _, status = os.waitpid(child, 0)
-    finally:  # the tests may have started processes; and Ctrl-C ends this process alone
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
+FOLDERS = ("keras_transformer", "export")
+MAP = ROOT / "build" / "mutants"
+NOT_COPIED = (".*", "__pycache__", "build", "runs", "exported", "*.egg-info")
+# What takes seconds to import, and is no part of the code that is mutated: one process imports it for all mutants.
+PRELOADED = ("tensorflow", "keras", "sentencepiece", "sacrebleu", "h5py", "onnx", "onnxruntime")
+SECONDS_A_TEST, SECONDS_A_MUTANT = 120, 300
+# Those that need no arguments.
+OPERATORS = [get_operator(name)() for name in sorted(operator_names()) if not get_operator(name).arguments()]
+MOST_TESTS = 300  # of a mutant, those that run the fewest lines
+SURVIVED, NO_TEST, KILLED, HANGS = "survived", "no test runs it", "killed", "killed: a test hangs"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One place changed.
+    """A changed place.
 
     Args:
-        place: the file, or a folder in whose Python files the text stands once.
-        old: a part of a line, or of some lines.
-        new: what takes its place.
-        tests: arguments of pytest: the files or tests that should fail, from the root.
+        file: from the root.
+        line: the first line that is changed, from 1.
+        code: the whole file, mutated.
+        tests: the ids of the tests that run the line, those that run the fewest lines first.
     """
 
-    place: str
-    old: str
-    new: str
+    file: str
+    line: int
+    code: str
     tests: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"{self.place}: {self.old!r} → {self.new!r}"
-
-    def file(self, root: Path) -> Path | None:
-        """The file that holds the old text, once and alone; None if there is none: the mutant is stale."""
-        place = root / self.place
-        files = [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
-        counts = {file: file.read_text(encoding="utf-8").count(self.old) for file in files if file.is_file()}
-        holding = [file for file, count in counts.items() if count]
-        return holding[0] if sum(counts.values()) == 1 else None
+    def difference(self, root: Path = ROOT) -> str:
+        """The lines that differ."""
+        before = (root / self.file).read_text(encoding="utf-8").splitlines()
+        lines = difflib.unified_diff(before, self.code.splitlines(), n=0, lineterm="")
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a mutant: "killed", "survived", "stale" or "error", and the last lines of the tests."""
-
-    mutant: Mutant
-    verdict: str
-    seconds: float = 0.0
-    last_lines: str = ""
-
-
-def stale(mutants: Iterable[Mutant], root: Path = ROOT) -> list[Mutant]:
-    """The mutants whose old text is not found exactly once."""
-    return [mutant for mutant in mutants if mutant.file(root) is None]
-
-
-class Copy:
-    """A copy of a working tree, and a process that runs tests in it.
+class Map:
+    """Which tests run which lines, by coverage's data of a run of tests.
 
     Args:
-        root: the working tree.
-        path: where the copy goes.
-        preloaded: what the process imports beforehand.
+        data: coverage's file. Its contexts are the ids of tests.
+        root: the folder of the code that ran.
     """
 
-    def __init__(self, root: Path, path: Path, preloaded: Sequence[str] = PRELOADED):
-        shutil.copytree(root, path, ignore=shutil.ignore_patterns(*NOT_COPIED))
-        self.path = path
-        self.log = path.with_name(f"{path.name}.log")
-        # No bytecode: Python would take that of the unchanged file for the mutant's, written in the same second.
-        environment = {**os.environ, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
-                       "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
-        self.server = subprocess.Popen(
-            [sys.executable, "-P", "-c", SERVER, json.dumps(preloaded)],
-            cwd=path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
-        )  # fmt: skip
+    def __init__(self, data: Path, root: Path):
+        self._root = root.resolve()
+        self._data = CoverageData(str(data))
+        self._data.read()
+        self._lines: Counter[str] = Counter()
+        for file in self._data.measured_files():
+            for tests in self._data.contexts_by_lineno(file).values():
+                self._lines.update(tests)
 
-    def test(self, tests: Iterable[str], seconds: float) -> tuple[int, str]:
-        """The exit status of pytest, and its last lines."""
-        assert self.server.stdin is not None and self.server.stdout is not None
-        marks = "not parity and not matrix and not browser"  # long ones too
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", marks, *tests]
-        self.server.stdin.write(json.dumps([arguments, str(self.log), seconds]) + "\n")
-        self.server.stdin.flush()
-        status = int(self.server.stdout.readline())
-        if status == TOO_LATE:
-            return status, f"not done after {seconds:.0f} seconds"
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return status, " | ".join(lines[-3:])
-
-    def tried(self, mutant: Mutant, seconds: float = SECONDS) -> Outcome:
-        """Mutates the copy, runs the tests, and undoes the mutation."""
-        file = mutant.file(self.path)
-        if file is None:
-            return Outcome(mutant, "stale")
-        start, whole = time.monotonic(), file.read_bytes()
-        try:
-            file.write_bytes(whole.replace(mutant.old.encode(), mutant.new.encode()))
-            status, last_lines = self.test(mutant.tests, seconds)
-        finally:
-            file.write_bytes(whole)
-        killed = status in (FAILED, NOT_IMPORTED, TOO_LATE)
-        verdict = "killed" if killed else "survived" if status == 0 else "error"
-        return Outcome(mutant, verdict, time.monotonic() - start, last_lines)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.server.communicate()
+    def tests(self, file: str, lines: set[int] | None) -> tuple[str, ...]:
+        """The tests that run one of the lines, or any line of the file; those that run the fewest lines first."""
+        by_line = self._data.contexts_by_lineno(str(self._root / file))
+        found = {test for line, tests in by_line.items() if lines is None or line in lines for test in tests}
+        return tuple(sorted(found - {""}, key=lambda test: (self._lines[test], test)))
 
 
-@contextmanager
-def copies(root: Path, count: int, preloaded: Sequence[str] = PRELOADED) -> Iterator[queue.Queue[Copy]]:
-    """A queue of copies of a working tree; they are gone in the end."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        made = [Copy(root, Path(folder) / str(number), preloaded) for number in range(count)]
-        free: queue.Queue[Copy] = queue.Queue()
-        for copy in made:
-            free.put(copy)
-        try:
-            yield free
-        finally:
-            for copy in made:
-                copy.close()
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A hook of pytest, for which this module is a plugin: coverage learns which test runs, here and in processes."""
+    if coverage := Coverage.current():
+        coverage.switch_context(item.nodeid)
+        coverage.config.context = item.nodeid
+        os.environ["COVERAGE_PROCESS_CONFIG"] = coverage.config.serialize()
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+def lines_run(tree: ast.Module, line: int) -> set[int] | None:
+    """The lines of the statement in a function that a line is in; None for what runs when the module is imported."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = [one for one in functions if one.body[0].lineno <= line <= (one.end_lineno or 0)]
+    if not inside:
+        return None
+    statements = [node for one in inside for node in ast.walk(one) if isinstance(node, ast.stmt) and node is not one]
+    around = [node for node in statements if node.lineno <= line <= (node.end_lineno or 0)]
+    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    first_inner = min((node.lineno for node in ast.iter_child_nodes(smallest) if isinstance(node, ast.stmt)),
+                      default=(smallest.end_lineno or 0) + 1)  # fmt: skip
+    return set(range(smallest.lineno, max(first_inner, smallest.lineno + 1)))
 
 
-def spread(free: queue.Queue[Copy], items: Iterable[Item], work: Callable[[Copy, Item], Result]) -> Iterator[Result]:
-    """What comes of each item, in their order; every copy works on one at a time."""
-
-    def result(item: Item) -> Result:
-        copy = free.get()
-        try:
-            return work(copy, item)
-        finally:
-            free.put(copy)
-
-    with ThreadPoolExecutor(free.qsize()) as pool:
-        yield from pool.map(result, items)
-
-
-def failures_without_mutants(mutants: Iterable[Mutant], free: queue.Queue[Copy]) -> list[str]:
-    """What pytest says of the tests that fail on the code as it is: then a mutant's failure would mean nothing."""
-    by_file: dict[str, set[str]] = {}
-    for test in (test for mutant in mutants for test in mutant.tests):
-        by_file.setdefault(test.split("::")[0], set()).add(test)
-    runs = [[file] if file in tests else sorted(tests) for file, tests in sorted(by_file.items())]
-
-    def failure(copy: Copy, tests: list[str]) -> str:
-        status, last_lines = copy.test(tests, 10 * SECONDS)
-        return "" if status == 0 else f"{' '.join(tests)}: {last_lines}"
-
-    return [found for found in spread(free, runs, failure) if found]
+def without_annotations(code: str) -> str:
+    """The code without the types that functions and variables declare: they are never evaluated."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(tree)
 
 
-def run(
-    mutants: Sequence[Mutant],
-    root: Path = ROOT,
-    jobs: int = 1,
-    seconds: float = SECONDS,
-    preloaded: Sequence[str] = PRELOADED,
-) -> int:
-    """Tries the mutants and prints what became of them; the exit status is 0 if all were killed."""
+class Places(Visitor):
+    """Where a file can be changed: for each place, in the file's order, the operators and which occurrence it is."""
+
+    def __init__(self, code: str):
+        self.found: dict[tuple[Any, Any], list[tuple[Operator, int]]] = defaultdict(list)
+        self._counts: dict[Operator, int] = defaultdict(int)
+        self.walk(get_ast(code))
+
+    def visit(self, node: Any) -> Any:
+        for operator in OPERATORS:
+            for place in operator.mutation_positions(node):
+                self.found[place].append((operator, self._counts[operator]))
+                self._counts[operator] += 1
+        return node
+
+
+def drawn(root: Path, tests: Map, seed: int, only: str = "") -> Iterator[Mutant]:
+    """Mutants without end: a place at random, and one of its mutations; but none in types, and each place once.
+
+    Args:
+        root: the folder of the code.
+        tests: which tests run which lines.
+        seed: of what is drawn.
+        only: what the names of files must hold.
+    """
+    draw = random.Random(seed)
+    files = [file for folder in FOLDERS for file in sorted((root / folder).rglob("*.py")) if file == file.resolve()]
+    files = [file for file in files if only in file.as_posix()]
+    codes = {file: file.read_text(encoding="utf-8") for file in files}
+    everywhere = [(file, place, found) for file in files for place, found in Places(codes[file]).found.items()]
+    for file, ((line, _), _), found in draw.sample(everywhere, len(everywhere)):
+        operator, occurrence = draw.choice(found)
+        code = mutate_code(codes[file], operator, occurrence)
+        if is_changed(codes[file], code):
+            ids = tests.tests(file.relative_to(root).as_posix(), lines_run(ast.parse(codes[file]), line))
+            yield Mutant(file.relative_to(root).as_posix(), line, code, ids)
+
+
+def is_changed(before: str, after: str | None) -> bool:
+    """Whether a mutation changes more than types, and gives Python."""
+    with contextlib.suppress(SyntaxError):
+        return after is not None and without_annotations(after) != without_annotations(before)
+    return False
+
+
+class Chosen:
+    """A plugin of pytest: runs the tests with these ids alone, in their order, for a limited time."""
+
+    def __init__(self, ids: Sequence[str]):
+        self._places = {name: place for place, name in enumerate(ids)}
+        self._end = time.monotonic() + SECONDS_A_MUTANT
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        chosen = [item for item in items if item.nodeid in self._places]
+        first: dict[Path, int] = {}
+        for item in chosen:
+            first[item.path] = min(first.get(item.path, len(items)), self._places[item.nodeid])
+        items[:] = sorted(chosen, key=lambda item: (first[item.path], self._places[item.nodeid]))
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_A_TEST)
+        if time.monotonic() > self._end:
+            pytest.exit("the time is over", returncode=0)
+
+
+def run_tests(copy: Path, tests: Sequence[str], log: Path) -> None:
+    """Runs tests in a copy, in a process of its own, whose exit status is that of pytest."""
+    os.setsid()  # what the tests start ends with this process: see `outcome_of`
+    os.chdir(copy)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", *FOLDERS)]:
+        del sys.modules[name]
+    sys.path.insert(0, str(copy))
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *files]
+    os._exit(pytest.main(arguments, plugins=[Chosen(tests)]))
+
+
+def outcome_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, float, str]:
+    """What becomes of a mutant, the seconds that it took, and the last lines of its tests."""
     start = time.monotonic()
-    with copies(root, jobs, preloaded) as free:
-        if failures := failures_without_mutants(mutants, free):
-            print("tests fail without any mutant:", *failures, sep="\n  ")
-            return 1
-        print(f"the tests pass without a mutant, after {time.monotonic() - start:.0f} s", flush=True)
-        found = []
-        for outcome in spread(free, mutants, lambda copy, mutant: copy.tried(mutant, seconds)):
-            found.append(outcome)
-            print(f"{outcome.verdict:<9}{outcome.seconds:6.1f} s  {outcome.mutant}", flush=True)
-    alive = [outcome for outcome in found if outcome.verdict != "killed"]
-    if alive:
-        print("\nnot killed:")
-    for outcome in alive:
-        print(f"  {outcome.verdict}: {outcome.mutant}\n    by {' '.join(outcome.mutant.tests)}: {outcome.last_lines}")
-    minutes = (time.monotonic() - start) / 60
-    print(f"\n{len(found)} mutants, {len(found) - len(alive)} killed, {len(alive)} not, in {minutes:.0f} minutes")
-    return 1 if alive else 0
+    if not mutant.tests:
+        return NO_TEST, 0.0, ""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy, log = copied(root, Path(folder) / "copy"), Path(folder) / "log"
+        (copy / mutant.file).write_text(mutant.code, encoding="utf-8")
+        if not (child := os.fork()):
+            run_tests(copy, mutant.tests[:MOST_TESTS], log)
+        _, ended = os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    status = os.waitstatus_to_exitcode(ended)
+    survived = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    verdict = SURVIVED if survived else HANGS if status == -signal.SIGALRM else KILLED
+    return verdict, time.monotonic() - start, " | ".join(lines[-3:])
+
+
+def preload() -> None:
+    """Imports what many tests import."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
+def copied(root: Path, copy: Path) -> Path:
+    """A copy of the working tree, without what is hidden or made. There `export` is in the package, as in a wheel."""
+    shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    if not (link := copy / "keras_transformer" / "export").exists():
+        link.symlink_to(Path("..") / "export")
+    return copy
+
+
+def digest(root: Path) -> str:
+    """What the map depends on: all Python files."""
+    files = sorted(file for folder in (*FOLDERS, "tests") for file in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def mapped(root: Path, folder: Path, tests: Sequence[str], jobs: int) -> Map:
+    """The map of the code as it is: that of the folder, or a new one, for which the tests run once in a copy."""
+    data, of, key = folder / "coverage", folder / "of", f"{digest(root)} {' '.join(tests)}"
+    if not (of.is_file() and of.read_text(encoding="utf-8") == key):
+        print("the tests run once, to see which run which lines", flush=True)
+        with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+            copy = copied(root, Path(temporary) / "copy")
+            settings = Path(temporary) / "coveragerc"
+            sources = "".join(f"\n  {copy / name}" for name in FOLDERS)
+            settings.write_text(f"[run]\nsource ={sources}\ndata_file = {temporary}/data\nparallel = true\n"
+                                "patch = subprocess\n")  # fmt: skip
+            command = ["coverage", "run", "--rcfile", str(settings), "-m", "pytest", "-p", "tests.mutation", "-n",
+                       str(jobs), "--dist", "loadfile", "-p", "no:cacheprovider", *tests]  # fmt: skip
+            environment = {**os.environ, "PYTHONPATH": str(copy)}
+            if subprocess.run([sys.executable, "-m", *command], cwd=copy, env=environment).returncode:
+                raise SystemExit("tests fail without any mutant, so a failure would mean nothing")
+            folder.mkdir(parents=True, exist_ok=True)
+            data.unlink(missing_ok=True)
+            combine(sorted(Path(temporary).glob("data.*")), data, copy, root)
+        of.write_text(key, encoding="utf-8")
+    return Map(data, root)
+
+
+def combine(parts: Sequence[Path], data: Path, copy: Path, root: Path) -> None:
+    """Writes coverage's files of a copy as one of the code itself."""
+    whole = CoverageData(str(data))
+    for part in parts:
+        found = CoverageData(str(part))
+        found.read()
+        whole.update(found, map_path=lambda path: path.replace(str(copy.resolve()), str(root.resolve())))
+    whole.write()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    from tests.mutants import MUTANTS
-
+    """The command; its exit status is 1 if more than 20 of 150 survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Changes a place, sees tests fail.")
-    parser.add_argument("--check", action="store_true", help="only name the mutants whose text is there no more")
+    parser.add_argument("--number", type=int, default=150, help="of mutants")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument("--only", default="", help="what the names of the files hold that are changed")
+    parser.add_argument("--tests", nargs="*", default=[], help="the files or folders of tests that run; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many mutants at once")
-    parser.add_argument("--only", default="", help="the mutants alone whose file, old or new text holds this")
     arguments = parser.parse_args(argv)
-    mutants = [mutant for mutant in MUTANTS if arguments.only in str(mutant)]
-    if gone := stale(mutants):
-        print(f"{len(gone)} of {len(mutants)} mutants are stale:", *gone, sep="\n  ")
-    elif arguments.check:
-        print(f"of {len(mutants)} mutants none is stale")
-    if gone or arguments.check:
-        return 1 if gone else 0
-    return run(mutants, jobs=arguments.jobs)
+    tests = mapped(ROOT, MAP, arguments.tests, arguments.jobs)
+    start, alive = time.monotonic(), []
+    mutants = list(islice(drawn(ROOT, tests, arguments.seed, arguments.only), arguments.number))
+    with multiprocessing.get_context("fork").Pool(arguments.jobs, preload) as pool:
+        for mutant, (verdict, seconds, last) in zip(mutants, pool.imap(outcome_of, mutants), strict=True):
+            print(f"{verdict:<22}{seconds:6.1f} s  {mutant.file}:{mutant.line}", flush=True)
+            if verdict in (SURVIVED, NO_TEST):
+                alive.append(mutant)
+                print(f"{mutant.difference()}\n  {last}", flush=True)
+    minutes = (time.monotonic() - start) / 60
+    print(f"{len(alive)} of {len(mutants)} mutants survive (seed {arguments.seed}), in {minutes:.0f} minutes")
+    return int(len(alive) > 20 / 150 * len(mutants))
 
 
 if __name__ == "__main__":
