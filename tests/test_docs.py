@@ -21,7 +21,7 @@ from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import make_parser
 from keras_transformer.bounds import BOUNDS, Bounds
 from keras_transformer.training.flags import parser as train_parser
-from tests.test_names import MODULES
+from tests.test_package import MODULES
 from train_on_ray import parser as ray_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,7 +188,7 @@ def test_the_bounds_of_certificates_are_those_of_the_code():
 
 
 def test_the_reference_has_a_page_for_every_package():
-    """The names on a page are those that the package exports; tests/test_names.py compares these with its imports."""
+    """The names on a page are those that the package exports; tests/test_package.py compares these with its imports."""
     hooks = (ROOT / "docs" / "hooks.py").read_text(encoding="utf-8")
     packages = next(line for line in hooks.splitlines() if line.startswith("PACKAGES = "))
     assert set(re.findall(r'"(\w+)"', packages)) == set(MODULES)

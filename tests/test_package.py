@@ -1,7 +1,9 @@
-"""What `import keras_transformer` alone gives: saved models load, and nothing is printed."""
+"""What `import keras_transformer` gives: names that are imported when they are used, models that load, and no word."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import subprocess
@@ -20,19 +22,48 @@ from keras_transformer import family
 pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULES = ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules")
+PACKAGES = ["keras_transformer", *(f"keras_transformer.{name}" for name in MODULES)]
 
 
-def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process of its own, under none of the settings that quiet TensorFlow in tests."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+def run(program: str, *arguments: object) -> tuple[str, str]:
+    """What a program of tests/programs prints on both streams, where nothing quiets TensorFlow as in tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CPP", "TF_FORCE"))}
+    command = [sys.executable, ROOT / "tests" / "programs" / f"{program}.py", *arguments]
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout, done.stderr
+
+
+def test_a_first_import_is_quick_and_quiet():
+    told, errors = run("first_import", *MODULES)
+    assert errors == ""
+    assert json.loads(told) == {
+        "by the package": [],
+        "its modules": PACKAGES[1:],
+        "by its modules": [],
+        "a model": "Transformer",
+        "a layer": "MultiHeadAttention",
+        "a loss": "SmoothedCrossEntropy",
+        "the garbage collector is on": True,
+        "GPU memory is taken as needed": "true",
+    }
+
+
+def test_load_in_python_is_as_quiet_as_the_commands(run_folder):
+    told, errors = run("translate_quietly", run_folder)
+    assert (told.count("\n"), errors) == (1, "")
 
 
 @pytest.fixture(scope="module")
-def compiled_model(tmp_path_factory):
+def compiled_model(tmp_path_factory) -> Path:
     """A model that was trained with a loss, metrics, an optimizer and a schedule of this package, and then saved."""
     from keras_transformer.training.losses import SmoothedCrossEntropy
     from keras_transformer.training.metrics import Perplexity, TokenAccuracy
@@ -41,41 +72,21 @@ def compiled_model(tmp_path_factory):
 
     model = keras_transformer.Transformer(30, 1, 2, 8, 16)
     metrics = [TokenAccuracy(), Perplexity()]
-    model.compile(Adam(InverseSquareRootDecay(8)), SmoothedCrossEntropy(), weighted_metrics=metrics)
+    model.compile(Adam(InverseSquareRootDecay(8)), SmoothedCrossEntropy(), weighted_metrics=metrics, run_eagerly=True)
     model.fit({"source_ids": np.array([[5, 3]]), "target_ids": np.array([[2, 7]])}, np.array([[7, 3]]), verbose=0)
     path = tmp_path_factory.mktemp("models") / "compiled.keras"
     model.save(path)
     return path
 
 
-@pytest.mark.parametrize("home", ["keras_transformer", "keras_transformer.models"])
-def test_importing_the_model_is_quiet_and_leaves_the_garbage_collector_on(home):
-    done = python(f"import gc\nfrom {home} import Transformer\nprint(gc.isenabled())")
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
 @pytest.mark.parametrize(
-    "imports",
-    [
-        "import keras, keras_transformer",
-        "import keras_transformer, keras",
-        "import keras, keras_transformer.models",
-        "import keras_transformer.layers.attention, keras",
-    ],
+    "modules",
+    [("keras", "keras_transformer"), ("keras_transformer", "keras"), ("keras_transformer.layers.attention", "keras")],
+    ids=" ".join,
 )
-def test_one_import_lets_a_compiled_model_be_loaded(imports, compiled_model):
-    code = (
-        imports
-        + """
-import numpy, sys
-model = keras.saving.load_model(sys.argv[1])
-assert int(model.optimizer.iterations.numpy()) == 1
-model.run_eagerly = True  # one step, for which a graph would take seconds
-inputs = {"source_ids": numpy.array([[5, 3]]), "target_ids": numpy.array([[2, 7]])}
-history = model.fit(inputs, numpy.array([[7, 3]]), verbose=0).history
-print(type(model.loss).__name__, *sorted(history))"""
-    )
-    assert python(code, compiled_model).stdout.split() == ["SmoothedCrossEntropy", "accuracy", "loss", "perplexity"]
+def test_one_import_lets_a_compiled_model_be_loaded(modules, compiled_model):
+    printed, _ = run("load_compiled", compiled_model, *modules)
+    assert printed.split() == ["SmoothedCrossEntropy", "accuracy", "loss", "perplexity"]
 
 
 def test_every_class_that_is_registered_is_known_before_its_module_is_imported():
@@ -101,18 +112,38 @@ def test_the_version_is_that_of_the_distribution():
     assert project["version"] == keras_transformer.__version__
 
 
-def test_load_in_python_is_as_quiet_as_the_commands(run_folder):
-    code = """import keras_transformer, sys
-print(keras_transformer.load(sys.argv[1]).translate("to the sea", max_length=9))"""
-    done = python(code, run_folder)
-    assert done.stderr == "" and done.stdout.count("\n") == 1
+def names_for_type_checkers(package: str) -> dict[str, str]:
+    """The names that a package imports under `if TYPE_CHECKING:` or at its top level as `name as name`."""
+    tree = ast.parse(Path(import_module(package).__file__ or "").read_text(encoding="utf-8"))
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [*tree.body, *(inner for node in guarded for inner in node.body)]
+    return {
+        alias.name: node.module or ""
+        for node in imports
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname and not alias.name.startswith("_")
+    }
 
 
-def test_gpu_memory_is_taken_as_it_is_needed_wherever_the_package_imports_tensorflow():
-    code = """import keras_transformer, os
-keras_transformer.Transformer
-print(os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])"""
-    environment = {name: value for name, value in os.environ.items() if name != "TF_FORCE_GPU_ALLOW_GROWTH"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "true\n", done.stderr
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_is_the_object_of_its_module_and_known_to_type_checkers(package):
+    module, known = import_module(package), names_for_type_checkers(package)
+    assert len(module.__all__) == len(set(module.__all__)) > 0
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        value = getattr(module, name)
+        home = known.get(name, package)
+        assert value is getattr(import_module(home), name)
+        assert getattr(value, "__module__", home) == home
+    own = {name for name in module.__all__ if getattr(getattr(module, name), "__module__", "") == package}
+    assert set(known) | own == set(module.__all__)
+    with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'Nonsense'$"):
+        _ = module.Nonsense
+
+
+def test_every_part_is_a_name_of_the_layers():
+    layers = import_module("keras_transformer.layers")
+    for parts in family.ALL_SLOTS.values():
+        for part in parts.values():
+            assert getattr(layers, part.class_name) is part.load()

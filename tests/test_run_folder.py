@@ -1,4 +1,4 @@
-"""config.json of a run: what is damaged, from another version, or too large is refused by name; the rest is read whole."""
+"""config.json of a run: what is damaged, newer, or too large is refused by name; the rest is read whole."""
 
 from __future__ import annotations
 

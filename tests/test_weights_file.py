@@ -1,4 +1,4 @@
-"""Weights from strangers: an archive or an array that the configuration does not predict is refused before it is read."""
+"""Weights from strangers: what the configuration does not predict is refused before it is read."""
 
 from __future__ import annotations
 
