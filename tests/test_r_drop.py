@@ -101,7 +101,7 @@ def test_passes_that_agree_learn_as_one_pass(feed_forward):
         keras.utils.set_random_seed(3)
         model = Transformer(23, 1, 2, 8, 12, dropout=0.0, feed_forward=feed_forward)
         model.r_drop, model.micro_batches = alpha, 2
-        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1))
+        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1), run_eagerly=True)
         losses = [float(model.train_on_batch(inputs, labels, weights)) for _ in range(3)]
         learned.append([*losses, *(ops.convert_to_numpy(weight) for weight in model.trainable_variables)])
     for one, other in zip(*learned, strict=True):
@@ -115,7 +115,7 @@ def test_dropout_treats_the_two_passes_unlike():
         keras.utils.set_random_seed(3)
         model = Transformer(23, 1, 2, 8, 12, dropout=0.5)
         model.r_drop = alpha
-        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1))
+        model.compile(keras.optimizers.SGD(0.5), SmoothedCrossEntropy(0.1), run_eagerly=True)
         model.train_on_batch(inputs, labels, weights)
         learned.append(ops.convert_to_numpy(model.trainable_variables[0]))
     assert np.abs(learned[0] - learned[1]).max() > 1e-3

@@ -12,13 +12,15 @@ from tests.golden.compare import faults
 from tests.golden.record import parts_of, recorded
 from tests.golden.stored import HERE, fresh_entries, read, unpack
 
-# Quick, and together they see most: each task in Python and in ONNX, translation in every format.
+# Quick, and together they see most: each task in Python and in ONNX, variants in ONNX, translation in every format.
 QUICK = {"answers", "onnx"}
 QUICK_OF_TRANSLATION = {"answers", "onnx", "saved_model", "tflite", "ctranslate2"}
+QUICK_OF_VARIANTS = {"onnx"}
 
 
 def is_quick(name: str, part: str) -> bool:
-    return part in (QUICK_OF_TRANSLATION if name == "translation" else QUICK)
+    quick = QUICK_OF_TRANSLATION if name == "translation" else QUICK if name in TASKS else QUICK_OF_VARIANTS
+    return part in quick
 
 
 PARTS = [
