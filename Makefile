@@ -32,8 +32,8 @@ help:
 	@echo 'make demo           train on number words (English to German), translate some, export, certify: some minutes'
 	@echo 'make test           the test suite; PARITY=1 compares with PyTorch, JAX, KerasHub, Hugging Face and x-transformers too, and runs Ray'
 	@echo '                    BROWSER=1 looks at the page of attention in Chromium too'
-	@echo '                    LONG=1 runs what takes long too, such as most notebooks and benchmarks'
-	@echo '                    MATRIX=1 exports every variant in every format and precision, and runs no other test'
+	@echo '                    LONG=1 runs what takes long too, such as most notebooks and tutorials'
+	@echo '                    FULL=1 runs every test, as before a release'
 	@echo 'make mutants        change the code at random in N=150 places, one after the other, and see that tests fail; SEED=1'
 	@echo '                    ONLY=text changes files whose names hold the text; TESTS=tests/layers runs these tests'
 	@echo 'make lint           ruff and mypy'
@@ -47,14 +47,13 @@ demo: $(ENVIRONMENT)
 	  | .venv/bin/python -m keras_transformer translate runs/demo
 	.venv/bin/python -m export runs/demo --overwrite
 
-# The matrix is nearly all in one file, so its two workers share it.
-DISTRIBUTION = --dist $(if $(MATRIX),worksteal,loadfile --no-loadscope-reorder)
-# PARITY, BROWSER and LONG together run every test.
-LEFT_OUT = $(if $(PARITY),,parity matrix) $(if $(BROWSER),,browser) $(if $(LONG),,long)
+# Tests that are marked so are left out, unless they are asked for. FULL=1 asks for all.
+LEFT_OUT = $(if $(FULL),,full $(foreach mark,parity browser long,$(if $($(call upper,$(mark))),,$(mark))))
+upper = $(shell printf %s $(1) | tr a-z A-Z)
 # "parity long" → "not parity and not long"
-EXPRESSION = $(subst not-,not ,$(subst $(subst ,, ), and ,$(addprefix not-,$(LEFT_OUT))))
-test: $(ENVIRONMENT) $(if $(PARITY),$(PARITY_ENVIRONMENT)) $(if $(BROWSER),$(BROWSER_ENVIRONMENT))
-	.venv/bin/python -m pytest -n 2 $(DISTRIBUTION) -m '$(if $(MATRIX),matrix,$(EXPRESSION))' $(TESTS)
+EXPRESSION = $(subst not-,not ,$(subst $(subst ,, ), and ,$(addprefix not-,$(strip $(LEFT_OUT)))))
+test: $(ENVIRONMENT) $(if $(PARITY)$(FULL),$(PARITY_ENVIRONMENT)) $(if $(BROWSER)$(FULL),$(BROWSER_ENVIRONMENT))
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(EXPRESSION)' $(TESTS)
 
 # JOBS mutants at once.
 N ?= 150

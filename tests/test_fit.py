@@ -48,7 +48,7 @@ def test_validation_is_without_dropout():
 def test_training_is_with_dropout(micro_batches):
     losses = []
     for dropout in (0.0, 0.5):
-        model = compiled(dropout)
+        model = compiled(dropout, run_eagerly=micro_batches == 1)
         model.micro_batches = micro_batches
         losses.append([model.train_on_batch(INPUTS, LABELS, return_dict=True)["loss"] for _ in range(2)])
     assert losses[0] == [pytest.approx(cross_entropy(compiled()), rel=1e-5)] * 2

@@ -332,9 +332,8 @@ def test_help_is_quick():
 
 def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder):
     pipe = subprocess.PIPE
-    process = python_m(
-        "translate", run_folder, "--batch-size", 1, "--max-length", 4, stdin=pipe, stdout=pipe, stderr=pipe
-    )
+    options = ("--batch-size", 1, "--beams", 1, "--max-length", 4)
+    process = python_m("translate", run_folder, *options, stdin=pipe, stdout=pipe, stderr=pipe)
     process.stdin.write(b"one two\n")
     process.stdin.flush()
     assert process.stdout.readline().endswith(b"\n")
