@@ -1,4 +1,4 @@
-"""The Keras layer contract, one check for every layer."""
+"""The Keras layer contract, one check for every layer; and what tests of layers share."""
 
 from __future__ import annotations
 
@@ -31,6 +31,38 @@ def randomize(layer: Any, scale: float = 0.3, seed: int = 0) -> None:
         weight.assign(weight + scale * generator.normal(size=weight.shape).astype("float32"))
 
 
+def built(layer: Any, *shapes: tuple | None, scale: float = 0.3) -> Any:
+    """The layer, built for inputs of these shapes, with weights that `randomize` moved."""
+    layer.build(*shapes)
+    randomize(layer, scale)
+    return layer
+
+
+def array(x: Any) -> np.ndarray:
+    """A tensor as an array; half precision as float32."""
+    is_half = keras.backend.standardize_dtype(getattr(x, "dtype", "float32")) in ("bfloat16", "float16")
+    return ops.convert_to_numpy(ops.cast(x, "float32") if is_half else x)
+
+
+def weights_of(layer: Any) -> dict[str, np.ndarray]:
+    """The weights of a layer by their names."""
+    return {weight.name: ops.convert_to_numpy(weight) for weight in layer.weights}
+
+
+def normalized(x: np.ndarray, gain: np.ndarray, shift: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
+    """Layer normalization in NumPy."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * gain + shift
+
+
+def assert_close(found: Any, expected: Any, atol: float = 1e-5, rtol: float = 0.0) -> None:
+    np.testing.assert_allclose(array(found), array(expected), rtol, atol)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(array(found), array(expected))
+
+
 def check_layer(
     layer_class: type[Any],
     settings: dict[str, Any],
@@ -38,7 +70,7 @@ def check_layer(
     folder: Path,
     **functions: Any,
 ) -> None:
-    """Config, building, shapes, saving, mixed precision and gradients, all without a warning.
+    """Config, building, parameters, shapes, saving, mixed precision and gradients, all without a warning.
 
     Args:
         layer_class: the class to check.
@@ -86,6 +118,8 @@ def check_building(layer_class: type[Any], settings: dict, inputs: tuple, functi
     built.build(*[x.shape for x in inputs if x.dtype != bool])
     assert built.built
     assert [(w.name, w.shape) for w in built.weights] == [(w.name, w.shape) for w in called.weights]
+    hidden_dim = getattr(built, "hidden_dim", inputs[0].shape[-1])
+    assert built.num_parameters(hidden_dim) == built.count_params()
 
 
 def check_shapes(layer: Any, inputs: tuple, functions: dict) -> None:

@@ -1,53 +1,65 @@
-"""The position-wise feed-forward network."""
+"""Feed-forward networks, plain and gated, equal layers of Keras's, and begin with the right kernels."""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
-from keras_transformer.layers.feed_forward import FeedForward
-from tests.layer_check import check_layer, random, randomize
+from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
+from tests.layer_check import assert_close, built, normalized, random, weights_of
 
 X = random(3, 5, 7)
 
 
-def test_contract(tmp_path):
-    options = {"activation": {"name": "relu"}, "inner_norm": {"name": "layer", "epsilon": 1e-3}, "gain": 0.5}
-    check_layer(FeedForward, {"intermediate_dim": 11, **options}, (X,), tmp_path)
-
-
-def test_an_inner_norm_stands_between_the_activation_and_the_second_product():
-    layer = FeedForward(11, inner_norm="layer")
-    layer.build(X.shape)
-    randomize(layer)
-    weights = {weight.name: ops.convert_to_numpy(weight) for weight in layer.weights}
-    bent = np.maximum(X @ weights["kernel_in"] + weights["bias_in"], 0)
-    centred = bent - bent.mean(-1, keepdims=True)
-    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * weights["gamma"] + weights["beta"]
-    expected = normed @ weights["kernel_out"] + weights["bias_out"]
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(X)), expected, atol=1e-4)
-
-
-def test_equals_two_convolutions_of_kernel_one():
-    layer = FeedForward(11)
-    layer.build(X.shape)
-    randomize(layer)
+def test_the_plain_network_equals_two_convolutions_of_kernel_one():
+    layer = built(FeedForward(11), X.shape)
     convolutions = keras.Sequential([keras.layers.Conv1D(11, 1, activation="relu"), keras.layers.Conv1D(7, 1)])
     convolutions.build(X.shape)
     w1, b1, w2, b2 = layer.get_weights()
     convolutions.set_weights([w1[None], b1, w2[None], b2])
-    expected = ops.convert_to_numpy(convolutions(X))
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(X)), expected, atol=1e-5)
+    assert_close(layer(X), convolutions(X))
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu"])
+def test_the_gated_network_equals_dense_layers_of_which_the_activated_one_is_the_gate(activation, use_bias):
+    layer = built(GatedFeedForward(11, activation=activation, use_bias=use_bias), X.shape)
+    weights = weights_of(layer)
+
+    def dense(name, activate=None):
+        kernel = weights[f"kernel_{name}"]
+        theirs = keras.layers.Dense(kernel.shape[1], activate, use_bias)
+        theirs.build((None, kernel.shape[0]))
+        theirs.set_weights([kernel, weights[f"bias_{name}"]] if use_bias else [kernel])
+        return theirs
+
+    def gelu_tanh(x):
+        return keras.activations.gelu(x, approximate=True)
+
+    activate = {"gelu_tanh": gelu_tanh}.get(activation, activation)
+    assert_close(layer(X), dense("out")(dense("gate", activate)(X) * dense("in")(X)))
+
+
+def test_an_inner_norm_stands_before_the_last_product():
+    plain, gated = (built(one(11, inner_norm="layer"), X.shape) for one in (FeedForward, GatedFeedForward))
+    weights = weights_of(plain)
+    inner = np.maximum(X @ weights["kernel_in"] + weights["bias_in"], 0)
+    inner = normalized(inner, weights["gamma"], weights["beta"])
+    assert_close(plain(X), inner @ weights["kernel_out"] + weights["bias_out"], atol=1e-4)
+    weights = weights_of(gated)
+    inner = np.maximum(X @ weights["kernel_gate"], 0) * (X @ weights["kernel_in"])
+    inner = normalized(inner, weights["gamma"], weights["beta"])
+    assert_close(gated(X), inner @ weights["kernel_out"], atol=1e-4)
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])
-def test_initial_biases_are_zero_and_kernels_glorot(gain):
-    layer = FeedForward(127, gain=gain)
+@pytest.mark.parametrize("layer_class", [FeedForward, GatedFeedForward])
+def test_biases_begin_at_zero_and_kernels_as_glorots_and_a_gain_leaves_the_gate_alone(layer_class, gain):
+    layer = layer_class(127, gain=gain)
     layer.build((None, None, 61))
-    w1, b1, w2, b2 = layer.get_weights()
-    assert not b1.any() and not b2.any()
-    bound = gain * np.sqrt(6 / (61 + 127))
-    for kernel in (w1, w2):
-        assert 0.99 * bound < np.abs(kernel).max() <= bound
+    bound = np.sqrt(6 / (61 + 127))
+    for name, weight in weights_of(layer).items():
+        most = 0 if name.startswith("bias") else bound * (1 if name == "kernel_gate" else gain)
+        assert 0.99 * most <= np.abs(weight).max() <= most, name
+        assert weight.std() == pytest.approx(most / 3**0.5, rel=0.05), "uniform"

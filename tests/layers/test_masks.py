@@ -1,4 +1,4 @@
-"""Masks: booleans, True = visible."""
+"""Masks are booleans, True = visible: padding, later positions, both, and which labels count."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.masks import causal_mask, joint_mask, keys_mask, padding_mask, real_labels
+
+IDS = ops.convert_to_tensor([[5, 3, 0], [7, 0, 0]])
+REAL = [[True, True, False], [True, False, False]]
 
 
-def to_array(mask):
+def assert_mask(mask, expected):
     assert keras.backend.standardize_dtype(mask.dtype) == "bool"
-    return ops.convert_to_numpy(mask)
-
-
-def test_padding_is_hidden():
-    mask = to_array(padding_mask(ops.convert_to_tensor([[5, 3, 0], [7, 0, 0]])))
-    np.testing.assert_array_equal(mask, [[True, True, False], [True, False, False]])
-    other = to_array(padding_mask(ops.convert_to_tensor([[5, 9, 0]]), pad_token_id=9))
-    np.testing.assert_array_equal(other, [[True, False, True]])
-
-
-def test_a_position_sees_itself_and_what_came_before():
-    mask = to_array(causal_mask(5))
-    assert mask.shape == (1, 5, 5)
-    np.testing.assert_array_equal(mask[0], np.tri(5, dtype=bool))
+    np.testing.assert_array_equal(ops.convert_to_numpy(mask), expected)
+    assert mask.shape == np.shape(expected)
 
 
 def test_padding_is_hidden_from_every_query():
-    mask = np.array([[True, True, False], [True, False, False]])
-    keys = to_array(keys_mask(ops.convert_to_tensor(mask)))
-    assert keys.shape == (2, 1, 3)
-    np.testing.assert_array_equal(np.broadcast_to(keys, (2, 4, 3)), np.repeat(mask[:, None], 4, axis=1))
+    assert_mask(padding_mask(IDS), REAL)
+    assert_mask(padding_mask(IDS, pad_token_id=3), [[True, False, True], [True] * 3])
+    assert_mask(keys_mask(padding_mask(IDS)), [[row] for row in REAL])
 
 
-def test_both_together():
-    padding = keys_mask(padding_mask(ops.convert_to_tensor([[2, 5, 0]])))
-    both = to_array(ops.logical_and(causal_mask(3), padding))
-    np.testing.assert_array_equal(both, [[[True, False, False], [True, True, False], [True, True, False]]])
+def test_a_position_sees_itself_and_what_came_before():
+    assert_mask(causal_mask(5), np.tri(5, dtype=bool)[None])
+
+
+def test_a_joint_mask_shows_what_both_masks_show():
+    causal, real = causal_mask(3), padding_mask(IDS)
+    assert joint_mask(None, None) is None and joint_mask(causal, None) is causal
+    assert_mask(joint_mask(None, real), [[row] for row in REAL])
+    assert_mask(joint_mask(causal, real), np.tri(3, dtype=bool) & np.array(REAL)[:, None])
+
+
+def test_labels_of_tokens_may_be_padding_and_labels_of_rows_may_not():
+    assert_mask(real_labels(IDS), REAL)
+    assert_mask(real_labels(ops.convert_to_tensor([0, 2])), [True, True])

@@ -1,74 +1,54 @@
-"""Residual connection and normalisation, by hand in NumPy."""
+"""Residual connections by hand in NumPy: formulas, dropout, norms inside, gains, and what they do in deep stacks."""
 
 from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
-from tests.layer_check import check_layer, random, randomize
+from keras_transformer.layers.stack import Stack
+from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
 
-# The variance of the rows is small, so that ε 1e-6 and Keras's default 1e-3 give different results.
+# The variance of the rows is small, so that another ε gives different results.
 X = 0.01 * random(2, 3, 5)
+FORMULAS = {
+    PostNorm: lambda x, norm: norm(x + (2 * x + 1)),
+    PreNorm: lambda x, norm: x + 2 * norm(x) + 1,
+    NoResidual: lambda x, norm: norm(2 * x + 1),
+    SubNorm: lambda x, norm: x + 2 * norm(x) + 1,
+}
 
 
-def normalize(x, gain, shift, epsilon=1e-6):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * gain + shift
+@pytest.mark.parametrize("residual_class", FORMULAS)
+def test_equals_its_formula_with_the_configured_norm(residual_class):
+    for config, epsilon in (("layer", 1e-6), ({"name": "layer", "epsilon": 0.01}, 0.01)):
+        layer = built(residual_class(norm=config), X.shape)
+        norm = partial(
+            normalized, **dict(zip(("gain", "shift"), layer.norm.get_weights(), strict=True)), epsilon=epsilon
+        )
+        assert_close(layer(X, sublayer=lambda x: 2 * x + 1), FORMULAS[residual_class](X, norm), atol=1e-4)
+    assert layer.closes_stack == (residual_class in (PreNorm, SubNorm))
+    assert layer.has_inner_norm == (residual_class is SubNorm)
 
 
-def residual(residual_class, shape=X.shape, **settings):
-    layer = residual_class(**settings)
-    layer.build(shape)
-    randomize(layer)
-    return layer, dict(zip(("gain", "shift"), layer.norm.get_weights(), strict=True))
-
-
-@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm, NoResidual, SubNorm])
-def test_contract(tmp_path, residual_class):
-    settings = {"dropout": 0.1, "norm": {"name": "layer", "epsilon": 1e-3}}
-    check_layer(residual_class, settings, (X,), tmp_path, sublayer=keras.activations.tanh)
-
-
-def test_post_norm():
-    layer, norm = residual(PostNorm)
-    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
-    np.testing.assert_allclose(output, normalize(X + (2 * X + 1), **norm), atol=1e-4)
-    assert not layer.closes_stack
-
-
-def test_pre_norm():
-    layer, norm = residual(PreNorm)
-    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
-    np.testing.assert_allclose(output, X + 2 * normalize(X, **norm) + 1, atol=1e-5)
-    assert layer.closes_stack
-
-
-def test_no_residual_is_post_norm_without_the_sum():
-    layer, norm = residual(NoResidual)
-    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
-    np.testing.assert_allclose(output, normalize(2 * X + 1, **norm), atol=1e-4)
-    assert not layer.closes_stack and not layer.has_inner_norm
-
-
-def test_sub_norm_is_pre_norm_around_a_sublayer_that_has_a_norm_inside():
-    layer, norm = residual(SubNorm)
-    output = ops.convert_to_numpy(layer(X, sublayer=lambda x: 2 * x + 1))
-    np.testing.assert_allclose(output, X + 2 * normalize(X, **norm) + 1, atol=1e-5)
-    assert layer.closes_stack and layer.has_inner_norm
-
-
-@pytest.mark.parametrize("residual_class", [PostNorm, PreNorm])
-def test_the_norm_is_the_configured_one(residual_class):
-    layer, norm = residual(residual_class, norm={"name": "layer", "epsilon": 0.01})
-    output = ops.convert_to_numpy(layer(X, sublayer=ops.zeros_like))
-    expected = normalize(X, **norm, epsilon=0.01) if residual_class is PostNorm else X
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    seen = ops.convert_to_numpy(layer(X, sublayer=lambda x: x)) - X
-    if residual_class is PreNorm:
-        np.testing.assert_allclose(seen, normalize(X, **norm, epsilon=0.01), atol=1e-5)
+def test_dropout_acts_on_the_sublayers_output_while_training_alone():
+    x = np.full((7, 11, 13), 3.0, "float32")
+    layer = built(PreNorm(0.5), x.shape)
+    dropped = array(layer(x, sublayer=ops.ones_like, training=True))
+    assert set(np.unique(dropped)) == {3.0, 5.0}, "nothing is added, or twice as much"
+    assert abs((dropped == 3).mean() - 0.5) < 0.06
+    assert_equal(layer(x, sublayer=ops.ones_like), np.full_like(x, 4.0))
+    for residual_class, x in [(one, random(2, 5, 6)) for one in FORMULAS]:
+        layer = built(residual_class(0.5), x.shape)
+        assert np.abs(array(layer(x, sublayer=ops.sin, training=True)) - array(layer(x, sublayer=ops.sin))).max() > 0.1
+        assert_equal(layer(x, sublayer=ops.zeros_like, training=True), layer(x, sublayer=ops.zeros_like))
 
 
 def test_a_configuration_of_version_0_1_names_its_residual():
@@ -77,10 +57,70 @@ def test_a_configuration_of_version_0_1_names_its_residual():
         assert type(layer) is residual_class and layer.dropout_rate == 0.25 and layer.name == "old"
 
 
-def test_dropout_acts_on_the_sublayers_output():
-    x = np.full((7, 11, 13), 3.0, "float32")
-    layer, _ = residual(PreNorm, x.shape, dropout=0.5)
-    output = ops.convert_to_numpy(layer(x, sublayer=ops.ones_like, training=True))
-    assert set(np.unique(output)) == {3.0, 5.0}  # nothing added, or twice as much
-    assert abs((output == 3).mean() - 0.5) < 0.06
-    np.testing.assert_array_equal(ops.convert_to_numpy(layer(x, sublayer=ops.ones_like)), 4.0)
+SIZES: dict[str, Any] = {"num_heads": 2, "key_dim": 4, "intermediate_dim": 24, "residual": "sub_norm", "norm": "rms"}
+STATES, MEMORY = random(2, 5, 12), random(2, 3, 12, seed=1)
+
+
+@pytest.mark.parametrize(("block_class", "feed_forward"), [(EncoderBlock, "gated"), (DecoderBlock, "plain")])
+def test_sub_norm_stands_before_the_last_product_of_self_attention_and_feed_forward(block_class, feed_forward):
+    """So it does not matter how large the numbers before it are. Encoder-decoder attention has only its norm before."""
+    block = block_class(**SIZES, feed_forward=feed_forward)
+    inputs = (STATES, MEMORY) if block_class is DecoderBlock else (STATES,)
+    before = array(block(*inputs))
+    for kernel in (block.self_attention.value_kernel, block.feed_forward.kernel_in):
+        kernel.assign(50 * kernel)
+    assert_close(block(*inputs), before, atol=1e-3)
+    assert block.self_attention.inner_norm.count_params() == 8 and block.feed_forward.inner_norm.count_params() == 24
+    if block_class is DecoderBlock:
+        assert block.cross_attention.inner_norm is None and block.cross_attention_residual.norm.count_params() == 12
+        block.cross_attention.value_kernel.assign(50 * block.cross_attention.value_kernel)
+        assert np.abs(array(block(*inputs)) - before).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("layers_and_side", "squared"),
+    [
+        ((6, 6, False), math.log(18) * math.log(12) / 3),
+        ((12, 3, False), math.log(9) * math.log(24) / 3),
+        ((12, 3, True), math.log(9)),
+        ((24, 0, False), math.log(48)),
+        ((0, 24, True), math.log(48)),
+    ],
+)
+def test_the_gain_of_sub_norm_depends_on_the_depth_of_both_sides(layers_and_side, squared):
+    assert SubNorm.gain(*layers_and_side) == pytest.approx(math.sqrt(squared))
+    assert PreNorm.gain(*layers_and_side) == 1
+
+
+def in_depth(residual, depth):
+    """The mean cosine of the outputs of two positions of a stack, and how much the first update changes the outputs.
+
+    The inputs are independent: their mean cosine is nearly 0. The update is the first one of Adam: every weight moves
+    by the learning rate, against the sign of its gradient.
+    """
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    x, direction = random(4, 8, 32), random(4, 8, 32, seed=1)
+    stack = Stack(depth, {"num_heads": 2, "key_dim": 16, "intermediate_dim": 64, "residual": residual})
+    with tf.GradientTape() as tape:
+        outputs = stack(x)
+        loss = tf.reduce_mean(outputs * direction)
+    weights = [weight.value for weight in stack.trainable_variables]
+    for weight, slope in zip(weights, tape.gradient(loss, weights), strict=True):
+        weight.assign_sub(1e-3 * tf.sign(slope))
+    states = array(outputs) / np.linalg.norm(array(outputs), axis=-1, keepdims=True)
+    cosines = (states @ states.swapaxes(-1, -2))[:, ~np.eye(8, dtype=bool)]
+    return cosines.mean(), np.sqrt(np.mean((array(stack(x)) - array(outputs)) ** 2))
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
+@pytest.mark.parametrize(
+    ("residual", "cosines", "changes"),
+    [("none", (0.957, 1.0), None), ("sub_norm", (0.33, 0.79), (0.103, 0.26)), ("post_norm", None, (0.075, 0.99))],
+)
+def test_what_becomes_of_states_and_of_the_first_update_in_deep_stacks(residual, cosines, changes):
+    """As benchmarks/RESULTS.md tells of 2 and 16 layers: sub-norm keeps positions apart and the first update small."""
+    measured = [in_depth(residual, depth) for depth in (2, 16)]
+    assert cosines is None or [each[0] for each in measured] == pytest.approx(cosines, rel=0.1)
+    assert changes is None or [each[1] for each in measured] == pytest.approx(changes, rel=0.1)
