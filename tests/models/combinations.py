@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import keras
@@ -9,20 +10,11 @@ import keras
 from keras_transformer import family
 from keras_transformer.models import Transformer
 from tests.layer_check import randomize
-from tests.models.variants import SIZES
+from tests.models.variants import SIZES, VARIANTS
 
 # Options for a model of few weights and short texts; a part has those that its row names.
-SMALL: dict[str, Any] = {
-    "base": 100.0,
-    "num_buckets": 8,
-    "max_distance": 6,
-    "scale_base": 200,
-    "width": 3,
-    "max_length": 4,
-    "num_experts": 3,
-    "alpha": 0.2,
-    "ponder_cost": 0.2,
-}
+SMALL: dict[str, Any] = {"base": 100.0, "num_buckets": 8, "max_distance": 6, "scale_base": 200, "width": 3}
+SMALL |= {"max_length": 4, "num_experts": 3, "alpha": 0.2, "ponder_cost": 0.2}
 # Other ways of some parts, which are nearly parts of their own.
 OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
     ("attention", {"name": "full", "num_key_value_heads": 1}),
@@ -76,11 +68,22 @@ def depth_of(parts: dict[str, Any]) -> int:
 
 
 COMBINATIONS = combinations()
+# Models that together have every part of the family, and every argument that is no part.
+MODELS: dict[str, dict[str, Any]] = {
+    **{name: VARIANTS[name] for name in ("post-norm", "key_dim", "unlike sides", "untied")},
+    **COMBINATIONS,
+}
 
 
-def make_model(combination: str, **settings: Any) -> Transformer:
-    """A model whose biases are not 0 and whose gains are not 1. Every call makes the same model."""
+def make_model(name: str, **settings: Any) -> Transformer:
+    """One of `MODELS`, whose biases are not 0 and whose gains are not 1. Every call makes the same model."""
     keras.utils.set_random_seed(1)
-    model = Transformer(**{**SIZES_OF_ALL, **COMBINATIONS[combination], **settings})
+    model = Transformer(**{**SIZES_OF_ALL, **MODELS[name], **settings})
     randomize(model)
     return model
+
+
+@cache
+def model_of(name: str) -> Transformer:
+    """One of `MODELS` that no test changes."""
+    return make_model(name)

@@ -12,14 +12,8 @@ from keras_transformer.models import Transformer
 from tests.layer_check import randomize
 
 SOURCE_WIDTH, TARGET_WIDTH = 7, 5
-SIZES: dict[str, Any] = {
-    "vocabulary_size": 23,
-    "num_layers": 2,
-    "num_heads": 3,
-    "hidden_dim": 12,
-    "intermediate_dim": 17,
-    "dropout": 0.0,
-}
+SIZES: dict[str, Any] = {"vocabulary_size": 23, "num_layers": 2, "num_heads": 3, "hidden_dim": 12}
+SIZES |= {"intermediate_dim": 17, "dropout": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "post-norm": {},
     "pre-norm": {"residual": "pre_norm"},
@@ -30,77 +24,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_source_length": 11,
         "residual": "pre_norm",
     },
-    "general, grouped heads": {
-        "score": "general",
-        "attention": {"name": "full", "num_key_value_heads": 2},
-        "num_heads": 6,
-        "attention_bias": True,
-        "num_layers": 1,
-    },
-    "additive, one key head": {
-        "score": "additive",
-        "decoder_attention": {"name": "full", "num_key_value_heads": 1},
-        "residual": "pre_norm",
-        "num_layers": 1,
-    },
+    "general, grouped heads": {"score": "general", "attention": {"name": "full", "num_key_value_heads": 2},
+                               "num_heads": 6, "attention_bias": True, "num_layers": 1},
+    "additive, one key head": {"score": "additive", "decoder_attention": {"name": "full", "num_key_value_heads": 1},
+                               "residual": "pre_norm", "num_layers": 1},
     "location": {"score": {"name": "location", "max_length": 4}, "num_layers": 1},
     # The other arguments, several in a variant to keep the suite quick.
-    "unlike sides": {
-        "encoder_layers": 1,
-        "decoder_layers": 3,
-        "attention_bias": True,
-        "output_bias": True,
-        "norm": {"name": "layer", "epsilon": 1e-3},
-        "embedding_norm": True,
-        "positions": {"name": "sinusoidal", "offset": 2},
-    },
+    "unlike sides": {"encoder_layers": 1, "decoder_layers": 3, "attention_bias": True, "output_bias": True,
+                     "norm": {"name": "layer", "epsilon": 1e-3}, "embedding_norm": True,
+                     "positions": {"name": "sinusoidal", "offset": 2}},
     # As in Magneto and Llama: a norm inside the sub-layers, and gates.
-    "sub-norm and gates": {
-        "encoder_layers": 1,
-        "residual": "sub_norm",
-        "norm": {"name": "rms", "epsilon": 1e-5},
-        "feed_forward": {"name": "gated", "use_bias": True},
-        "activation": "silu",
-    },
+    "sub-norm and gates": {"encoder_layers": 1, "residual": "sub_norm", "norm": {"name": "rms", "epsilon": 1e-5},
+                           "feed_forward": {"name": "gated", "use_bias": True}, "activation": "silu"},
     "no residual": {"residual": "none", "activation": "gelu_tanh", "num_layers": 1, "feed_forward": "gated"},
-    "untied": {
-        "encoder_layers": 3,
-        "tied_output": False,
-        "output_bias": True,
-        "embedding_scale": 0.5,
-        "source_vocabulary_size": 29,
-        "num_control_ids": 6,
-        "residual": "pre_norm",
-        "embedding_norm": True,
-        "num_layers": 1,
-    },
+    "untied": {"encoder_layers": 3, "tied_output": False, "output_bias": True, "embedding_scale": 0.5,
+               "source_vocabulary_size": 29, "num_control_ids": 6, "residual": "pre_norm", "embedding_norm": True,
+               "num_layers": 1},
     "universal": {"stack": "universal", "num_layers": 3},
-    "rotary positions": {
-        "positions": {"name": "rotary", "base": 100.0},
-        "residual": "pre_norm",
-        "attention_bias": True,
-        "key_dim": 6,
-        "num_layers": 1,
-    },
-    "buckets": {
-        "positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6},
-        "encoder_layers": 1,
-        "embedding_norm": True,
-    },
+    "rotary positions": {"positions": {"name": "rotary", "base": 100.0}, "residual": "pre_norm",
+                         "attention_bias": True, "key_dim": 6, "num_layers": 1},
+    "buckets": {"positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6}, "encoder_layers": 1,
+                "embedding_norm": True},
     "experts": {"feed_forward": {"name": "experts", "num_experts": 3}, "residual": "pre_norm"},
-    "windowed": {
-        "attention": {"name": "windowed", "width": 4},
-        "decoder_attention": {"name": "windowed", "width": 2},
-        "attention_bias": True,
-        "positions": "rotary",
-    },
+    "windowed": {"attention": {"name": "windowed", "width": 4}, "decoder_attention": {"name": "windowed", "width": 2},
+                 "attention_bias": True, "positions": "rotary"},
     "windows and slopes": {"attention": {"name": "windowed", "width": 3}, "positions": "alibi", "num_layers": 1},
-    "windows and buckets": {
-        "attention": {"name": "windowed", "width": 4},
-        "positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6},
-        "num_layers": 1,
-    },
-}
+    "windows and buckets": {"attention": {"name": "windowed", "width": 4},
+                            "positions": {"name": "buckets", "num_buckets": 8, "max_distance": 6}, "num_layers": 1},
+}  # fmt: skip
 # The other kinds of positions, for tests of exports.
 POSITIONS: dict[str, dict[str, Any]] = {
     name: {"positions": config, "num_layers": 1, "max_source_length": 11}
