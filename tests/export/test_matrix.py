@@ -1,13 +1,16 @@
 """Every variant of the family × every artefact: its certificate holds, or the export refuses the variant by name.
 
-`make test MATRIX=1` runs these alone, and `PARITY=1` those that are not marked `long`. A new row of `family.SLOTS` is a
-new variant here.
+A sample is marked `long`, the rest `full`. A new row of `family.SLOTS` is a new variant here.
 """
 
 from __future__ import annotations
 
+import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,24 +18,22 @@ import keras
 import numpy as np
 import pytest
 
-from export.__main__ import FORMATS, main, write_artefacts
+from export.__main__ import FORMATS, check_parts, main, write_artefacts
 from export.certificate import artefacts_in, certify, comparison, judgement, outputs, runner
 from export.certificate.execution import Execution
 from export.certificate.searches import ExpectedTranslations, Known
 from export.forms import Form, Searching, Translation
 from export.probes import Texts
-from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, open_run
+from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
 from keras_transformer import family
-from keras_transformer import run_folder as runs
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.lengths import penalty
-from keras_transformer.models import Transformer, model_config
+from keras_transformer.models import Transformer
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.sessions import sums_overflow
+from tests.golden.stored import unpack
 from tests.layer_check import randomize
 from tests.tiny_text import lines
-
-pytestmark = pytest.mark.matrix
 
 # Options that show a part's work in a model and in sentences so small.
 SMALL = {
@@ -76,35 +77,26 @@ COMBINED: dict[str, dict[str, str]] = {
 }
 # Of a stack whose layers differ, and of one that repeats its layer.
 LAYERS = {"compressed": 2, "universal": 3}
-# (format, variant): what the message names.
+# What the message names, by format and variant.
 REFUSED = {
-    ("onnx", "attention=local:width=3"): "LocalAttention",
-    ("onnx", "attention=compressed:width=4"): "LocalAttention",
-    ("onnx", "feed_forward=experts:num_experts=3"): "Experts",
-    ("onnx", "stack=universal"): "UniversalStack",
-    ("onnx", "blocks and slopes"): "LocalAttention",
-    ("onnx", "a compressed decoder"): "LocalAttention",
-    ("onnx", "universal experts"): "UniversalStack",
-    ("ctranslate2", "positions=alibi"): "AlibiPositions",
-    ("ctranslate2", "positions=xpos:scale_base=15"): "XposPositions",
-    ("ctranslate2", "attention=windowed:width=3"): "WindowedAttention",
-    ("ctranslate2", "attention=local:width=3"): "LocalAttention",
-    ("ctranslate2", "attention=compressed:width=4"): "LocalAttention",
-    ("ctranslate2", "score=general"): "General",
-    ("ctranslate2", "score=additive"): "Additive",
-    ("ctranslate2", "score=location:max_length=6"): "Location",
-    ("ctranslate2", "residual=sub_norm"): "SubNorm",
-    ("ctranslate2", "residual=none"): "NoResidual",
-    ("ctranslate2", "feed_forward=experts:num_experts=3"): "Experts",
-    ("ctranslate2", "stack=universal"): "UniversalStack",
-    ("ctranslate2", "Magneto and Llama"): "SubNorm",
-    ("ctranslate2", "unlike windows"): "XposPositions",
-    ("ctranslate2", "windows and slopes"): "AlibiPositions",
-    ("ctranslate2", "blocks and slopes"): "AlibiPositions",
-    ("ctranslate2", "a compressed decoder"): "SubNorm",
-    ("ctranslate2", "universal experts"): "UniversalStack",
-    ("ctranslate2", "general and grouped"): "AlibiPositions",
-}
+    "onnx": {
+        "attention=local:width=3": "LocalAttention", "attention=compressed:width=4": "LocalAttention",
+        "feed_forward=experts:num_experts=3": "Experts", "stack=universal": "UniversalStack",
+        "blocks and slopes": "LocalAttention", "a compressed decoder": "LocalAttention",
+        "universal experts": "UniversalStack",
+    },
+    "ctranslate2": {
+        "positions=alibi": "AlibiPositions", "positions=xpos:scale_base=15": "XposPositions",
+        "attention=windowed:width=3": "WindowedAttention", "attention=local:width=3": "LocalAttention",
+        "attention=compressed:width=4": "LocalAttention", "score=general": "General", "score=additive": "Additive",
+        "score=location:max_length=6": "Location", "residual=sub_norm": "SubNorm", "residual=none": "NoResidual",
+        "feed_forward=experts:num_experts=3": "Experts", "stack=universal": "UniversalStack",
+        "Magneto and Llama": "SubNorm", "unlike windows": "XposPositions", "windows and slopes": "AlibiPositions",
+        "blocks and slopes": "AlibiPositions", "a compressed decoder": "SubNorm",
+        "universal experts": "UniversalStack", "general and grouped": "AlibiPositions",
+    },
+}  # fmt: skip
+ARTEFACTS = [(format, one) for format in FORMATS for one in PRECISIONS if (format, one) not in NO_SUCH_PRECISION]
 
 
 def variants() -> dict[str, dict[str, str]]:
@@ -116,15 +108,25 @@ def variants() -> dict[str, dict[str, str]]:
     return found | COMBINED
 
 
+def sample() -> set[tuple[str, str, str]]:
+    """Cells drawn by chance: every variant once, and every format in every precision about as often as any other."""
+    draw, found, counts = random.Random(1), set(), Counter(ARTEFACTS)
+    for variant in draw.sample([*VARIANTS], len(VARIANTS)):
+        written = [one for one in ARTEFACTS if variant not in REFUSED.get(one[0], {})]
+        chosen = min(draw.sample(written, len(written)), key=counts.__getitem__)
+        counts[chosen] += 1
+        found.add((variant, *chosen))
+    return found
+
+
 def cells() -> Iterator[Any]:
-    """Variants × artefacts. TensorFlow's take long: of these a variant's first is one precision of each format."""
-    for number, variant in enumerate(VARIANTS):
-        for format in FORMATS:
-            precisions = [one for one in PRECISIONS if (format, one) not in NO_SUCH_PRECISION]
-            firsts = [precisions[number % len(precisions)]] if format in ("saved_model", "tflite") else precisions
-            for precision in precisions:
-                marks = [] if precision in firsts else [pytest.mark.long]
-                yield pytest.param(variant, format, precision, marks=marks, id=f"{variant}-{format}-{precision}")
+    """Variant × artefact, where it is not refused."""
+    sampled = sample()
+    for variant in VARIANTS:
+        for cell in ((variant, *artefact) for artefact in ARTEFACTS if variant not in REFUSED.get(artefact[0], {})):
+            yield pytest.param(
+                *cell, marks=pytest.mark.long if cell in sampled else pytest.mark.full, id="-".join(cell)
+            )
 
 
 VARIANTS = variants()
@@ -140,10 +142,9 @@ SENTENCES = [*lines(5, 20), ""]
 
 
 class Subject(NamedTuple):
-    """A variant's run, its folder, and its own translations, with which all its artefacts are compared."""
+    """A variant's run, and its own translations, with which all its artefacts are compared."""
 
     name: str
-    folder: Path
     run: TrainedRun
     expected: ExpectedTranslations
     gap: float  # see `gap_of`
@@ -170,48 +171,24 @@ def make_model(parts: dict[str, str], vocabulary_size: int) -> Transformer:
     return model
 
 
-@pytest.fixture(scope="module")
+@cache
 def vocabulary() -> Tokenizer:
     return Tokenizer.train(lines(0), 64, "bpe")  # of BPE vocabularies LiteRT takes ids alone
 
 
-@pytest.fixture(scope="module")
-def subject_of(vocabulary, tmp_path_factory):
-    """`subject_of(variant)` → its subject; the last one is kept, for the artefacts that come one after the other."""
-    kept: list[Subject] = []
-
-    def subject_of(name: str) -> Subject:
-        if not kept or kept[0].name != name:
-            kept.clear()
-            keras.backend.clear_session()  # collects garbage
-            kept.append(make_subject(name, vocabulary, tmp_path_factory.mktemp("matrix") / "run"))
-        return kept[0]
-
-    yield subject_of
-    kept.clear()
-    keras.backend.clear_session()
+@lru_cache(1)  # the artefacts of a variant come one after the other
+def subject_of(name: str) -> Subject:
+    """A run of the variant with random weights."""
+    keras.backend.clear_session()  # collects garbage
+    translator = Translator(make_model(VARIANTS[name], vocabulary().vocabulary_size), vocabulary())
+    expected = expected_of(translator, DECODING)
+    best = [one for one, *_ in expected.hypotheses[:-1]]
+    return Subject(name, TrainedRun(translator), expected, gap_of(translator, best))
 
 
 @pytest.fixture
-def subject(request, subject_of):
+def subject(request):
     return subject_of(request.param)
-
-
-def make_subject(name: str, vocabulary: Tokenizer, path: Path) -> Subject:
-    """A run of the variant with random weights."""
-    folder = runs.RunFolder(path)
-    folder.path.mkdir()
-    model = make_model(VARIANTS[name], vocabulary.vocabulary_size)
-    vocabulary.save(folder.path / "tokenizer.model")
-    runs.write_config(folder, {"model": model_config(model), "settings": {"seed": 1}, "versions": {}})
-    runs.save_model(folder, model)
-    for lines_path in (folder.valid_source, folder.valid_target):
-        lines_path.write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
-    run = open_run(folder.path)
-    assert isinstance(run.pipeline, Translator)
-    expected = expected_of(run.pipeline, DECODING)
-    best = [one for one, *_ in expected.hypotheses[:-1]]
-    return Subject(name, folder.path, run, expected, gap_of(run.pipeline, best))
 
 
 def gap_of(translator: Translator, best: list[Known]) -> float:
@@ -241,23 +218,29 @@ def runs_here(subject, monkeypatch):
         monkeypatch.setitem(judgement.BOUNDS, "float16", judgement.BOUNDS["int8"])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_part_that_a_format_lacks_is_refused_by_name(variant):
+    model = make_model(VARIANTS[variant], 64)
+    for format in FORMATS:
+        if name := REFUSED.get(format, {}).get(variant):
+            with pytest.raises(Unwritable, match=f"{format} in float16 can write only .*with {name} there"):
+                check_parts(model, [(format, "float16")])
+        else:
+            check_parts(model, [(format, "float16")])
+
+
+def test_every_variant_and_every_artefact_is_in_the_sample():
+    assert {cell[0] for cell in sample()} == VARIANTS.keys()
+    assert {cell[1:] for cell in sample()} == {*ARTEFACTS}
+    assert {variant for some in REFUSED.values() for variant in some} <= VARIANTS.keys()
+
+
 @pytest.mark.usefixtures("runs_here")
 @pytest.mark.parametrize(("subject", "format", "precision"), list(cells()), indirect=["subject"])
-def test_it_holds_or_is_refused_by_name(subject, format, precision, tmp_path, capsys):
-    if name := REFUSED.get((format, subject.name)):
-        out = tmp_path / "out"
-        assert main([str(subject.folder), "--format", format, "--precision", precision, "--out", str(out)]) == 2
-        message = capsys.readouterr().err
-        assert f"{format} in {precision} can write only" in message and f"with {name} there" in message
-        assert not out.exists()
-    else:
-        if (format, precision) == ("ctranslate2", "int8") and sums_overflow():
-            pytest.skip("this processor has no VNNI: CTranslate2's 8-bit sums overflow")
-        check_certificate(subject, format, precision, tmp_path)
-
-
-def test_every_refusal_is_of_a_variant():
-    assert {variant for _, variant in REFUSED} <= VARIANTS.keys()
+def test_its_certificate_holds(subject, format, precision, tmp_path):
+    if (format, precision) == ("ctranslate2", "int8") and sums_overflow():
+        pytest.skip("this processor has no VNNI: CTranslate2's 8-bit sums overflow")
+    check_certificate(subject, format, precision, tmp_path)
 
 
 def check_certificate(subject: Subject, format: str, precision: str, folder: Path) -> None:
@@ -280,3 +263,13 @@ def check_certificate(subject: Subject, format: str, precision: str, folder: Pat
         losses = np.array([one.loss for one in differences if one.given == "batched"])
         assert takes == "text" or np.isfinite(losses).all(), "half a translation scores -inf"
         assert (losses > most).sum() <= len(SENTENCES) / 4
+
+
+@pytest.mark.full
+def test_every_artefact_of_a_trained_variant_holds(tmp_path):
+    """Weights that were learned, by which BLEU can be lost, and all files of each format."""
+    flags = f"--format saved_model onnx tflite --precision float16 int8 --beams 2 --out {tmp_path}/out"
+    assert main([str(unpack("modern", tmp_path / "run")), *flags.split()]) == 0
+    entries = json.loads((tmp_path / "out" / "certificate.json").read_text(encoding="utf-8"))["entries"]
+    assert len(entries) == 1 + 2 * 3 + 2 * 2
+    assert min(entry["judgement"]["measured"]["model_bleu"] for entry in entries) > 5
