@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from keras import ops
 
 from export.artefacts import Artefact, BrokenArtefact
 from export.certificate import judgement
-from export.certificate.bleu_loss import bleu_of, bleu_statistics, compare_bleu
 from export.certificate.judgement import judge
-from export.certificate.near_ties import Choice, best_left_out
+from export.certificate.near_ties import Choice
 from export.certificate.runner import Answers, Result
 from export.certificate.searches import ExpectedTranslations, Known, is_whole
 from export.forms import Translation
@@ -83,6 +83,11 @@ def outputs(result: Result, given: Given, signature: str = "") -> dict[str, list
     return result["signatures"][signature][given]["outputs"]
 
 
+def put(result: Result, given: Given, place: int, ids: Sequence[int], score: float) -> None:
+    """The artefact gives these ids and this score for a text."""
+    outputs(result, given)[BEST][place], outputs(result, given)["score"][place] = list(ids), score
+
+
 @pytest.fixture(scope="module")
 def sure(expected) -> int:
     """The place of a sentence whose translation the search did not nearly lose."""
@@ -91,8 +96,9 @@ def sure(expected) -> int:
     return int(np.argmax(margins))
 
 
-@pytest.mark.parametrize("takes", ["ids", "text"])
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(
+    ("precision", "takes"), [("float32", "ids"), ("float32", "text"), ("float16", "text"), ("int8", "ids")]
+)
 def test_a_perfect_artefact_holds(expected, takes, precision):
     result = result_of(expected) if takes == "ids" else with_texts(expected, result_of(expected))
     found = judge(expected, artefact(precision, "onnx" if takes == "ids" else "saved_model", takes), result, "chip")
@@ -105,34 +111,33 @@ def test_a_perfect_artefact_holds(expected, takes, precision):
     assert measured.score_difference == pytest.approx(0, abs=1e-5)
 
 
-WRONG_NUMBERS = {"NaN": math.nan, "infinity": math.inf, "minus infinity": -math.inf}
+# Each way of giving texts, and each precision.
+TRIALS = pytest.mark.parametrize(
+    ("given", "precision"), [("batched", "float32"), ("alone", "float16"), ("padded", "int8"), ("padded", "float32")]
+)
 
 
-@pytest.mark.parametrize("given", ["batched", "alone", "padded"])
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("number", WRONG_NUMBERS)
+@TRIALS
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_never_holds(expected, given: Given, precision, number):
     result = result_of(expected)
-    outputs(result, given)["score"][5] = WRONG_NUMBERS[number]
+    outputs(result, given)["score"][5] = number
     with pytest.raises(BrokenArtefact, match=rf"{given}: score of text 6 is not finite"):
         judge(expected, artefact(precision), result)
 
 
-@pytest.mark.parametrize("given", ["batched", "alone", "padded"])
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@TRIALS
 def test_a_wrong_score_holds_in_no_trial_of_any_precision(expected, given: Given, precision):
     length, bound = len(expected.hypotheses[5][0].ids), BOUNDS[precision].log_prob
-    result = result_of(expected)
-    outputs(result, given)["score"][5] += 1.1 * bound * length / expected.log_prob_of(1.0, range(length))
-    reason = judge(expected, artefact(precision), result).reason
-    assert reason.startswith(f"line 6 ({given}): its score differs from the model's log P by")
-    result = result_of(expected)
-    outputs(result, given)["score"][5] += 0.9 * bound * length / expected.log_prob_of(1.0, range(length))
-    assert judge(expected, artefact(precision), result).holds
+    for share in (1.1, 0.9):
+        result = result_of(expected)
+        outputs(result, given)["score"][5] += share * bound * length / expected.log_prob_of(1.0, range(length))
+        found = judge(expected, artefact(precision), result)
+        wrong = f"line 6 ({given}): its score differs from the model's log P by"
+        assert found.holds if share < 1 else found.reason.startswith(wrong)
 
 
-@pytest.mark.parametrize("given", ["batched", "alone", "padded"])
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@TRIALS
 def test_another_length_penalty_holds_in_no_trial_of_any_precision(expected, given: Given, precision):
     """No score is far off, but all are off in one direction."""
     result = result_of(expected)
@@ -145,81 +150,58 @@ def test_another_length_penalty_holds_in_no_trial_of_any_precision(expected, giv
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("types", "reason"),
     [
-        (lambda answers: answers["types"].update(score="float64 1"), "score to be float32 with 1 axis; it is float64"),
-        (lambda answers: answers["types"].update(target_ids="int64 2"), "target_ids to be int32 with 2 axes"),
-        (
-            lambda answers: answers["types"].update(target_ids="int32 3"),
-            "target_ids to be int32 with 2 axes; it is int32",
-        ),
-        (
-            lambda answers: (answers["types"].pop("score"), answers["outputs"].pop("score")),
-            "the outputs target_ids, score",
-        ),
-        (lambda answers: answers["types"].update(more="float32 1"), "the outputs target_ids, score; it gives .* more"),
+        ({"score": "float64 1"}, "score to be float32 with 1 axis; it is float64"),
+        ({"target_ids": "int64 2"}, "target_ids to be int32 with 2 axes"),
+        ({"target_ids": "int32 3"}, "target_ids to be int32 with 2 axes; it is int32"),
+        ({"score": None}, "the outputs target_ids, score"),
+        ({"more": "float32 1"}, "the outputs target_ids, score; it gives .* more"),
     ],
 )
-def test_outputs_have_their_names_types_and_shapes(expected, change, reason):
+def test_outputs_have_their_names_types_and_shapes(expected, types, reason):
     result = result_of(expected)
-    change(result["signatures"][""]["padded"])
+    answers = result["signatures"][""]["padded"]
+    answers["types"] = {name: kind for name, kind in {**answers["types"], **types}.items() if kind}
+    answers["outputs"] = {name: rows for name, rows in answers["outputs"].items() if name in answers["types"]}
     with pytest.raises(BrokenArtefact, match=f"padded: expected .*{reason}"):
         judge(expected, artefact("int8"), result)
 
 
-def listed(change, precision: str, expected) -> str:
-    """Why a SavedModel does not hold whose lists of hypotheses of line 6 are changed, padded alone."""
+def reason_of_list(change, precision: str, expected) -> str:
+    """Why a SavedModel does not hold whose texts and scores of line 6 become others in lists, padded alone."""
     result = with_texts(expected, result_of(expected))
     rows = outputs(result, "padded", "n_best")
-    change(rows["translations"][5], rows["scores"][5])
+    rows["translations"][5], rows["scores"][5] = change(rows["translations"][5], rows["scores"][5])
     try:
         return judge(expected, artefact(precision, "saved_model", "text"), result).reason
     except BrokenArtefact as broken:
         return str(broken)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_lists_of_hypotheses_are_judged_too(expected, precision):
-    def nan(texts, scores):
-        scores[2] = math.nan
-
-    def none(texts, scores):
-        scores[:] = [-math.inf] * len(scores)
-
-    def fewer(texts, scores):
-        texts[-1], scores[-1] = "", -math.inf
-
-    def with_text(texts, scores):
-        scores[-1] = -math.inf
-
-    def twice(texts, scores):
-        texts[1], scores[1] = texts[0], scores[0]
-
-    def shifted(texts, scores):
-        scores[3] += 1.0
-
-    def empty(texts, scores):
-        texts[0] = ""
-
-    assert "n_best padded: scores of text 6 is not finite: nan" in listed(nan, precision, expected)
-    assert "not finite: -inf" in listed(none, precision, expected)
-    assert "line 6: it lists 3 hypotheses, and the model 4" in listed(fewer, precision, expected)
-    assert "line 6: a row of its list has the score -inf, and a text" in listed(with_text, precision, expected)
-    assert "line 6: it lists a hypothesis twice" in listed(twice, precision, expected)
-    assert "line 6 (n_best padded): its score differs" in listed(shifted, precision, expected)
-    assert "line 6 (n_best padded)" in listed(empty, precision, expected)
-    assert listed(lambda texts, scores: None, precision, expected) == ""
+# What becomes of four texts and their scores, and why they do not hold.
+LISTS = {
+    "the same": (lambda t, s: (t, s), "^$"),
+    "NaN": (lambda t, s: (t, [*s[:2], math.nan, s[3]]), "n_best padded: scores of text 6 is not finite: nan"),
+    "no score": (lambda t, s: (t, [-math.inf] * 4), "not finite: -inf"),
+    "fewer": (lambda t, s: ([*t[:3], ""], [*s[:3], -math.inf]), "line 6: it lists 3 hypotheses, and the model 4"),
+    "a text alone": (lambda t, s: (t, [*s[:3], -math.inf]), "line 6: a row of its list has the score -inf, and a text"),
+    "one twice": (lambda t, s: ([t[0], *t[:3]], [s[0], *s[:3]]), "line 6: it lists a hypothesis twice"),
+    "a score + 1": (lambda t, s: (t, [*s[:3], s[3] + 1]), r"line 6 \(n_best padded\): its score differs"),
+    "no text": (lambda t, s: (["", *t[1:]], s), r"line 6 \(n_best padded\)"),
+}
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_hypothesis_that_nobody_can_score_excuses_no_other_of_its_list(expected, precision, monkeypatch):
+@pytest.mark.parametrize(("change", "reason"), LISTS.values(), ids=LISTS)
+def test_lists_of_hypotheses_are_judged_too(expected, change, reason):
+    for precision in ("float32", "float16"):
+        assert re.search(reason, reason_of_list(change, precision, expected))
+
+
+def test_a_hypothesis_that_nobody_can_score_excuses_no_other_of_its_list(expected, monkeypatch):
     monkeypatch.setattr(expected, "log_probs", lambda places, rows: [math.nan] * len(rows))
-
-    def wrong(texts, scores):
-        texts[1] = "dog"
-        scores[3] += 1.0
-
-    assert "line 6 (n_best padded): its score differs" in listed(wrong, precision, expected)
+    reason = reason_of_list(lambda t, s: ([t[0], "dog", *t[2:]], [*s[:3], s[3] + 1]), "float32", expected)
+    assert "line 6 (n_best padded): its score differs" in reason
 
 
 def test_a_missing_signature_is_named(expected):
@@ -233,8 +215,7 @@ def test_a_missing_signature_is_named(expected):
 def test_one_sentence_that_is_worse_does_not_hold(expected, sure, given: Given):
     result, ids = result_of(expected), (7, 8, END)
     log_prob = expected.log_probs([sure], [ids])[0]
-    outputs(result, given)[BEST][sure] = list(ids)
-    outputs(result, given)["score"][sure] = log_prob / expected.log_prob_of(1.0, ids)
+    put(result, given, sure, ids, log_prob / expected.log_prob_of(1.0, ids))
     found = judge(expected, artefact(), result)
     assert found.reason.endswith(f"line {sure + 1} ({given})")
     (difference,) = found.differences
@@ -243,24 +224,16 @@ def test_one_sentence_that_is_worse_does_not_hold(expected, sure, given: Given):
     assert difference.loss > 1e-3 and difference.margin is not None and difference.margin > 1e-4
 
 
-def as_good(expected, place: int, loss: float) -> tuple[Known, Result]:
-    """The model's second hypothesis in place of the first, which is better by so much."""
-    result, second = result_of(expected), expected.hypotheses[place][1]
-    outputs(result, "batched")[BEST][place] = list(second.ids)
-    outputs(result, "batched")["score"][place] = second.score
-    best = expected.hypotheses[place][0]
-    near = Known(best.ids, best.text, second.score + loss)
-    for given in ("alone", "padded"):
-        outputs(result, given)["score"][place] = near.score
-    return near, result
-
-
 def test_another_translation_that_is_as_good_holds(expected, sure, monkeypatch):
+    """The model's second hypothesis in place of the first, which is better by so much."""
+    best, second = expected.hypotheses[sure][:2]
     for loss, holds in ((5e-4, True), (2e-3, False)):
-        near, result = as_good(expected, sure, loss)
-        hypotheses = [*expected.hypotheses]
+        result, near = result_of(expected), Known(best.ids, best.text, second.score + loss)
+        put(result, "batched", sure, second.ids, second.score)
+        for given in ("alone", "padded"):
+            outputs(result, given)["score"][sure] = near.score
+        hypotheses, log_probs = [*expected.hypotheses], [dict(some) for some in expected._log_probs]
         hypotheses[sure] = [near, *hypotheses[sure][1:]]
-        log_probs = [dict(some) for some in expected._log_probs]
         log_probs[sure][near.ids] = expected.log_prob_of(near.score, near.ids)
         monkeypatch.setattr(expected, "hypotheses", hypotheses)
         monkeypatch.setattr(expected, "_log_probs", log_probs)
@@ -275,8 +248,7 @@ def test_a_worse_translation_holds_only_by_a_near_tie(expected, sure, monkeypatc
     monkeypatch.setattr("export.certificate.searches.narrowest_choice", lambda *_: Choice(margin, 3))
     result, second = result_of(expected), expected.hypotheses[sure][1]
     assert second.score < expected.score(sure) - 1e-3
-    outputs(result, "batched")[BEST][sure] = list(second.ids)
-    outputs(result, "batched")["score"][sure] = second.score
+    put(result, "batched", sure, second.ids, second.score)
     found = judge(expected, artefact(), result)
     assert found.holds == holds
     assert (found.differences[0].margin, found.differences[0].piece) == (margin, 3)
@@ -287,8 +259,7 @@ def with_second_best(expected, given: Given, count: int) -> Result:
     result = result_of(expected)
     for place in range(count):
         second = expected.hypotheses[place][1]
-        outputs(result, given)[BEST][place] = list(second.ids)
-        outputs(result, given)["score"][place] = second.score
+        put(result, given, place, second.ids, second.score)
     return result
 
 
@@ -301,27 +272,23 @@ def test_two_percent_that_differ_hold_in_no_trial(expected, monkeypatch, given: 
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize(
-    "ids", [[], [7], [7, 8], [7, START, END], [7, END, 8], [7, PAD, END], [END, END], [7] * 9, [*[7] * 8, END]]
-)
-def test_an_incomplete_translation_does_not_hold(expected, sure, monkeypatch, ids, precision):
+def test_an_incomplete_translation_does_not_hold(expected, sure, monkeypatch, precision):
     monkeypatch.setattr("export.certificate.searches.narrowest_choice", lambda *_: Choice(1.0, 1))
     result = result_of(expected)
-    outputs(result, "alone")[BEST][sure] = ids
+    outputs(result, "alone")[BEST][sure] = [7, START, END]
     assert f"line {sure + 1} (alone): no whole answer" in judge(expected, artefact(precision), result).reason
 
 
-def test_a_translation_cut_at_its_limit_is_whole():
-    assert is_whole((7, 8, 9), 3)
-    assert not is_whole((7, 8, 9), 4)
-    assert is_whole((END,), 0)
-    assert not is_whole((), 0)
-    assert not is_whole((7, 8, 9, END), 3)
-
-
-def test_a_translation_with_a_control_id_is_not_whole():
-    assert is_whole((7, 8, END), 9, num_control_ids=7)
-    assert not is_whole((7, 6, END), 9, num_control_ids=7)
+@pytest.mark.parametrize(
+    ("ids", "limit", "num_control_ids", "whole"),
+    [
+        ((7, 8, 9), 3, 4, True), ((7, 8, 9), 4, 4, False), ((7, 8, 9, END), 3, 4, False), ((7,) * 9, 8, 4, False),
+        ((END,), 0, 4, True), ((), 0, 4, False), ((), 8, 4, False), ((7, END, 8), 8, 4, False),
+        ((7, PAD, END), 8, 4, False), ((END, END), 8, 4, False), ((7, 8, END), 9, 7, True), ((7, 6, END), 9, 7, False),
+    ],
+)  # fmt: skip
+def test_a_whole_translation_ends_once_or_at_its_limit_and_has_no_control_id(ids, limit, num_control_ids, whole):
+    assert is_whole(ids, limit, num_control_ids) == whole
 
 
 def test_an_id_that_the_vocabulary_lacks_is_named(expected):
@@ -386,70 +353,3 @@ def test_a_loss_of_bleu_does_not_hold_where_the_model_translates(expected, monke
     assert holds or found.reason == "a BLEU loss of 0.60, more than 0.50"
     monkeypatch.setattr(judgement, "compare_bleu", lambda *_: compared._replace(interval=0.7))
     assert judge(expected, artefact("int8"), result_of(expected)).holds
-
-
-def test_bleu_from_statistics_equals_sacrebleu():
-    from sacrebleu.metrics import BLEU
-
-    texts, references = lines(1, 50), lines(2, 50)
-    ours = bleu_of(bleu_statistics(texts, references).sum(axis=0))
-    assert ours == pytest.approx(BLEU(effective_order=True).corpus_score(texts, [references]).score)
-
-
-def half_interval(texts, references):
-    """Half the width of the 95 % interval of BLEU, from 200 samples of sentences, by sacreBLEU itself."""
-    from sacrebleu.metrics import BLEU
-
-    generator, scores = np.random.default_rng(0), []
-    for _ in range(200):
-        drawn = generator.integers(len(texts), size=len(texts))
-        some, its_references = ([side[place] for place in drawn] for side in (texts, references))
-        scores.append(BLEU(effective_order=True).corpus_score(some, [its_references]).score)
-    low, high = np.percentile(scores, [2.5, 97.5])
-    return (high - low) / 2
-
-
-def test_the_bootstrap_draws_the_same_sentences_for_both():
-    """If two systems err alike, their difference never varies; if one errs now and then, it does."""
-    references = [f"one two three four five {number}" for number in range(100)]
-    worse = [line.replace("five", "six") for line in references]
-    bleu, model_bleu, interval = compare_bleu(worse, worse, references)
-    assert bleu == model_bleu < 100
-    assert interval == 0
-    mixed = [worse[number] if number % 4 == 0 else line for number, line in enumerate(references)]
-    bleu, model_bleu, interval = compare_bleu(mixed, references, references)
-    assert model_bleu == pytest.approx(100)
-    assert 1 < interval < model_bleu - bleu
-    assert interval == pytest.approx(half_interval(mixed, references), rel=0.2)
-    assert compare_bleu(mixed, references, references).interval == interval
-
-
-def test_bleu_of_single_words_is_the_share_that_is_right():
-    """Number words: with plain BLEU, of up to four words, every translation of a single word would have 0."""
-    bleu, model_bleu, _ = compare_bleu(["eins", "zwei"], ["eins", "drei"], ["eins", "drei"])
-    assert (bleu, model_bleu) == (pytest.approx(50), pytest.approx(100))
-
-
-def test_the_best_continuation_that_a_step_leaves_out():
-    reached = np.log([[0.01, 0.01, 0.01, 0.2, 0.5, 0.27], [0.01, 0.01, 0.01, 0.07, 0.6, 0.3]])  # END is 3
-    assert best_left_out(reached, 5) == pytest.approx(np.log(0.3))  # .6 and .5 live on
-    assert best_left_out(reached, END) == pytest.approx(np.log(0.2))  # .6, .5, .3, .27 are looked at
-    assert best_left_out(reached[:1], END) == pytest.approx(np.log(0.27))  # greedy: .5 alone
-    assert best_left_out(reached[:1, :1], 0) == -math.inf
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_the_narrowest_choice_is_found(translator, num_beams):
-    """For greedy search, brute force: the smallest distance between the likeliest and the second likeliest token."""
-    decoding = Decoding(num_beams, max_length=8)
-    expected = ExpectedTranslations(Translation, translator, decoding, Texts([], [], SENTENCES[:3]))
-    for place, [best, *_] in enumerate(expected.hypotheses):
-        margin, piece = expected.narrowest_choice(place)
-        assert 0 < margin < math.inf
-        assert 1 <= piece <= len(best.ids)
-        if num_beams == 1:
-            source_ids = np.array([expected.read(place)], "int32")
-            inputs = {"source_ids": source_ids, "target_ids": np.array([[START, *best.ids[:-1]]])}
-            log_probs = np.sort(ops.convert_to_numpy(ops.log_softmax(translator.model(inputs)))[0, :, END:], axis=-1)
-            gaps = log_probs[:, -1] - log_probs[:, -2]
-            assert margin == pytest.approx(gaps.min(), abs=1e-4)
