@@ -1,30 +1,37 @@
-"""The ONNX writer of each small part, against the layer that it writes, in each precision."""
+"""Parts as ONNX nodes compute what the layers compute, in each precision; int8 has a scale for each row and column."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from keras import ops
 
-from export.onnx.arithmetic import ARITHMETIC
-from export.onnx.graph import Graph, Model, ValueInfo
+from export.onnx import arithmetic, encoder_model
+from export.onnx.arithmetic import ARITHMETIC, Int8Arithmetic, quantize
+from export.onnx.graph import Graph, Model, Value, ValueInfo, all_nodes, write_model
 from export.onnx.parts import writer_of
+from export.signatures import TrainedRun
 from keras_transformer import family
+from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.parts import make_part
-from tests.export.sessions import of
+from tests.export.sessions import of, sums_overflow
 from tests.layer_check import random, randomize
+from tests.layers.test_score import EVERY_SCORE, KEY, KEY_DIM, QUERY, score_of
 
-PRECISIONS = pytest.mark.parametrize("precision", ARITHMETIC)
+pytest_plugins = ["tests.tiny_run"]
+
 X = random(50, 12)
+# Of the largest number; half has 11 bits, int8 has 7.
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 4e-2}
+PRECISIONS = pytest.mark.parametrize("precision", ARITHMETIC)
 
 
-def every(slot):
-    return pytest.mark.parametrize("name", family.SLOTS[slot])
-
-
-def part(slot, name, sizes=None, **options):
+def part(slot: str, name: str, sizes: dict[str, Any] | None = None, **options: Any) -> Any:
     """A built part with random weights."""
     layer = make_part(slot, {"name": name, **options}, "float32", sizes or {})
     if not layer.built:
@@ -33,89 +40,173 @@ def part(slot, name, sizes=None, **options):
     return layer
 
 
-def network(name, activation, inner_norm, **options):
-    """A feed-forward network."""
-    sizes = {"intermediate_dim": 17, "activation": activation, "inner_norm": inner_norm}
-    return part("feed_forward", name, sizes, **options)
+def written(folder, write: Callable[[Graph], Value], dtype: Any, axes: int, **inputs: np.ndarray) -> np.ndarray:
+    """What the node computes that `write(graph)` appends: an output of this type with so many axes."""
+    g = Graph()
+    g.named(write(g), "y")
+    infos = [ValueInfo(name, array.dtype, array.shape) for name, array in inputs.items()]
+    return of(Model(g, infos, [ValueInfo("y", dtype, [None] * axes)]), folder).run(None, inputs)[0]
 
 
-def written(folder, precision, write, x):
+def rows(folder, precision: str, write: Callable[..., Value], x: np.ndarray) -> np.ndarray:
     """What the nodes compute that `write(graph, arithmetic, x)` appends, for rows x."""
-    g, arithmetic = Graph(), ARITHMETIC[precision]
-    g.named(write(g, arithmetic, "x"), "y")
-    rows, dtype = x.astype(arithmetic.dtype), arithmetic.dtype
-    model = Model(g, [ValueInfo("x", dtype, rows.shape)], [ValueInfo("y", dtype, ["rows", x.shape[1]])])
-    (found,) = of(model, folder).run(None, {"x": rows})
-    assert found.dtype == dtype
-    return found.astype("float32")
+    a = ARITHMETIC[precision]
+    return written(folder, lambda g: write(g, a, "x"), a.dtype, 2, x=x.astype(a.dtype)).astype("float32")
 
 
 @PRECISIONS
-@every("norm")
-@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_a_norm(tmp_path, name, epsilon, precision):
+@pytest.mark.parametrize("name", family.SLOTS["norm"])
+def test_a_norm(tmp_path, name, precision):
     """In float16 the squares of the large rows would be infinite."""
-    layer = part("norm", name, epsilon=epsilon)
-    for x in (X, 200 * X, 0.01 * X):
-        found = written(tmp_path, precision, lambda g, a, x: writer_of(layer)(g, a, layer, x), x)
-        tolerance = 0.01 if precision == "float16" else 1e-5
-        np.testing.assert_allclose(found, ops.convert_to_numpy(layer(x)), rtol=tolerance, atol=tolerance)
+    for epsilon in (1e-6, 0.5):
+        layer = part("norm", name, epsilon=epsilon)
+        for x in (X, 200 * X, 0.01 * X):
+            found = rows(tmp_path, precision, lambda g, a, x, layer=layer: writer_of(layer)(g, a, layer, x), x)
+            tolerance = 0.01 if precision == "float16" else 1e-5
+            np.testing.assert_allclose(found, ops.convert_to_numpy(layer(x)), rtol=tolerance, atol=tolerance)
 
 
 @PRECISIONS
-@every("activation")
-def test_an_activation(tmp_path, name, precision):
-    """In float16, x³ of the large numbers would be infinite."""
+@pytest.mark.parametrize("name", family.SLOTS["activation"])
+def test_an_activation_and_the_networks_around_it(tmp_path, name, precision):
+    """In float16, x³ of the large numbers would be infinite. The networks stand alone, and added to what skips them."""
     layer = part("activation", name)
+    lowest = ops.convert_to_numpy(layer(np.linspace(-9, 9, 99, dtype="float32"))).min()
+    assert writer_of(layer).is_positive == (lowest >= 0)
     for x in (X, 100 * X):
-        found = written(tmp_path, precision, lambda g, a, x: writer_of(layer).nodes(g, a, x), x)
+        found = rows(tmp_path, precision, lambda g, a, x: writer_of(layer).nodes(g, a, x), x)
         rtol, atol = (0.01, 5e-3) if precision == "float16" else (1e-5, 2e-6)
         np.testing.assert_allclose(found, ops.convert_to_numpy(layer(x)), rtol=rtol, atol=atol)
-
-
-@every("activation")
-def test_int8_knows_which_activations_give_negative_numbers(name):
-    lowest = ops.convert_to_numpy(part("activation", name)(np.linspace(-9, 9, 99, dtype="float32"))).min()
-    assert writer_of(part("activation", name)).is_positive == (lowest >= 0)
-
-
-# Of the largest number; half has 11 bits, int8 has 7.
-TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 4e-2}
-
-
-def check_feed_forward(folder, precision, layer):
-    """The network alone, and added to what skips it."""
-    for skip in (None, "x"):
-        found = written(folder, precision, lambda g, a, x, skip=skip: writer_of(layer)(g, a, layer, x, skip), X)
-        expected = ops.convert_to_numpy(layer(X)) + (X if skip else 0)
-        assert np.abs(found - expected).max() < TOLERANCE[precision] * np.abs(expected).max()
+    for kind, inner_norm, options, skip in (
+        ("plain", None, {}, "x"),
+        ("plain", "rms", {}, None),
+        ("gated", None, {"use_bias": False}, None),
+        ("gated", "layer", {"use_bias": True}, "x"),
+    ):
+        sizes = {"intermediate_dim": 17, "activation": name, "inner_norm": inner_norm}
+        network = part("feed_forward", kind, sizes, **options)
+        write = partial(lambda g, a, x, layer, skip: writer_of(layer)(g, a, layer, x, skip), layer=network, skip=skip)
+        expected = ops.convert_to_numpy(network(X)) + (X if skip else 0)
+        error = np.abs(rows(tmp_path, precision, write, X) - expected).max()
+        assert error < TOLERANCE[precision] * np.abs(expected).max()
 
 
 @PRECISIONS
-@every("activation")
-@pytest.mark.parametrize("inner_norm", [None, "rms"])
-def test_a_feed_forward_network(tmp_path, name, inner_norm, precision):
-    check_feed_forward(tmp_path, precision, network("plain", name, inner_norm))
+@pytest.mark.parametrize("name", family.SLOTS["residual"])
+def test_a_residual(tmp_path, name, precision):
+    layer = part("residual", name, {"norm": "rms"})
 
+    def doubled(g, x, skip):
+        x = g("Add", x, x)
+        return x if skip is None else g("Add", skip, x)
 
-@PRECISIONS
-@every("activation")
-@pytest.mark.parametrize(("inner_norm", "use_bias"), [(None, False), ("layer", True)])
-def test_a_gated_feed_forward_network(tmp_path, name, inner_norm, use_bias, precision):
-    """With `relu` too, what the last product multiplies is negative here and there."""
-    check_feed_forward(tmp_path, precision, network("gated", name, inner_norm, use_bias=use_bias))
-
-
-@PRECISIONS
-@every("residual")
-@pytest.mark.parametrize("norm", family.SLOTS["norm"])
-def test_a_residual(tmp_path, name, norm, precision):
-    layer = part("residual", name, {"norm": norm})
-
-    def sublayer(g, x, skip):
-        doubled = g("Add", x, x)
-        return doubled if skip is None else g("Add", skip, doubled)
-
-    found = written(tmp_path, precision, lambda g, a, x: writer_of(layer)(g, a, layer, x, partial(sublayer, g)), X)
+    found = rows(tmp_path, precision, lambda g, a, x: writer_of(layer)(g, a, layer, x, partial(doubled, g)), X)
     expected = ops.convert_to_numpy(layer(X, sublayer=lambda x: x + x))
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 if precision == "float16" else 1e-5)
+
+
+@PRECISIONS
+@EVERY_SCORE
+def test_a_score(config, precision, tmp_path):
+    """With the shift, products of queries and keys are beyond float16."""
+    layer, a = score_of(config), ARITHMETIC[precision]
+    writer = writer_of(layer)(layer, a)
+    for shift in (0.0, 150.0):
+        query, keys = (QUERY + shift) / writer.divisor(KEY_DIM), (KEY + shift).swapaxes(-1, -2)
+        inputs = {"query": query.astype(a.dtype), "keys": keys.astype(a.dtype)}
+        if config["name"] != "additive":  # processors may compute in float32, GPUs do not
+            assert np.isfinite(inputs["query"] @ inputs["keys"]).all()
+        logits = written(tmp_path, lambda g: writer.logits(g, "query", "keys"), np.float32, 4, **inputs)
+        expected = ops.convert_to_numpy(layer(QUERY + shift, KEY + shift))
+        tolerance = 1e-2 if precision == "float16" else 1e-5
+        np.testing.assert_allclose(logits, expected, 1e-6, tolerance * np.abs(expected[expected > -1e8]).max())
+
+
+# int8
+
+# Weights whose rows are of very different size, from about 0.001 to about 1000.
+TABLE = (np.random.default_rng(2).normal(size=(13, 64)) * np.logspace(-3, 3, 13)[:, None]).astype("float32")
+INT8 = Int8Arithmetic()
+
+
+def test_small_rows_and_columns_are_kept(tmp_path):
+    for axis, shape in ((1, (13, 1)), (0, (1, 13))):
+        integers, scales = quantize(TABLE if axis == 1 else TABLE.T, axis)
+        assert integers.dtype == np.int8 and scales.shape == shape
+        np.testing.assert_array_equal(np.abs(integers).max(axis=axis), 127)
+    ids, states = np.arange(13, dtype="int32"), random(5, 64, seed=3)
+    found = written(tmp_path, lambda g: INT8.embedding(g, TABLE, 2.0, "ids"), np.float32, 2, ids=ids)
+    error = np.abs(found - 2 * TABLE).max(axis=1) / np.abs(2 * TABLE).max(axis=1)
+    assert error.max() < 0.5 / 127 * 1.01
+    expected = states @ TABLE.T
+    for write in (lambda g: INT8.logits(g, "x", TABLE, None), lambda g: INT8.product(g, "x", TABLE.T)):
+        error = np.abs(written(tmp_path, write, np.float32, 2, x=states) - expected).max(axis=0)
+        assert (error / np.abs(expected).max(axis=0)).max() < 0.05
+
+
+def test_the_files_have_a_scale_for_each_output(tmp_path, translator):
+    (path,) = write_model(tmp_path / "encoder.onnx", encoder_model(TrainedRun(translator), "int8"), {})
+    graph = onnx.load(path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    products = [node for node in all_nodes(graph.node) if node.op_type == "MatMulIntegerToFloat"]
+    assert len(products) >= 4
+    for node in products:
+        weights, scales = constants[node.input[1]], constants[node.input[3]]
+        assert scales.shape == (weights.shape[1],) and len(np.unique(scales)) > 1
+        np.testing.assert_array_equal(np.abs(weights).max(axis=0), 127)
+
+
+def test_a_product_of_states_that_are_not_negative_uses_all_8_bits(tmp_path):
+    """The second product alone errs: 8 bits hold the states of the first and all weights exactly."""
+    generator, layer = np.random.default_rng(4), FeedForward(32)
+    layer.build((None, 32))
+    inner, outer = np.diag(generator.uniform(0.3, 1, 32)), generator.integers(-30, 31, (32, 32))
+    inner[0, 0], inner[1, 1], outer[0] = 0.1, 1, 127
+    layer.set_weights([inner, np.zeros(32), outer, np.zeros(32)])
+    states = (generator.integers(0, 128, (50, 32)) / 127).astype("float32")
+    states[:, 1] = 1
+    hidden, kernel = states @ inner.astype("float32"), outer.astype("float32")
+    found = rows(tmp_path, "int8", lambda g, a, x: writer_of(layer)(g, a, layer, x, None), states)
+    coarse = rows(tmp_path, "int8", lambda g, a, x: a.product(g, x, kernel), hidden)
+    error, coarse_error = (np.square(one - hidden @ kernel).mean() ** 0.5 for one in (found, coarse))
+    assert 0.4 < error / coarse_error < (0.7 if sums_overflow() else 0.6)  # with 7 bits the first product errs too
+
+
+def test_the_graph_finds_whether_8_bit_sums_overflow(tmp_path):
+    for count in (1, 4, 64):
+        x, w = np.full((count, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
+        found = written(tmp_path, lambda g, w=w: g.cast(g("MatMulInteger", "x", w), np.float32), np.float32, 2, x=x)
+        assert (found == 64 * 255 * 127).all() != sums_overflow()
+
+
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_where_8_bit_sums_overflow_the_states_have_7(tmp_path, monkeypatch, is_positive):
+    states, kernel = random(50, 32, seed=6), random(32, 32, seed=7)
+    states = np.abs(states) if is_positive else states
+
+    def integers_and_product(g):
+        product = INT8.product(g, "x", kernel, is_positive=is_positive)
+        (quantized,) = (node.output[0] for node in g.nodes if node.op_type == "QuantizeLinear")
+        return g.joined(g.cast(quantized, np.float32), product, axis=1)
+
+    for has_7_bits, most in ((False, 255), (True, 127)):  # 2 · 127 · 127 < 2^15: two products fit in 16 bits
+        monkeypatch.setattr(arithmetic, "sums_overflow", lambda g, answer=has_7_bits: g.value(np.array(answer)))
+        found = written(tmp_path, integers_and_product, np.float32, 2, x=states)
+        assert found[:, :32].max() == most
+    assert np.square(found[:, 32:] - states @ kernel).mean() < 0.02**2 * np.square(states @ kernel).mean()
+
+
+def test_what_is_shared_stands_once_before_all_loops(tmp_path):
+    g = Graph()
+
+    def seven(g):
+        return g("Add", np.int64(3), np.int64(4))
+
+    def body(g, _, total):
+        return [g.value(np.array(True)), g("Add", total, g.shared(seven))]
+
+    (first,) = g.loop(body, [0], count=g.value(2))
+    (second,) = g.loop(body, [first], count=g.value(3))
+    g.named(second, "output")
+    assert [node.op_type for node in g.nodes] == ["Add", "Loop", "Loop", "Identity"]
+    assert of(Model(g, [], [ValueInfo("output", np.int64, [])]), tmp_path).run(None, {})[0] == 5 * 7

@@ -96,42 +96,30 @@ def test_only_limits_and_logits_leave_the_device(translator, tmp_path, monkeypat
     assert kept == {"memory_key_", "memory_value_", "memory_bias", "present_key_", "present_value_"}
 
 
-def greedy_answers(tiny_model, tokenizer, folder, num_control_ids):
-    """ids and scores of the search around the two halves, and of the graph that holds the search."""
-    model = make_model({**model_config(tiny_model), "num_control_ids": num_control_ids})
-    model.set_weights(tiny_model.get_weights())
-    run, decoding = TrainedRun(Translator(model, tokenizer)), Decoding(1, max_length=9)
-    halves = [of(make(run, "float32"), folder) for make in (encoder_model, step_model)]
-    artefact = Artefact(folder / "encoder.onnx", "onnx", "halves", "float32")
-    task = task_for(artefact, [[5, END]], max_length=9, num_control_ids=num_control_ids)
-    source_ids = batch_of_ids([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
-    found = onnx_runner.GreedySearch(task, halves, device="cpu")(source_ids)
-    return (found["target_ids"], found["score"]), of(translate_model(run, decoding, "float32"), folder).run(
-        None, {"source_ids": source_ids}
-    )
-
-
 def test_the_search_around_two_halves_emits_what_the_graphs_search_emits(tiny_model, tokenizer, tmp_path):
     emitted = []
     for num_control_ids in (4, 30):
-        found, expected = greedy_answers(tiny_model, tokenizer, tmp_path, num_control_ids)
-        (ids, scores), (expected_ids, expected_scores) = found, expected
-        np.testing.assert_array_equal(ids[:, : expected_ids.shape[1]], expected_ids)
-        np.testing.assert_allclose(scores, expected_scores, atol=1e-4)
-        emitted.append(set(np.unique(ids)))
+        model = make_model({**model_config(tiny_model), "num_control_ids": num_control_ids})
+        model.set_weights(tiny_model.get_weights())
+        run = TrainedRun(Translator(model, tokenizer))
+        halves = [of(make(run, "float32"), tmp_path) for make in (encoder_model, step_model)]
+        artefact = Artefact(tmp_path / "encoder.onnx", "onnx", "halves", "float32")
+        task = task_for(artefact, [[5, END]], max_length=9, num_control_ids=num_control_ids)
+        source_ids = batch_of_ids([[*ids, END] for ids in tokenizer.encode(lines(5, 12))])
+        found = onnx_runner.GreedySearch(task, halves, device="cpu")(source_ids)
+        whole = of(translate_model(run, Decoding(1, max_length=9), "float32"), tmp_path)
+        expected_ids, expected_scores = whole.run(None, {"source_ids": source_ids})
+        np.testing.assert_array_equal(found["target_ids"][:, : expected_ids.shape[1]], expected_ids)
+        np.testing.assert_allclose(found["score"], expected_scores, atol=1e-4)
+        emitted.append(set(np.unique(found["target_ids"])))
     assert emitted[0] & set(range(4, 30)) and not emitted[1] & set(range(4, 30))
 
 
 def test_a_gpu_is_there_if_a_value_can_be_put_on_it(monkeypatch):
-    def on_cuda(array, device):
-        if device != "cuda":
-            raise RuntimeError(f"no {device} here")
-        return array
-
     def fail(array, device):
         raise RuntimeError("this build has no CUDA")
 
-    monkeypatch.setattr(onnx_runner, "on_device", on_cuda)
+    monkeypatch.setattr(onnx_runner, "on_device", lambda array, device: array if device == "cuda" else fail(0, 0))
     assert onnx_runner.has_cuda()
     monkeypatch.setattr(onnx_runner, "on_device", fail)
     assert not onnx_runner.has_cuda()

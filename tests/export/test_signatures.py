@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import keras
-import numpy as np
 import pytest
 from keras import ops
 
@@ -32,9 +31,9 @@ class OtherTransformer(Transformer):
     pass
 
 
-def copy_of(model, kind=Transformer, **config):
+def copy_of(model, kind=Transformer):
     settings = {key: value for key, value in model.get_config().items() if key not in ("name", "trainable", "dtype")}
-    twin = kind(**{**settings, **config})
+    twin = kind(**settings)
     twin.set_weights(model.get_weights())
     return twin
 
@@ -83,25 +82,24 @@ CHANGES = {
 }
 EXPORTS = {
     "onnx in float32": partial(export_onnx, precision="float32"),
-    "onnx in float16": partial(export_onnx, precision="float16"),
-    "onnx in int8": partial(export_onnx, precision="int8"),
     "saved_model in float16": partial(export_saved_model, precision="float16"),
     "tflite in int8": partial(export_tflite, precision="int8"),
 }
 
 
-@pytest.mark.parametrize("what", EXPORTS)
-def test_an_unknown_part_is_refused_by_name_and_nothing_is_written(what, tiny_model, tokenizer, tmp_path):
+def test_an_unknown_part_is_refused_by_name_and_nothing_is_written(tiny_model, tokenizer, tmp_path):
     model = copy_of(tiny_model)
     gelu(model)
-    with pytest.raises(RequestError, match=f"^{what} can write only {CHANGES['a part of another type'][1]}"):
-        EXPORTS[what](TrainedRun(Translator(model, tokenizer)), tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    for what, export in EXPORTS.items():
+        with pytest.raises(RequestError, match=f"^{what} can write only {CHANGES['a part of another type'][1]}"):
+            export(TrainedRun(Translator(model, tokenizer)), tmp_path)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
-def test_every_part_and_option_counts(change, message, tiny_model):
+def test_every_part_and_option_counts_but_those_that_act_in_training_alone(change, message, tiny_model):
     model = copy_of(tiny_model)
+    model.encoder_blocks[0].self_attention_residual.dropout.rate = 0.9
     require_own_parts(model, "onnx", "float32")
     change(model)
     with pytest.raises(RequestError, match=message):
@@ -109,23 +107,15 @@ def test_every_part_and_option_counts(change, message, tiny_model):
 
 
 def test_a_model_of_another_type_is_refused(tiny_model):
-    with pytest.raises(
-        RequestError, match="can write only Transformer at model; received a model with OtherTransformer"
-    ):
+    message = "can write only Transformer at model; received a model with OtherTransformer"
+    with pytest.raises(RequestError, match=message):
         require_own_parts(copy_of(tiny_model, OtherTransformer), "onnx", "float32")
 
 
-def test_options_that_act_in_training_alone_may_differ(tiny_model):
-    model = copy_of(tiny_model)
-    model.encoder_blocks[0].self_attention_residual.dropout.rate = 0.9
-    require_own_parts(model, "onnx", "float32")
-
-
 def test_exports_that_trace_the_model_take_any_part(tiny_model):
-    model, inputs = copy_of(tiny_model), {"source_ids": np.array([[5, 6, 3]]), "target_ids": np.array([[2, 7]])}
+    model = copy_of(tiny_model)
     gelu(model)
     assert model_of_precision(model, "float32") is model
-    assert np.abs(model(inputs) - tiny_model(inputs)).max() > 1e-3
 
 
 def test_the_best_alone_takes_the_same_search():
