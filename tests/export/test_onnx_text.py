@@ -81,7 +81,7 @@ def rows_of(tokenizer: Tokenizer, count: int) -> np.ndarray:
 
 
 def batches_of(tokenizer: Tokenizer) -> list[np.ndarray]:
-    ids = rows_of(tokenizer, 1000)
+    ids = rows_of(tokenizer, 400)
     return [ids, ids[:1], ids[:0], ids[:3, :0], np.full((2, 5), PAD, "int32")]
 
 
@@ -109,16 +109,16 @@ def test_ids_become_the_text_that_the_tokenizer_makes_of_them(detokenizers, name
     tokenizer, found = detokenizers[name]
     for ids, (texts,) in zip(batches_of(tokenizer), found, strict=True):
         assert texts == tokenizer.decode(ids.tolist())
-    assert len(set(found[0][0])) > 700
+    assert len(set(found[0][0])) > 280
 
 
-@pytest.mark.parametrize("model_type, separate", [("bpe", False), ("unigram", True)])
-def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path, model_type, separate):
-    source, target = (Tokenizer.train(lines(seed), 60 + seed, model_type) for seed in range(2))
+def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path):
+    """With a vocabulary for each side; tests/golden has one for both."""
+    source, target = (Tokenizer.train(lines(seed), 60 + seed, "bpe") for seed in range(2))
     keras.utils.set_random_seed(4)
-    model = Transformer(61, 1, 2, 16, 32, source_vocabulary_size=60 if separate else None, max_source_length=40)
+    model = Transformer(61, 1, 2, 16, 32, source_vocabulary_size=60, max_source_length=40)
     randomize(model)
-    translator = Translator(model, source, target) if separate else Translator(model, target)
+    translator = Translator(model, source, target)
     decoding = Decoding(2, max_length=12)
     (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
     batches = [ODD_TEXT, ODD_TEXT[:1], ["", " "], []]
