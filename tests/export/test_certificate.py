@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import asdict, replace
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -28,12 +31,14 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from tests.export.test_device import NO_LIBRARY
+from tests.golden.stored import unpack
 from tests.tiny_text import lines
 
 pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 10)
-NO_OPERATOR = "'NOT_IMPLEMENTED: Gelu'"  # an expression of Python
+NO_OPERATOR = "NOT_IMPLEMENTED: Gelu"
+STUB = Path(__file__).resolve().parents[1] / "programs" / "stub_runner.py"
 
 
 def test_artefacts_of_a_run_hold(exported):
@@ -51,6 +56,8 @@ def test_artefacts_of_a_run_hold(exported):
         assert 3e7 < measured["peak_bytes"] < 1e10
         assert measured["device"] == "CPU"
         assert not {"keras_transformer", "export"} & set(measured["modules"])
+    ids = [entry for entry in entries.values() if entry["takes"] == "ids"]
+    assert ids and all(entry["judgement"]["measured"]["modules"] == [] for entry in ids), "without TensorFlow"
 
 
 @pytest.fixture
@@ -94,129 +101,97 @@ def test_an_export_whose_file_has_changed_does_not_hold_again(kept, trained, run
     assert "its score differs from the model's log P" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [["--out", "x"], ["--format", "onnx"], ["--precision", "int8"], ["--beams", "0"]])
-def test_verify_takes_no_flags_of_an_export(kept, capsys, flags):
-    assert main(["--verify", str(kept), *flags]) == 2
-    assert f"no {flags[0]}: leave it out" in capsys.readouterr().err
+def test_verify_takes_no_flags_of_an_export(tmp_path, capsys):
+    for flags in (["--out", "x"], ["--format", "onnx"], ["--precision", "int8"], ["--beams", "0"]):
+        assert main(["--verify", str(tmp_path), *flags]) == 2
+        assert f"no {flags[0]}: leave it out" in capsys.readouterr().err
     assert main([]) == 2
     assert "expected a run folder to export, or --verify" in capsys.readouterr().err
 
 
-def test_an_artefact_of_another_search_does_not_hold(exported, trained, decoding):
-    (artefact,) = [one for one in artefacts_in(exported) if one.path.name == "translate.tflite"]
-    other = replace(decoding, length_penalty=0.3)
-    (entry,) = certify(trained, exported, [artefact], other, SENTENCES).entries
-    assert not entry.holds
-    assert "its score differs from the model's log P" in entry.reason
-
-
-def test_ids_are_run_without_tensorflow(exported):
-    certificate = json.loads((exported / "certificate.json").read_text(encoding="utf-8"))
-    entries = [entry for entry in certificate["entries"] if entry["takes"] == "ids"]
-    assert entries
-    assert all(entry["judgement"]["measured"]["modules"] == [] for entry in entries)
-    assert entries[-1]["contents"]["custom_operators"] == []
-
-
-def failing(error: str, cuda: bool = False) -> str:
-    """Lines of Python that report an error, given as an expression, in place of a result."""
-    return f"pathlib.Path(sys.argv[2]).write_text(json.dumps({{'error': {error}, 'cuda': {cuda}}}))"
-
-
-def stub(folder: Path, code: str, monkeypatch) -> Artefact:
-    """An artefact; these lines of Python replace the runner."""
-    runner = folder / "runner.py"
-    runner.write_text(
-        f"import json, os, sys, pathlib\ntask = json.loads(pathlib.Path(sys.argv[1]).read_text())\n{code}\n"
-    )
-    monkeypatch.setattr(execution, "RUNNER", runner)
+@pytest.fixture
+def stub(trained, tmp_path, monkeypatch):
+    """`stub(precision, format, run, **orders)` is the entry of an artefact whose runner does as it is ordered."""
+    monkeypatch.setattr(execution, "RUNNER", STUB)
     monkeypatch.setattr(comparison, "contents_of", lambda artefact: None)
-    return Artefact(folder / "translate.onnx", "onnx", "ids", "float32")
+    known: list = []
+    expected_of = comparison.expected_of
+
+    def expected_once(*given):
+        if not known:
+            known.append(expected_of(*given))
+        return known[0]
+
+    def entry_of(precision="float32", format="onnx", run=None, **orders):
+        path = tmp_path / "translate.onnx"
+        path.write_text(json.dumps(orders))
+        return certify(run or trained, tmp_path, [Artefact(path, format, "ids", precision)], *TASK)
+
+    monkeypatch.setattr(comparison, "expected_of", expected_once)
+    return entry_of
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("os.kill(os.getpid(), 11)", "exit status -11"),
-        ("sys.exit('no more memory')", "exit status 1: no more memory"),
-        ("", "exit status 0"),
-        (failing("'Fail: bad node'"), "Fail: bad node"),
-    ],
-)
-def test_an_artefact_that_crashes_does_not_hold_and_the_reason_is_given(trained, tmp_path, monkeypatch, code, reason):
-    artefact = stub(tmp_path, code, monkeypatch)
-    certificate = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3])
-    assert not certificate.holds
-    assert certificate.entries[0].verified == "nothing"
-    assert reason in certificate.entries[0].reason
-    assert "does not hold" in write_certificate(certificate, tmp_path)[1].read_text()
+TASK = Decoding(1, max_length=3), SENTENCES[:3], SENTENCES[:3]
 
 
-def test_a_runtime_that_is_not_installed_is_asked_for(trained, tmp_path, monkeypatch):
-    code = "pathlib.Path(sys.argv[2]).write_text(json.dumps({'missing': 'onnxruntime'}))"
-    artefact = stub(tmp_path, code, monkeypatch)
+def error(text: str, cuda: bool = False) -> dict:
+    """What a runner writes of an artefact that fails."""
+    return {"error": text, "cuda": cuda}
+
+
+def test_an_artefact_that_crashes_does_not_hold_and_the_reason_is_given(stub, tmp_path):
+    for orders, reason in (
+        ({"signal": 11}, "exit status -11"),
+        ({"exit": "no more memory"}, "exit status 1: no more memory"),
+        ({}, "exit status 0"),
+        ({"result": error("Fail: bad node")}, "Fail: bad node"),
+    ):
+        certificate = stub(**orders)
+        assert not certificate.holds
+        assert certificate.entries[0].verified == "nothing"
+        assert reason in certificate.entries[0].reason
+        assert "does not hold" in write_certificate(certificate, tmp_path)[1].read_text()
+
+
+def test_an_artefact_that_hangs_does_not_hold(stub, monkeypatch):
+    def hang(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("python", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert re.fullmatch(r"it was not done after \d{3} seconds", stub().entries[0].reason)
+
+
+def test_a_runtime_that_is_not_installed_is_asked_for(stub):
     with pytest.raises(RequestError, match=r"onnxruntime.*'keras-transformer\[export\]', or .*'\.\[export\]'"):
-        certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3])
+        stub(result={"missing": "onnxruntime"})
 
 
-@pytest.mark.parametrize(("precision", "devices"), [("float32", None), ("int8", "-1")])
-def test_the_runner_knows_nothing_of_this_project(trained, tmp_path, monkeypatch, precision, devices):
-    code = """
-names = [name for name in os.environ if name.startswith("PYTHON")]
-names += [place for place in sys.path if pathlib.Path(place, "keras_transformer").is_dir()]
-seen = f"{names} {os.environ.get('CUDA_VISIBLE_DEVICES')}"
-"""
-    code += failing("seen")
+def test_the_runner_knows_nothing_of_this_project_but_the_models_control_ids(stub, trained, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(comparison.__file__).parent.parent.parent))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    artefact = replace(stub(tmp_path, code, monkeypatch), precision=precision)
-    (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
-    assert entry.reason == f"[] {devices}"
+    model = make_model({**model_config(trained.model), "num_control_ids": 7})
+    run = TrainedRun(Translator(model, trained.pipeline.target_tokenizer))
+    for precision, devices in (("float32", None), ("int8", "-1")):
+        assert json.loads(stub(precision, run=run, tells=True).entries[0].reason) == [[], devices, 7]
 
 
-def test_float16_that_could_not_run_holds_by_its_graph_only(trained, tmp_path, monkeypatch):
-    code = f"sys.stderr.write({NO_LIBRARY!r})\n{failing(NO_OPERATOR)}"
-    artefact = replace(stub(tmp_path, code, monkeypatch), precision="float16")
-    certificate = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3])
+def test_float16_that_could_not_run_holds_by_its_graph_only(stub, tmp_path):
+    certificate = stub("float16", log=NO_LIBRARY, result=error(NO_OPERATOR))
     (entry,) = certificate.entries
     assert certificate.holds and entry.holds
     assert entry.verified == "graph"
     assert entry.held_against.startswith("the graph alone")
     assert entry.reason.startswith("NOT_IMPLEMENTED: Gelu; /src/provider_bridge_ort.cc")
-    paths = write_certificate(certificate, tmp_path)
-    written = json.loads(paths[0].read_text())
-    assert (written["holds"], written["entries"][0]["holds"], written["entries"][0]["verified"]) == (
-        True,
-        True,
-        "graph",
-    )
-    text = paths[1].read_text()
-    assert "| `translate.onnx` | graph only |" in text
-    assert "| yes |" not in text
-    assert "Every artefact holds, 1 of them by the graph alone." in text
-
-
-@pytest.mark.parametrize("code", [failing(NO_OPERATOR, cuda=True), f"sys.exit({NO_OPERATOR})"])
-def test_float16_that_fails_on_a_gpu_or_ends_without_a_word_does_not_hold(trained, tmp_path, monkeypatch, code):
-    artefact = replace(stub(tmp_path, code, monkeypatch), precision="float16")
-    (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
-    assert "NOT_IMPLEMENTED" in entry.reason
-    assert (entry.holds, entry.verified) == (False, "nothing")
-
-
-def test_the_runner_is_told_the_models_control_ids(trained, tmp_path, monkeypatch):
-    model = make_model({**model_config(trained.model), "num_control_ids": 7})
-    run = TrainedRun(Translator(model, trained.pipeline.target_tokenizer))
-    artefact = stub(tmp_path, failing("str(task['num_control_ids'])"), monkeypatch)
-    (entry,) = certify(run, tmp_path, [artefact], Decoding(1, max_length=3), SENTENCES[:1]).entries
-    assert entry.reason == "7"
-
-
-@pytest.mark.parametrize(("format", "precision"), [("onnx", "float32"), ("onnx", "int8"), ("tflite", "float16")])
-def test_only_float16_onnx_may_hold_by_its_graph(trained, tmp_path, monkeypatch, format, precision):
-    artefact = replace(stub(tmp_path, failing(NO_OPERATOR), monkeypatch), format=format, precision=precision)
-    (entry,) = certify(trained, tmp_path, [artefact], Decoding(), SENTENCES[:3], SENTENCES[:3]).entries
-    assert (entry.holds, entry.verified) == (False, "nothing")
+    for precision, format, orders in (
+        ("float16", "onnx", {"result": error(NO_OPERATOR, cuda=True)}),
+        ("float16", "onnx", {"exit": NO_OPERATOR}),
+        ("float32", "onnx", {"result": error(NO_OPERATOR)}),
+        ("int8", "onnx", {"result": error(NO_OPERATOR)}),
+        ("float16", "tflite", {"result": error(NO_OPERATOR)}),
+    ):
+        (entry,) = stub(precision, format, **orders).entries
+        assert (entry.holds, entry.verified) == (False, "nothing")
+        assert "NOT_IMPLEMENTED" in entry.reason
 
 
 def test_a_damaged_file_does_not_hold(trained, tmp_path):
@@ -249,38 +224,62 @@ def test_without_artefacts_there_is_no_certificate(trained, tmp_path):
         certify(trained, tmp_path, artefacts_in(tmp_path), Decoding(), SENTENCES[:3])
 
 
-def test_a_run_without_validation_text_asks_for_some(run_folder):
-    with pytest.raises(RequestError, match="--sentences"):
+def test_a_run_is_certified_on_its_validation_text(run_folder, tmp_path):
+    with pytest.raises(RequestError, match="no validation sentences: .*--sentences"):
         validation_text(run_folder)
     (run_folder / "validation.source").write_text("a\nb\n")
     (run_folder / "validation.target").write_text("c\nd\n")
     assert validation_text(run_folder) == (["a", "b"], ["c", "d"])
+    texts, references = validation_text(unpack("classification", tmp_path / "classification"))
+    assert references is None and len(texts) == 8 and not any("\t" in text for text in texts)
+    answers = unpack("answers", tmp_path / "answers")
+    assert validation_text(answers)[0] == (answers / "validation.source").read_text().splitlines()
+    (answers / "validation.source").unlink()
+    with pytest.raises(RequestError, match="no validation text: .*--sentences"):
+        validation_text(answers)
+    histories, _ = validation_text(unpack("next-item", tmp_path / "items"))
+    assert len(histories) == 200 and {len(history) for history in histories} > {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_images_to_certify_on_are_checked(tmp_path):
+    run = unpack("images", tmp_path / "run")
+    images: list = validation_text(run)[0]
+    shape = images[0].shape
+    for damage, message in (
+        ({"images": np.zeros((2, 9, 9, 1), "uint8")}, rf"expected images {re.escape(str(shape))}"),
+        ({"images": np.zeros((2, *shape))}, "of uint8"),
+        ({"labels": np.zeros(3)}, "is damaged"),
+    ):
+        np.savez(run / "validation.npz", **damage)
+        with pytest.raises(RequestError, match=message):
+            validation_text(run)
+    (run / "validation.npz").write_bytes(b"PK no archive")
+    with pytest.raises(RequestError, match="is damaged"):
+        validation_text(run)
+    (run / "validation.npz").unlink()
+    with pytest.raises(RequestError, match="has no validation images"):
+        validation_text(run)
+
+
+def test_a_damaged_certificate_and_a_missing_vocabulary_are_named(exported, tmp_path):
+    text = (exported / "certificate.json").read_text()
+    (tmp_path / "certificate.json").write_text(text)
+    with pytest.raises(RequestError, match=r"^no tokenizer at"):
+        KeptCertificate(tmp_path).expected()
+    shutil.copy(exported / "tokenizer.model", tmp_path)
+    for change in (
         lambda kept: kept.update(searches=[]),
         lambda kept: kept["searches"][0].update(texts=[]),
         lambda kept: kept["searches"][0]["texts"][0].update(hypotheses=[]),
         lambda kept: kept["searches"][0]["texts"][0].update(limit="far"),
         lambda kept: kept["searches"][0]["texts"][0]["hypotheses"][0].update(score=float("nan")),
         lambda kept: kept["searches"][0]["texts"][0]["hypotheses"][0].update(score=None),
-    ],
-)
-def test_a_damaged_certificate_is_named(exported, tmp_path, change):
-    content = json.loads((exported / "certificate.json").read_text())
-    change(content["stored"])
-    (tmp_path / "certificate.json").write_text(json.dumps(content))
-    shutil.copy(exported / "tokenizer.model", tmp_path)
-    with pytest.raises(RequestError, match=r"certificate\.json is damaged"):
-        KeptCertificate(tmp_path).expected()
-
-
-def test_a_missing_vocabulary_is_named_and_not_the_certificate(exported, tmp_path):
-    shutil.copy(exported / "certificate.json", tmp_path)
-    with pytest.raises(RequestError, match=r"^no tokenizer at"):
-        KeptCertificate(tmp_path).expected()
+    ):
+        content = json.loads(text)
+        change(content["stored"])
+        (tmp_path / "certificate.json").write_text(json.dumps(content))
+        with pytest.raises(RequestError, match=r"certificate\.json is damaged"):
+            KeptCertificate(tmp_path).expected()
 
 
 def test_a_folder_with_an_artefact_of_a_search_that_was_not_kept_asks_for_the_run(exported, tmp_path):
