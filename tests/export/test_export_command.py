@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,7 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.models import SequenceEncoder, Transformer
 from keras_transformer.text.items import Items
+from tests.golden.stored import unpack
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -58,21 +62,13 @@ def test_an_export_is_whole_and_holds(exported, run_with_validation):
     assert [path.name for path in exported.parent.iterdir()] == [exported.name], "nothing half-written beside it"
 
 
-# In the same order as the command: TensorFlow numbers what it traces.
-AGAIN = """
-import sys
-from export.__main__ import planned, write_artefacts
-from export.signatures import Decoding, open_run
-from pathlib import Path
-
-plan = planned(["saved_model", "onnx", "tflite"], ["float32"])
-write_artefacts(open_run(sys.argv[1]), Path(sys.argv[2]), Decoding(3, 0.8, 12), plan)
-"""
-
-
 def test_the_same_run_and_flags_give_the_same_bytes(exported, run_with_validation, tmp_path):
+    """By another process, and in the same order, for TensorFlow numbers what it traces."""
+
     def again(name):
-        subprocess.run([sys.executable, "-c", AGAIN, run_with_validation, tmp_path / name], cwd=ROOT, check=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, ROOT / "tests/programs/export_again.py", run_with_validation, tmp_path / name]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
         return tmp_path / name
 
     def different(one, other):
@@ -195,34 +191,35 @@ def test_everything_that_an_export_writes_may_be_replaced(trained, other_tokeniz
     assert {path.name for path in tmp_path.iterdir()} == command.NAMES
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path, run_folder, capsys):
+def test_a_folder_without_a_run_or_its_validation_text_is_refused(tmp_path, run_folder, capsys):
     assert main([str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert "expected a run folder" in capsys.readouterr().err
+    assert main([str(run_folder), "--out", str(tmp_path / "out")]) == 2
+    assert "--sentences" in capsys.readouterr().err
     (run_folder / "model.keras").unlink()
     assert main([str(run_folder), "--out", str(tmp_path / "out")]) == 2
     assert "no model.keras yet" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_without_validation_text_asks_for_sentences(run_folder, tmp_path, capsys):
-    assert main([str(run_folder), "--out", str(tmp_path / "out")]) == 2
-    assert "--sentences" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("kind", "flags", "message"),
     [
-        (["--beams", "0"], "num_beams"),
-        (["--n-best", "9"], "n_best"),
-        (["--max-length", "0"], "max_length"),
-        (["--references", "some"], "give both"),
-        (["--sentences", "missing"], "missing"),
-        (["--format", "saved_model", "--precision", "int8"], "saved_model has no int8"),
+        ("translation", "--beams 0", "num_beams"),
+        ("translation", "--n-best 9", "n_best"),
+        ("translation", "--max-length 0", "max_length"),
+        ("translation", "--references some", "give both"),
+        ("translation", "--sentences missing", "missing"),
+        ("translation", "--format saved_model --precision int8", "saved_model has no int8"),
+        ("bahdanau", "--format onnx ctranslate2", "with Additive there"),
+        ("classification", "--beams 2", "does not search; received num_beams"),
+        ("classification", f"--sentences {__file__} --references {__file__}", "--references are translations"),
+        ("images", f"--sentences {__file__}", "image-classifier takes none: leave them out"),
+        ("next-item", f"--sentences {__file__}", "sequence-encoder takes none: leave them out"),
     ],
 )
-def test_wrong_requests(run_with_validation, tmp_path, capsys, flags, message):
-    assert main([str(run_with_validation), "--out", str(tmp_path / "out"), *flags]) == 2
+def test_wrong_requests_are_refused_before_anything_is_written(golden, tmp_path, capsys, kind, flags, message):
+    assert main([str(golden(kind)), "--out", str(tmp_path / "out"), *flags.split()]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
@@ -235,10 +232,18 @@ def test_a_precision_that_a_format_lacks_is_left_out(capsys):
     assert "left out: saved_model has no int8" in capsys.readouterr().err
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    with pytest.raises(RequestError, match=r"'keras-transformer\[export\]', or .* -e '\.\[export\]'"):
-        planned(["tflite"], ["float32"])
+@pytest.mark.parametrize(("format", "package", "extra"), [("tflite", "ai_edge_litert", "export"), ("ctranslate2",) * 3])
+def test_a_missing_package_names_its_extra(monkeypatch, format, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RequestError, match=rf"'keras-transformer\[{extra}\]', or .* -e '\.\[{extra}\]'"):
+        planned([format], ["float32"])
+    planned(["onnx"], ["float32"])
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    """`golden(name)` is a stored run."""
+    return cache(lambda name: unpack(name, tmp_path_factory.mktemp("golden") / name))
 
 
 def test_unknown_formats_and_precisions_exit_2(run_with_validation):
@@ -248,8 +253,10 @@ def test_unknown_formats_and_precisions_exit_2(run_with_validation):
 
 
 def test_help_waits_for_no_tensorflow():
-    code = "import sys, export.__main__; export.__main__.make_parser().format_help(); print('keras' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    command = [sys.executable, "-X", "importtime", "-m", "export", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "--verify" in done.stdout and "argparse" in done.stderr
+    assert not re.search(r"\| +(keras|tensorflow)$", done.stderr, re.MULTILINE)
 
 
 def test_the_options_fit_another_parser():
@@ -258,6 +265,7 @@ def test_the_options_fit_another_parser():
     command.add_options(sub)
     flags = ["demo", "--format", "onnx", "--precision", "int8", "--beams", "2"]
     assert parser.parse_args(["export", *flags]) == command.make_parser().parse_args(flags)
+    assert parser.parse_args(["export", "demo"]).format == ("saved_model", "onnx", "tflite")
 
 
 def test_a_run_knows_its_kind_of_vocabulary_and_every_format_its_packages(run_with_validation):

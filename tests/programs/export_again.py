@@ -1,0 +1,13 @@
+"""Writes a run as SavedModel, ONNX and TFLite in the order of the command, without a certificate: RUN FOLDER."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from export.__main__ import DEFAULT_FORMATS, planned, write_artefacts
+from export.signatures import Decoding, open_run
+
+if __name__ == "__main__":
+    run, folder = sys.argv[1:]
+    write_artefacts(open_run(run), Path(folder), Decoding(3, 0.8, 12), planned(DEFAULT_FORMATS, ["float32"]))
