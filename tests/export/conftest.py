@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import keras
@@ -63,14 +62,19 @@ def shared_by_workers(tmp_path_factory, name: str) -> Iterator[Path]:
         yield root / name
 
 
+def write_validation(run: Path) -> None:
+    """Gives a run 40 pairs of validation sentences."""
+    for name, seed in {"validation.source": 5, "validation.target": 6}.items():
+        (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def run_with_validation(built_run, tmp_path_factory) -> Path:
     with shared_by_workers(tmp_path_factory, "validated") as folder:
         run = folder / "tiny"
         if not run.exists():
             shutil.copytree(built_run, run)
-            for name, seed in {"validation.source": 5, "validation.target": 6}.items():
-                (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+            write_validation(run)
     return run
 
 
@@ -105,8 +109,7 @@ def exported_ctranslate2(sure, tmp_path_factory) -> Path:
     with shared_by_workers(tmp_path_factory, "ctranslate2") as folder:
         if not (folder / "exported").exists():
             sure.save(folder / "run")
-            for name, seed in {"validation.source": 5, "validation.target": 6}.items():
-                (folder / "run" / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+            write_validation(folder / "run")
             flags = ["--format", "ctranslate2", "--out", str(folder / "exported"), *FLAGS]
             assert main([str(folder / "run"), *flags]) == 0
     return folder / "exported"
@@ -116,17 +119,3 @@ def exported_ctranslate2(sure, tmp_path_factory) -> Path:
 def expected(translator) -> list[list]:
     """The model's own hypotheses of `ODD`."""
     return translator.n_best(ODD, num_beams=3, length_penalty=0.8, max_length=12, n_best=3)
-
-
-def run_clean_in(folder: Path, code: str, *arguments: object) -> str:
-    """Runs Python where no module of ours can be imported, and returns what it printed."""
-    command = [sys.executable, "-I", "-W", "ignore", "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
-@pytest.fixture
-def run_clean(tmp_path) -> Callable[..., str]:
-    """`run_clean(code, *arguments)` is `run_clean_in` a folder of the test."""
-    return partial(run_clean_in, tmp_path)

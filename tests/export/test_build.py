@@ -45,19 +45,28 @@ def test_every_artefact_has_a_program_of_under_25_lines():
 
 
 @pytest.mark.parametrize(("file", "program"), list(zip(FILES, PROGRAMS, strict=True)), ids=FILES)
-def test_it_runs_as_written(file, program, request, tmp_path):
+def test_it_runs_as_written(file, program, request, tmp_path, monkeypatch, capsys):
     is_ctranslate2 = file == "ctranslate2"
     exported = request.getfixturevalue("exported_ctranslate2" if is_ctranslate2 else "exported")
     translator = request.getfixturevalue("sure" if is_ctranslate2 else "translator")
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "demo").symlink_to(exported)
-    command = [sys.executable, "-I", "-W", "ignore", "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
+    if file == "translate_text.onnx":  # beside TensorFlow its operators may end the process
+        (tmp_path / "program.py").write_text(program)
+        command = [sys.executable, "-I", "-W", "ignore", "program.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-4000:]
+        printed = done.stdout
+    else:
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()  # what was printed when the fixtures were made
+        exec(compile(program, file, "exec"), {"__name__": "__main__"})
+        printed = capsys.readouterr().out
+    assert "keras_transformer" not in program
     if file == "step.onnx":  # greedy, without the limit that was baked into the others
-        assert done.stdout.rstrip("\n") == translator.translate(["forty-two"], num_beams=1)[0]
+        assert printed.rstrip("\n") == translator.translate(["forty-two"], num_beams=1)[0]
         return
     (best,) = translator.n_best(["forty-two"], num_beams=3, length_penalty=0.8, max_length=12)[0]
-    text, score = done.stdout.rstrip("\n").rsplit(" ", 1)
+    text, score = printed.rstrip("\n").rsplit(" ", 1)
     assert text == best.text
     assert float(score) == pytest.approx(best.score, abs=1e-4)
