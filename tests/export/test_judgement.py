@@ -331,6 +331,15 @@ def test_a_list_in_another_order_does_not_hold_in_low_precision(expected):
     assert reason.startswith("the model finds its answers worse") and reason.endswith("(n_best padded)")
 
 
+def test_space_that_litert_keeps_around_an_answer_is_a_known_difference():
+    known: dict[str, str] = {}
+    assert (
+        judgement.without_space({"continuation": " a dog ", "score": 1.0}, "line 1", known)["continuation"] == "a dog"
+    )
+    assert judgement.without_space({"continuation": "a dog"}, "line 2", known) == {"continuation": "a dog"}
+    assert known == {"line 1": "LiteRT keeps the space around an answer"}
+
+
 def test_bleu_compares_each_text_with_its_own_reference(translator):
     """The first is left out: ONNX Runtime cuts it at its NUL."""
     texts = ["no\x00thing", *SENTENCES[:9]]

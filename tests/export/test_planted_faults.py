@@ -240,7 +240,6 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[Plant, str]]] = {
         "another tokenizer": (saves_tokenizer, TOKENIZER),
     },
     ("language model", "onnx/step.onnx"): {"a matrix × 1.3": SCALED},
-    ("language model", "saved_model"): {"another length penalty": (written_by(length_penalty=5.0), SCORE)},
     ("pairs", "onnx/generate.onnx"): {"a shorter limit": (written_by(max_length=2), OTHER)},
     ("pairs", "onnx/generate_text.onnx"): {"two pieces swapped": OTHER_PIECES},
     ("classifier", "onnx/classify-int8.onnx"): {"labels in another order": OTHER_LABELS},
