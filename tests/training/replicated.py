@@ -1,0 +1,260 @@
+"""`python -m tests.training.replicated CASE…`: what training with two replicas on the processor must fulfil.
+
+`test_replicas.py` runs it. Replicas must be made before TensorFlow's first operation, so they have a process of their
+own. A case is a function of this module; it takes no arguments and raises if what its first line says does not hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.models import LanguageModel
+from keras_transformer.text.batches import Batch, shard
+from keras_transformer.training import devices, replicas
+from keras_transformer.training.checkpoints import unchanged
+from keras_transformer.training.losses import SmoothedCrossEntropy
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+
+Trained = tuple[list[np.ndarray], dict[str, list[float]]]  # the weights, and what `fit` told
+STEPS = 2
+PROBABILITIES: dict[str, Any] = {"from_logits": True}
+mean_loss = functools.partial(keras.losses.SparseCategoricalCrossentropy, **PROBABILITIES)
+
+
+def batches(rows: int = 12, length: int = 0) -> Iterator[Batch]:
+    """Batches of rows of unlike lengths; of all batches the same length if it is given."""
+    draw = np.random.default_rng(0)
+    for _ in range(STEPS):
+        most = length or int(draw.integers(4, 7))
+        labels = draw.integers(3, 11, (rows, most)).astype("int32")
+        for row, real in enumerate(draw.integers(1, most + 1, rows)):
+            labels[row, real:] = 0
+        ids = np.concatenate([np.full((rows, 1), 2, "int32"), labels[:, :-1]], axis=1)
+        is_real = (labels != 0).astype("float32")
+        yield Batch({"ids": ids}, labels, is_real / is_real.sum())
+
+
+def of_one_shape() -> Iterator[Batch]:
+    return batches(length=5)
+
+
+def heavier() -> Iterator[Batch]:
+    """With weights that sum to 3."""
+    return (batch._replace(weights=3 * batch.weights) for batch in batches())
+
+
+def adam() -> Any:
+    return replicas.Adam(1e-3)
+
+
+def sgd(rate: float = 0.1) -> Any:
+    return keras.optimizers.SGD(rate)
+
+
+@functools.cache  # one for all: strategies give the collective operations of a process the same numbers
+def strategy_of(num_replicas: int) -> Any:
+    names = [f"/cpu:{number}" for number in range(num_replicas)]
+    return tf.distribute.MirroredStrategy(names) if num_replicas > 1 else tf.distribute.get_strategy()
+
+
+def model_of(**options: Any) -> LanguageModel:
+    keras.utils.set_random_seed(5)
+    sizes: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
+    return LanguageModel(11, 8, **{**sizes, "dropout": 0.0, **options})
+
+
+def spread(strategy: Any, data: Callable[[], Iterator[Batch]], weighted: bool) -> Any:
+    """The batches, each cut into as many parts as there are replicas."""
+    count, ids = strategy.num_replicas_in_sync, tf.TensorSpec((None, None), tf.int32)
+    signature = ({"ids": ids}, ids, tf.TensorSpec((None, None), tf.float32))[: 3 if weighted else 2]
+
+    def parts() -> Iterator[tuple]:
+        return (tuple(shard(batch, one, count))[: len(signature)] for batch in data() for one in range(count))
+
+    return strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_generator(parts, output_signature=signature)
+    )
+
+
+def train(
+    num_replicas: int = 1,
+    optimizer: Callable[[], Any] = sgd,
+    loss: Any = None,
+    micro_batches: int = 1,
+    weighted: bool = True,
+    with_graph: bool = False,
+    jit_compile: bool = False,
+    data: Callable[[], Iterator[Batch]] = batches,
+    **options: Any,
+) -> Trained:
+    """A new model after two steps."""
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        model = model_of(**options)
+        model.micro_batches = micro_batches
+        metrics = [TokenAccuracy(), Perplexity()]
+        loss = loss or SmoothedCrossEntropy(0.1)
+        model.compile(optimizer(), loss, weighted_metrics=metrics, jit_compile=jit_compile)
+        model.run_eagerly = not (with_graph or jit_compile)  # a graph takes longer to trace than two steps
+    found = model.fit(spread(strategy, data, weighted), steps_per_epoch=STEPS, verbose=0, shuffle=False)
+    return [np.asarray(variable) for variable in model.trainable_variables], found.history
+
+
+def assert_same(found: Trained, expected: Trained, tolerance: float = 1e-6) -> None:
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=tolerance, rtol=0)
+    for name, value in found[1].items():
+        np.testing.assert_allclose(value, expected[1][name], rtol=1e-5, err_msg=name)
+
+
+def two_learn_what_one_learns() -> None:
+    """With micro-batches on each, Adam, and a gradient of the whole batch that is clipped."""
+    clipped = functools.partial(replicas.Adam, 1e-3, global_clipnorm=0.05)
+    assert_same(train(2, clipped, micro_batches=2, with_graph=True), train(1, clipped), 1e-4)
+
+
+def without_weights_the_mean_over_real_tokens_is_learned() -> None:
+    """By one replica, by two, and by micro-batches."""
+    for options in {}, {"num_replicas": 2}, {"micro_batches": 5}:
+        assert_same(train(**options, weighted=False), train())
+
+
+def any_loss_of_keras_learns_the_weighted_sum() -> None:
+    """A loss that takes a mean divides the weights by their sum; a function sees float32."""
+    expected = train(loss=SmoothedCrossEntropy(0.0))
+    assert_same(train(2, loss=mean_loss(ignore_class=0), data=heavier), expected)
+
+    def by_function(labels: Any, logits: Any) -> Any:
+        assert logits.dtype == tf.float32
+        return keras.losses.sparse_categorical_crossentropy(labels, logits, **PROBABILITIES)
+
+    assert_same(train(micro_batches=3, loss=[by_function]), expected)
+    _, history = train(loss=by_function, dtype="mixed_bfloat16")
+    np.testing.assert_allclose(history["loss"], expected[1]["loss"], rtol=0.02)
+
+
+def a_sum_takes_weights_as_they_are() -> None:
+    """Three times the weights are a step three times as long."""
+    for loss in SmoothedCrossEntropy(0.1), [SmoothedCrossEntropy(0.1)]:
+        found = train(loss=loss, data=heavier)[0]
+        for mine, theirs in zip(found, train(1, lambda: sgd(0.3))[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
+
+
+def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
+    """In the first step the rows of the other replica overflow."""
+    made: list[Any] = []
+
+    def one_overflows() -> Iterator[Batch]:
+        for step, batch in enumerate(batches()):
+            weights = batch.weights.copy()
+            if step == 0:
+                weights[1::2] *= 1e30
+            yield batch._replace(weights=weights)
+
+    options: dict[str, Any] = {"dtype": "mixed_float16", "data": one_overflows, "with_graph": True}
+    weights, _ = train(2, lambda: made.append(adam()) or made[0], **options)
+    assert all(np.isfinite(weight).all() for weight in weights)
+    assert np.asarray(made[0].iterations) == STEPS - 1
+
+
+def timed_steps_leave_nothing_and_are_repeated_exactly() -> None:
+    """What two replicas changed is put back on both: weights, the seeds of dropout, optimizer and metrics."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model = model_of(dropout=0.3)
+        model.compile(adam(), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
+        model.build_for_training()
+    everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+
+    def values() -> list[np.ndarray]:
+        return [np.asarray(value) for each in everything for value in strategy.experimental_local_results(each.value)]
+
+    def fit() -> tuple[Any, list[np.ndarray]]:
+        told = model.fit(spread(strategy, batches, True), steps_per_epoch=STEPS, verbose=0, shuffle=False).history
+        return told, values()
+
+    before = values()
+    with unchanged(model):
+        told, after = fit()
+    for one, other in zip(before, values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    told_again, again = fit()
+    assert told == told_again and sum((one != new).any() for one, new in zip(before, after, strict=True)) > 20
+    for one, other in zip(after, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def threads_are_those_asked_for() -> None:
+    """`main` asked for one."""
+    threading = tf.config.threading
+    assert [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()] == [1, 1]
+
+
+def _assert_spread_alike(part: str, of: Callable[[float], dict[str, Any]], spreads: list[dict[str, Any]]) -> None:
+    """An auxiliary loss changes what is learned, not the loss that is told, and not with how the batch is spread."""
+    once, free = train(**{part: of(0.5)}, data=of_one_shape), train(**{part: of(0.0)}, data=of_one_shape)
+    assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0], strict=True)) > 1e-4
+    np.testing.assert_allclose(once[1]["loss"], free[1]["loss"], 0.02, err_msg="that of the labels alone")
+    for options in spreads:
+        assert_same(train(**{part: of(0.5)}, data=of_one_shape, **options), once)
+
+
+def the_ponder_cost_is_the_mean_over_all_tokens_of_the_batch() -> None:
+    """With XLA too."""
+    spreads = [{"micro_batches": 3}, {"num_replicas": 2, "micro_batches": 2}, {"num_replicas": 2, "jit_compile": True}]
+    _assert_spread_alike("stack", lambda cost: {"name": "universal", "ponder_cost": cost}, spreads)
+
+
+def the_load_balancing_loss_is_of_the_shares_of_the_whole_batch() -> None:
+    """Not the mean of those of its parts."""
+    spreads: list[dict[str, Any]] = [{"micro_batches": 3}, {"num_replicas": 2, "micro_batches": 2}]
+    _assert_spread_alike("feed_forward", lambda of: {"name": "experts", "num_experts": 4, "alpha": of}, spreads)
+
+
+def compiled_by_xla_it_learns_the_same() -> None:
+    """And with dropout what is finite."""
+    assert_same(train(2, jit_compile=True, data=of_one_shape), train(data=of_one_shape))
+    _, history = train(2, adam, jit_compile=True, dropout=0.3, data=of_one_shape)
+    assert np.isfinite(history["loss"]).all()
+
+
+QUICK = [
+    two_learn_what_one_learns,
+    without_weights_the_mean_over_real_tokens_is_learned,
+    any_loss_of_keras_learns_the_weighted_sum,
+    a_sum_takes_weights_as_they_are,
+    in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none,
+    timed_steps_leave_nothing_and_are_repeated_exactly,
+    threads_are_those_asked_for,
+]
+LONG = [
+    the_ponder_cost_is_the_mean_over_all_tokens_of_the_batch,
+    the_load_balancing_loss_is_of_the_shares_of_the_whole_batch,
+    compiled_by_xla_it_learns_the_same,
+]
+
+
+def main(names: list[str]) -> int:
+    """Runs cases, and tells of those that fail; the exit status is how many."""
+    devices.configure("cpu:2", threads=1)
+    failed = 0
+    for name in names:
+        try:
+            globals()[name]()
+        except Exception:
+            failed += 1
+            print(f"{name}\n{traceback.format_exc()}", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
