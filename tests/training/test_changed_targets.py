@@ -41,23 +41,18 @@ def test_lost_characters_are_warned_of_with_three_examples(capsys, nmt_nfkc) -> 
     assert said.endswith("`--normalization lossless` keeps what it can write, and --byte-fallback writes everything\n")
 
 
-def test_what_cleaning_changes_is_no_loss(capsys, nmt_nfkc) -> None:
+def test_what_cleaning_changes_and_one_line_in_a_thousand_are_no_reason_for_a_warning(capsys, nmt_nfkc) -> None:
     said, share = told(capsys, [*PLAIN, " two  spaces ", "a\ttab", "no\x00text\x01 at\u2028all", ""], nmt_nfkc)
     assert (said, share) == ("files: the vocabulary changes 0.00% of the target lines\n", 0)
 
-
-def test_one_line_in_a_thousand_is_no_reason_for_a_warning(capsys, nmt_nfkc) -> None:
     said, share = told(capsys, [*PLAIN, "½", "a", "b"], nmt_nfkc)
     assert share == 0.001
     assert said.startswith("files: the vocabulary changes 0.10% of the target lines, such as '½', which becomes '1")
 
 
-def test_a_vocabulary_that_is_lossless_changes_nothing(capsys) -> None:
+def test_of_many_lines_some_are_looked_at_and_a_lossless_vocabulary_changes_none(capsys, nmt_nfkc, monkeypatch) -> None:
     targets = [*PLAIN, *["½ m² two\u00a0words"] * 50]
     assert told(capsys, targets, Tokenizer.train(targets, 60))[1] == 0
-
-
-def test_of_many_lines_some_are_looked_at(capsys, nmt_nfkc, monkeypatch) -> None:
     monkeypatch.setattr(preparation, "MOST_CHECKED", 5)
     assert told(capsys, ["½", "a"] * 5, nmt_nfkc)[1] == 1, "every second line"
     assert told(capsys, ["½"], nmt_nfkc, is_resumed=True) == ("", None)

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import pytest
 
+from keras_transformer.bleu import bleu
+from keras_transformer.plots import curves
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.batches import Place
 from keras_transformer.training.callbacks import Bleu, Follow, Progress, Save
@@ -30,12 +32,6 @@ def rounds_of(callback: keras.callbacks.Callback, *logs: dict[str, float], step:
     return model
 
 
-def translations(progress: Progress, answers: list[str], patience: int, show: Any = None) -> tuple[Bleu, Any]:
-    """A callback that is given these translations of one sentence, round after round."""
-    coming = iter(answers)
-    return Bleu(progress, lambda lines: [next(coming)], ["source"], [RIGHT], patience, show), progress
-
-
 @pytest.mark.parametrize(
     ("answers", "patience", "stops"),
     [
@@ -48,7 +44,8 @@ def translations(progress: Progress, answers: list[str], patience: int, show: An
     ],
 )
 def test_training_stops_after_so_many_rounds_that_are_no_better(answers, patience, stops):
-    callback, progress = translations(Progress(), answers, patience)
+    progress, coming = Progress(), iter(answers)
+    callback = Bleu(progress, lambda lines: [next(coming)], ["source"], [RIGHT], patience)
 
     def step(number: int) -> None:
         progress.step = 10 * number
@@ -63,9 +60,7 @@ def test_training_stops_after_so_many_rounds_that_are_no_better(answers, patienc
 
 
 def test_translations_are_compared_with_the_references_and_not_the_other_way_round():
-    from keras_transformer.bleu import bleu
-
-    callback, _ = translations(Progress(), ["the cat sat on"], 0)
+    callback = Bleu(Progress(), lambda lines: ["the cat sat on"], ["source"], [RIGHT])
     log: dict[str, float] = {}
     rounds_of(callback, log)
     assert log["val_bleu"] == bleu(["the cat sat on"], [RIGHT]) != bleu([RIGHT], ["the cat sat on"])
@@ -156,3 +151,24 @@ def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsy
     run.metrics.write_text(f"step,loss\n5,3\n7,{'9' * 200_000}\n10,2\nx,y\n15,1,more\n")
     assert [row["step"] for row in Records(run, Progress(step=20)).rows] == [5, 10, 15]
     assert capsys.readouterr().err.startswith(f"warning: {run.metrics}: the line after line 2 is left out (")
+
+
+def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_path, monkeypatch):
+    class Full:
+        def savefig(self, path, **options):
+            path.write_text("the beginning")
+            raise OSError(28, "No space left on device")
+
+    run = RunFolder(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(curves, "learning_curves", lambda history: Full())
+        with pytest.raises(OSError, match="No space left") as raised:
+            rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
+    assert raised.value.filename == str(run.curves)
+    assert not [path for path in tmp_path.iterdir() if "curves" in path.name]
+    (tmp_path / "other").mkdir()
+    other = RunFolder(tmp_path / "other")
+    other.tensorboard.write_text("")
+    with pytest.raises(OSError) as raised:
+        rounds_of(Records(other, Progress()), {})
+    assert raised.value.filename == str(other.tensorboard)
