@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from keras_transformer.__main__ import main as command
+from keras_transformer.training import devices
 
 
 @pytest.fixture
-def run(capfd):
-    """`run(*words)` → exit status, standard output, standard error of a command."""
+def run(capfd, monkeypatch):
+    """`run(*words, stdin="")` → exit status, standard output, standard error of a command."""
 
-    def run(*words: Any) -> tuple[int, str, str]:
+    def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
+        source = stdin if isinstance(stdin, bytes) else stdin.encode()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
         status = command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return status, out, err
+        return (status, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def refused(run, monkeypatch, tmp_path) -> Callable[..., str]:
+    """`refused(*words)` → why a command refuses to train; it must write no run."""
+
+    def refused(*words: Any) -> str:
+        monkeypatch.setattr(devices, "configure", lambda *_: None)
+        out = [] if "--out" in words else ["--out", tmp_path / "refused"]
+        status, _, err = run("train", *words, *out)
+        assert status == 2 and not (tmp_path / "refused").exists(), err
+        return err
+
+    return refused
 
 
 @pytest.fixture(autouse=True, scope="module")

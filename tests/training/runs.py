@@ -1,4 +1,4 @@
-"""Runs of train.py for tests: in the tests' own process, in a process of their own, and how two of them are compared."""
+"""Runs of train.py for tests: in the tests' own process or in another, and how two of them are compared."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import contextlib
 import csv
 import io
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import train
 from keras_transformer.run_folder import load_model
-from keras_transformer.training import devices
+from keras_transformer.training import devices, run
+from keras_transformer.training.request import Run
+from tests.processes import killed_at_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +41,10 @@ def eagerly() -> Iterator[None]:
         yield
 
 
+def configured(names: str, threads: int) -> None:
+    """Takes the place of `devices.configure` in the tests' own process."""
+
+
 def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False) -> str:
     """Runs train.py in a folder, in this process; returns what it said. Its exit status must be as expected."""
     said = io.StringIO()
@@ -47,10 +54,31 @@ def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False)
         if not with_graph:
             stack.enter_context(eagerly())
         # Devices and threads are a process's own, and other tests run in this one.
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(devices, "configure", lambda *_: None)
-        found = train.main(flags.split())
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(devices, "configure", configured)
+        found = train.main(shlex.split(flags))
     assert found == status, said.getvalue()
     return said.getvalue()
+
+
+class Begun(NamedTuple):
+    """What training would begin with, and what was said before."""
+
+    run: Run
+    data: Any
+    model: Any
+    said: str
+
+
+def begun(folder: Path, flags: str, with_model: bool = True) -> Begun:
+    """Runs train.py in a folder up to its first step."""
+    made: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "fit", lambda *given: made.append(given))
+        if not with_model:
+            patch.setattr(run, "compiled_model", lambda _: None)
+        said = trained(folder, flags)
+    ((opened, data, model, _),) = made
+    return Begun(opened, data, model, said)
 
 
 def run_module(folder: Path, name: str, *arguments: str, **environment: str) -> str:
@@ -62,21 +90,21 @@ def run_module(folder: Path, name: str, *arguments: str, **environment: str) -> 
     return done.stdout
 
 
-def arrays(run: Path, step: int, part: str = "weights") -> dict[str, np.ndarray]:
+def arrays(folder: Path, step: int, part: str = "weights") -> dict[str, np.ndarray]:
     """The arrays of a checkpoint; without the progress, which holds the seconds."""
-    with np.load(run / "checkpoints" / f"{step:08d}.{part}.npz", allow_pickle=False) as file:
+    with np.load(folder / "checkpoints" / f"{step:08d}.{part}.npz", allow_pickle=False) as file:
         return {name: file[name] for name in file.files if name not in ("format", "progress")}
 
 
-def rows(run: Path) -> list[dict[str, str]]:
+def rows(folder: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv, without the seconds."""
-    with (run / "metrics.csv").open(encoding="utf-8") as file:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
         return [{name: row[name] for name in row if name != "seconds"} for row in csv.DictReader(file)]
 
 
-def column(run: Path, name: str) -> list[float]:
+def column(folder: Path, name: str) -> list[float]:
     """A column of metrics.csv."""
-    return [float(row[name]) for row in rows(run)]
+    return [float(row[name]) for row in rows(folder)]
 
 
 def assert_same_end(one: Path, other: Path, step: int) -> None:
@@ -92,11 +120,22 @@ def assert_same_end(one: Path, other: Path, step: int) -> None:
 
 def assert_same_model(one: Path, other: Path) -> None:
     """The models of two runs have the same bits."""
-    for mine, theirs in zip(*(load_model(run).get_weights() for run in (one, other)), strict=True):
+    for mine, theirs in zip(*(load_model(folder).get_weights() for folder in (one, other)), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def largest_difference(one: Path, other: Path) -> float:
-    """Of the weights of two runs' models."""
-    both = zip(*(load_model(run).get_weights() for run in (one, other)), strict=True)
-    return max(float(np.abs(mine - theirs).max()) for mine, theirs in both)
+def log_of(weights: Path) -> Path:
+    """What the process that writes these weights has printed."""
+    return weights.with_suffix(".log")
+
+
+def worker(
+    weights: Path, flags: list[str], tf_config: str = "{}", dies_after: int = 0
+) -> contextlib.AbstractContextManager[subprocess.Popen]:
+    """A process that trains and writes the weights that it ends with, or that kills itself after a step.
+
+    It is killed at the end, as it may wait for another worker that has failed.
+    """
+    command = [sys.executable, "-m", "tests.training.worker", str(weights), str(dies_after), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config}
+    return killed_at_end(command, environment, log_of(weights))

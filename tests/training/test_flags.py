@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,51 +15,36 @@ import pytest
 
 import train
 from keras_transformer import family
+from keras_transformer.models.presets import PRESETS
 from keras_transformer.run_folder import read_tokenizers
+from keras_transformer.text.batches import Place
 from keras_transformer.text.normalization import normalizer_of
-from keras_transformer.training import devices, replicas, run
+from keras_transformer.training import replicas, run
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
+from tests.training.runs import Begun, begun
 
 pytest_plugins = ["tests.tiny_run"]
 
 TESTS = Path(__file__).resolve().parent.parent
 
 
-class Made(NamedTuple):
-    """What train.py has in hand when training would begin."""
-
-    run: Any
-    text: Any
-    model: Any
-    strategy: Any
-
-
 @pytest.fixture(scope="module")
-def begin(tmp_path_factory) -> Any:
+def begin(tmp_path_factory) -> Callable[..., Begun]:
     """`begin(*flags, with_model=False)` runs train.py on a tiny text, up to its first step."""
-    folder = tmp_path_factory.mktemp("flags")
-    seen: list[Made] = []
-    patch = pytest.MonkeyPatch()
-    # Devices, threads and determinism are a process's own, and other tests run in this one.
-    patch.setattr(devices, "configure", lambda *_: None)
-    patch.setattr(run, "fit", lambda *made: seen.append(Made(*made)))
-    compiled_model = run.compiled_model
+    folder, numbers = tmp_path_factory.mktemp("flags"), iter(range(999))
 
-    def begin(*flags: object, with_model: bool = False) -> Made:
-        out = folder / f"run{len(seen)}"
-        patch.setattr(run, "compiled_model", compiled_model if with_model else lambda _: None)
-        assert train.main([*tiny_flags(folder, out), *map(str, flags)]) == 0
-        return seen[-1]
+    def begin(*flags: object, with_model: bool = False) -> Begun:
+        tiny = tiny_flags(folder, folder / f"run{next(numbers)}")
+        return begun(folder, " ".join([*tiny, *map(str, flags)]), with_model)
 
-    yield begin
-    patch.undo()
+    return begin
 
 
 @pytest.fixture(scope="module")
-def plain(begin) -> Made:
+def plain(begin) -> Begun:
     """What comes of no flag but those of the tiny text."""
     return begin(with_model=True)
 
@@ -67,33 +52,31 @@ def plain(begin) -> Made:
 # Text: flag, its value, what to look at, and what is there; without the flag something else is.
 
 
-def batches(made: Made, epoch: int = 0) -> list[Any]:
-    from keras_transformer.text.batches import Place
-
-    return [made.text.plan.batch(Place(epoch, number)) for number in range(made.text.plan.num_batches(epoch))]
+def batches(made: Begun, epoch: int = 0) -> list[Any]:
+    return [made.data.plan.batch(Place(epoch, number)) for number in range(made.data.plan.num_batches(epoch))]
 
 
-def sentences(made: Made, epoch: int) -> list[tuple[int, ...]]:
+def sentences(made: Begun, epoch: int) -> list[tuple[int, ...]]:
     """The source sentences of an epoch as ids, in one order."""
     rows = (row for batch in batches(made, epoch) for row in batch.inputs["source_ids"])
     return sorted(tuple(id for id in row.tolist() if id) for row in rows)
 
 
-def most_positions(made: Made) -> int:
+def most_positions(made: Begun) -> int:
     return max(max(batch.labels.size, batch.inputs["source_ids"].size) for batch in batches(made))
 
 
-def longest(made: Made) -> int:
+def longest(made: Begun) -> int:
     return max(batch.inputs["source_ids"].shape[1] for batch in batches(made))
 
 
-TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
-    "vocabulary_size": ("30", lambda made: made.text.tokenizers.target.vocabulary_size, 30),
-    "vocabulary_type": ("bpe", lambda made: made.text.tokenizers.source.model_type, "bpe"),
-    "normalization": ("identity", lambda made: made.text.tokenizers.target.normalize("\u00a0"), "▁\u00a0"),
-    "byte_fallback": ("--vocabulary-size 288", lambda made: made.text.tokenizers.source.has_bytes, True),
+TEXT: dict[str, tuple[str, Callable[[Begun], Any], Any]] = {
+    "vocabulary_size": ("30", lambda made: made.data.tokenizers.target.vocabulary_size, 30),
+    "vocabulary_type": ("bpe", lambda made: made.data.tokenizers.source.model_type, "bpe"),
+    "normalization": ("identity", lambda made: made.data.tokenizers.target.normalize("\u00a0"), "▁\u00a0"),
+    "byte_fallback": ("--vocabulary-size 288", lambda made: made.data.tokenizers.source.has_bytes, True),
     "separate_vocabularies": (
-        "", lambda made: made.text.tokenizers.source.model == made.text.tokenizers.target.model, False,
+        "", lambda made: made.data.tokenizers.source.model == made.data.tokenizers.target.model, False,
     ),
     "sampling": ("0.5", lambda made: sentences(made, 0) == sentences(made, 1), False),
     "max_length": ("4", lambda made: longest(made) <= 5, True),
@@ -101,7 +84,7 @@ TEXT: dict[str, tuple[str, Callable[[Made], Any], Any]] = {
     "token_budget": ("64", lambda made: 32 < most_positions(made) <= 64, True),
     "accumulate": ("4", lambda made: {len(batch.labels) % 4 for batch in batches(made)}, {0}),
     "static_shapes": ("1", lambda made: len({batch.labels.shape for batch in batches(made)}), 1),
-    "seed": ("9", lambda made: (made.text.plan.seed, made.run.settings.seed), (9, 9)),
+    "seed": ("9", lambda made: (made.data.plan.seed, made.run.settings.seed), (9, 9)),
 }  # fmt: skip
 
 
@@ -115,7 +98,7 @@ def test_text(name, begin, plain):
 def test_source_and_target_may_be_normalized_apart(begin):
     """With one list of pieces, and in a folder that a run which is fine-tuned reads."""
     made = begin("--normalization", "nfkc,lossless")
-    source, target = made.text.tokenizers
+    source, target = made.data.tokenizers
     assert source.pieces(range(32)) == target.pieces(range(32)) and made.run.folder.has_two_tokenizers
     assert (source.normalize("\uff42\uff41"), target.normalize("\u00a0")) == ("▁ba", "")
     assert normalizer_of("nfkc").normalize("½") == source.normalize("½") != target.normalize("½")
@@ -134,8 +117,8 @@ def test_own_text_and_own_validation(begin, plain, tmp_path):
         "do ba\nfi\n",
     )
     assert len(list(made.run.corpus.train())) == 240
-    assert 10 <= len(plain.text.valid_sources) <= 12, "one line in twenty is held out"
-    assert len(list(plain.run.corpus.train())) == 240 - len(plain.text.valid_sources)
+    assert 10 <= len(plain.data.valid_sources) <= 12, "one line in twenty is held out"
+    assert len(list(plain.run.corpus.train())) == 240 - len(plain.data.valid_sources)
     for one, other in plain.run.corpus.train():
         assert one.split() == other.split()[::-1]
 
@@ -143,10 +126,10 @@ def test_own_text_and_own_validation(begin, plain, tmp_path):
 def test_own_tokenizer(begin, plain, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "own.model")
     made = begin("--tokenizer", tmp_path / "own.model")
-    assert made.text.tokenizers.source.model == made.text.tokenizers.target.model == tokenizer.model
+    assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
     assert made.run.folder.tokenizers(False)[0].read_bytes() == tokenizer.model
     assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
-    assert plain.text.tokenizers.source.model != tokenizer.model
+    assert plain.data.tokenizers.source.model != tokenizer.model
 
 
 def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
@@ -156,8 +139,6 @@ def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
 
 
 def test_a_preset_brings_its_sizes():
-    from keras_transformer.models.presets import PRESETS
-
     for name, preset in PRESETS.items():
         opened = run.open_run({"preset": name, "source": __file__, "target": __file__, "out": "nowhere"})
         assert opened is not None
@@ -170,8 +151,9 @@ def test_the_run_is_where_out_says(begin, tmp_path):
 
 
 def test_devices_and_threads_are_handed_on(begin, monkeypatch):
+    """That threads are as many as asked is a case of `replicated.py`, in a process of its own."""
     configure, strategy = Mock(), Mock(return_value=replicas.strategy("cpu"))
-    monkeypatch.setattr(devices, "configure", configure)
+    monkeypatch.setattr("tests.training.runs.configured", configure)
     monkeypatch.setattr(replicas, "strategy", strategy)
     begin("--devices", "cpu:3", "--threads", "5")
     configure.assert_called_once_with("cpu:3", 5)
@@ -274,50 +256,33 @@ def test_fine_tuning_begins_with_the_weights_of_that_run(begin, built_run, tiny_
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 
-# What only a whole run shows: flag, and the test that sees it.
+# What only a whole run shows: the test that sees it, and the flags.
+PAIRS = "more_source more_target more_tag copies"
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("more_source", "more_target", "more_tag", "copies"),
-        "training/test_mixed_runs.py::test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus",
-    ),
-    "both_directions": "training/test_mixed_runs.py::test_both_directions_validate_with_the_tag_that_users_give",
-    "task": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
-    "text": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
-    "context_length": "training/test_language_modelling.py::test_a_run_has_what_a_run_has",
-    "log": "training/test_next_item.py::test_a_run_learns_more_than_the_last_item_tells",
-    "valid_text": "training/test_language_modelling.py::test_own_validation_text",
-    "init_from": "training/test_flags.py::test_fine_tuning_begins_with_the_weights_of_that_run",
-    "word_vectors": "training/test_start_from_word_vectors.py::"
-    "test_pieces_that_are_words_begin_with_the_vectors_and_others_as_without",
-    "dataset": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
-    "images": "training/test_image_classification.py::test_a_run_learns_and_says_how_well",
-    "image_size": "training/test_image_classification.py::test_a_run_learns_and_says_how_well",
-    "patch_size": "training/test_image_classification.py::test_where_a_pixel_looks",
-    "channels": "training/test_image_classification.py::test_a_run_learns_and_says_how_well",
-    "valid_images": "training/test_image_classification.py::test_own_validation_images_and_settings_of_pixels",
-    "pixel_mean": "training/test_image_classification.py::test_own_validation_images_and_settings_of_pixels",
-    "pixel_std": "training/test_image_classification.py::test_own_validation_images_and_settings_of_pixels",
-    "stem": "training/test_image_classification.py::test_settings_reach_the_model_and_the_batches",
-    "random_shift": "training/test_image_classification.py::test_settings_reach_the_model_and_the_batches",
-    "data_dir": "training/test_flags.py::test_a_named_corpus_and_where_it_is",
-    "source": "training/test_flags.py::test_own_text_and_own_validation",
-    "target": "training/test_flags.py::test_own_text_and_own_validation",
-    "valid_source": "training/test_flags.py::test_own_text_and_own_validation",
-    "valid_target": "training/test_flags.py::test_own_text_and_own_validation",
-    "tokenizer": "training/test_flags.py::test_own_tokenizer",
-    "preset": "training/test_flags.py::test_a_preset_brings_its_sizes",
-    "devices": "training/test_flags.py::test_devices_and_threads_are_handed_on",
-    "threads": "training/test_learning.py::test_threads_are_those_asked_for",
-    "out": "training/test_flags.py::test_the_run_is_where_out_says",
-    "hours": "training/test_timing.py::test_hours_set_the_steps_and_a_seed_still_fixes_the_run",
-    "steps": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
-    "checkpoint_every": "training/test_learning.py::test_a_run_has_checkpoints_where_it_was_told_and_ends",
-    "average_last": "training/test_run.py::test_model_is_the_mean_of_the_last_checkpoints",
-    "bleu_sentences": "training/test_learning.py::test_as_many_sentences_are_translated_for_bleu_as_asked",
-    "patience": "training/test_run.py::"
-    "test_an_early_stopped_run_killed_before_its_model_was_written_ends_at_once_with_it",
-    "resume": "training/test_run.py::test_stopped_by_a_signal_and_resumed_ends_with_the_same_bits",
-    "overwrite": "training/test_learning.py::test_overwrite_removes_the_run_that_was_there",
+    "mixed_runs::the_batches_hold_the_further_pairs_and_copies_of_the_corpus": PAIRS,
+    "mixed_runs::both_directions_validate_with_the_tag_that_users_give": "both_directions",
+    "language_modelling::a_run_has_what_a_run_has": "task text context_length",
+    "language_modelling::own_validation_text": "valid_text",
+    "next_item::a_run_measures_how_often_it_is_right": "log",
+    "flags::fine_tuning_begins_with_the_weights_of_that_run": "init_from",
+    "start_from_word_vectors::pieces_that_are_words_begin_with_the_vectors_and_others_as_without": "word_vectors",
+    "flags::a_named_corpus_and_where_it_is": "dataset data_dir",
+    "image_classification::a_run_says_what_it_is_and_how_well_it_does": "images image_size channels",
+    "image_classification::where_a_pixel_looks": "patch_size",
+    "image_classification::own_validation_images_and_settings_of_pixels": "valid_images pixel_mean pixel_std",
+    "image_classification::settings_reach_the_model_and_the_batches": "stem random_shift",
+    "flags::own_text_and_own_validation": "source target valid_source valid_target",
+    "flags::own_tokenizer": "tokenizer",
+    "flags::a_preset_brings_its_sizes": "preset",
+    "flags::devices_and_threads_are_handed_on": "devices threads",
+    "flags::the_run_is_where_out_says": "out",
+    "timing::hours_set_the_steps_and_a_seed_still_fixes_the_run": "hours",
+    "learning::a_run_has_checkpoints_where_it_was_told_and_ends": "steps checkpoint_every",
+    "learning::overwrite_removes_the_run_that_was_there": "overwrite",
+    "run::the_model_is_the_mean_of_the_last_checkpoints_that_end_a_round": "average_last",
+    "run::a_run_folder_says_everything": "bleu_sentences",
+    "run::a_run_that_stopped_early_and_was_killed_before_its_model_was_written_ends_at_once_with_it": "patience",
+    "run::stopped_by_signals_and_resumed_ends_with_the_same_bits": "resume",
 }
 
 
@@ -326,11 +291,31 @@ def flag_of(name: str) -> str:
 
 
 def test_every_flag_is_seen():
-    tested = {*TEXT, *MODEL, *OPTIMISATION, *ELSEWHERE}
-    assert tested == {setting.name for setting in fields(Settings)}
+    elsewhere = [name for names in ELSEWHERE.values() for name in names.split()]
+    assert {*TEXT, *MODEL, *OPTIMISATION, *elsewhere} == {setting.name for setting in fields(Settings)}
+    for test in ELSEWHERE:
+        file, name = test.split("::")
+        text = (TESTS / f"training/test_{file}.py").read_text(encoding="utf-8")
+        assert re.search(rf"^def test_{name}\(", text, re.MULTILINE), test
 
 
-@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
-def test_the_tests_that_are_named_exist(test):
-    file, name = test.split("::")
-    assert re.search(rf"^def {name}\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE)
+def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known(capsys):
+    assert all(action.help for action in parser()._actions)
+    found = " ".join(parser().format_help().split())
+    for name, setting in PRESETS["tiny"].items():
+        others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("modern", "base", "big"))
+        assert f"(preset tiny {setting}, {others})" in found
+    assert "from 5,000 pairs: --num-layers 4" in found
+    assert "(default: 100000)" not in found
+    assert "for comparison) (default: post_norm; preset modern pre_norm)" in found
+    assert "numbers: --num-layers 2 --hidden-dim 128" in found and "multi30k: --num-layers 4" in found
+    flags = set(re.findall(r"--[a-z][a-z-]*", parser().format_help()))
+    assert not [flag for flag in flags if flag.endswith("-")], "no flag is broken at the end of a line"
+    given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
+    assert (given["residual"], given["positions"]) == ("pre_norm", "learned")
+    given = vars(parser().parse_args(["--no-normalize-first", "--no-learned-positions", "--no-xla"]))
+    assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
+    assert given["steps"] is None, "what was not given is None"
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--num-lay", "2"])
+    assert "unrecognized arguments: --num-lay" in capsys.readouterr().err

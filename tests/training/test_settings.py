@@ -10,7 +10,6 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.models.presets import AUTO_ROWS, PRESETS
 from keras_transformer.training.fine_tuning import inherited_from
-from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, check, resolve
 from keras_transformer.training.stored_settings import resumed
 
@@ -155,11 +154,38 @@ def test_a_run_that_goes_on_may_have_more_steps_and_its_text_elsewhere_and_nothi
             resumed(stored, given)
 
 
-def test_flags_are_spelled_out_and_version_0_1_s_are_known(capsys):
-    given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
-    assert (given["residual"], given["positions"]) == ("pre_norm", "learned")
-    given = vars(parser().parse_args(["--no-normalize-first", "--no-learned-positions", "--no-xla"]))
-    assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
-    assert given["steps"] is None, "what was not given is None"
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--warmup", "2"])
+def test_a_setting_that_a_version_before_did_not_know_has_its_default():
+    stored = Settings().as_dict()
+    older = {name: value for name, value in stored.items() if name not in ("norm", "tied_output", "encoder_layers")}
+    assert resumed(older, {}) == resumed(stored, {}) == Settings()
+    assert resumed({**stored, "average_last": 5}, {}).average_last == 5, "as a version before did without a flag"
+    message = (
+        "^--resume: version 9.1 of keras-transformer wrote the run, with a setting that this version does not know, "
+        "depth: install that version$"
+    )
+    with pytest.raises(RequestError, match=message):
+        resumed({**stored, "depth": 3}, {}, "9.1")
+
+
+def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
+    stored = Settings(positions="learned:offset=2").as_dict()
+    assert resumed(stored, {"positions": "learned:offset=2"}).positions == "learned:offset=2"
+    assert resumed(Settings().as_dict(), {"positions": "sinusoidal:offset=0", "residual": "post_norm"}) == Settings()
+    message = "--resume: --positions was learned:offset=2 when the run began; received: learned; "
+    with pytest.raises(RequestError, match=message):
+        resumed(stored, {"positions": "learned"})
+
+
+DAMAGED = [
+    ("steps", "many"), ("steps", True), ("seed", None), ("source", 5), ("dropout", "0.1"), ("devices", 7),
+    ("checkpoint_every", 2.5), ("vocabulary_size", [1]), ("mixed_precision", "float8"), ("residual", 1),
+    ("residual", None), ("tied_output", 1), ("encoder_layers", "2"), ("embedding_scale", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), DAMAGED)
+def test_a_setting_that_no_flag_gives_is_damage(name, value):
+    stored = {**Settings().as_dict(), "dropout": 0}  # as JSON may spell 0.0
+    assert resumed(stored, {}).dropout == 0
+    with pytest.raises(RequestError, match=f"config.json is damaged: no --{name.replace('_', '-')} is "):
+        resumed({**stored, name: value}, {"steps": 7})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import read_config
 from keras_transformer.text.feeding import BEGINNING, Place
 from keras_transformer.training import timing, translation
 from keras_transformer.training.flags import parser
@@ -19,93 +21,53 @@ from keras_transformer.training.preparation import Tokenizers
 from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import Settings
 from keras_transformer.training.timing import Estimate
-from tests.processes import run_python
 from tests.tiny_corpus import tiny_flags
+from tests.training.runs import assert_same_end, trained
 
 HOUR = 3600.0
-OPTIONS = "--steps 12 --dropout 0.2 --ema 0.9 --bleu-sentences 4"
-
-# TensorFlow takes seconds to start: the runs share a process. Two devices make mirrored replicas.
-RUNS = """
-import contextlib, io, json
-import train
-from keras_transformer.training import devices, records, timing
-
-records.Records._write_curves = lambda self: None
-devices.configure("cpu:2", 1)
-devices.configure = lambda *_: None
-outcomes = {{}}
-def run(*flags, out):
-    error = io.StringIO()
-    with contextlib.redirect_stderr(error):
-        status = train.main([*flags, "--out", out])
-    outcomes[out] = [status, error.getvalue()]
-
-tiny, options = {tiny!r}, {options!r}.split()
-for device in ("cpu", "cpu:2"):
-    for shortest in (0, 100):
-        timing.SHORTEST = shortest
-        run(*tiny, *options, "--devices", device, out=f"{{device}} {{shortest}}")
-number = tiny.index("--warmup-steps")
-tiny = [*tiny[:number], *tiny[number + 2:], "--dropout", "0.2"]
-estimate = timing.estimate
-timing.estimate = lambda *made: (estimate(*made), timing.Estimate(1.0, 1.0, 0.0, 5))[1]
-run(*tiny, "--hours", str(13 / 3600), out="hours")
-timing.estimate = estimate
-def stop(*made):
-    raise KeyboardInterrupt
-timing.estimate = stop
-run(*tiny, "--hours", "1", out="untimed")
-settings = json.load(open("hours/config.json"))["settings"]
-warm_up, factor = str(settings["warmup_steps"]), str(settings["learning_rate_factor"])
-run(*tiny, "--steps", "10", "--warmup-steps", warm_up, "--learning-rate-factor", factor, out="steps")
-json.dump(outcomes, open("outcomes.json", "w"))
-"""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("timed")
-    code = RUNS.format(tiny=tiny_flags(folder, Path("unused")), options=OPTIONS)
-    run_python(folder, code, "tensorflow")
-    return folder
+def runs(tmp_path_factory) -> dict[str, str]:
+    """What was said of a run of some seconds, and of the same that is given steps; and their folder.
+
+    The first is timed, and then told that a step takes a second.
+    """
+    folder, estimate = tmp_path_factory.mktemp("timed"), timing.estimate
+    tiny = tiny_flags(folder, Path("unused"))
+    place = tiny.index("--warmup-steps")
+    flags = " ".join([*tiny[:place], *tiny[place + 2 :], "--checkpoint-every 3 --dropout 0.2 --ema 0.9"])
+    said = {"folder": str(folder)}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
+        patch.setattr(timing, "MOST_STEPS", 2)
+        patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 3))[1])
+        said["hours"] = trained(folder, f"{flags} --hours {8 / HOUR} --out hours")
+    settings = read_config(folder / "hours")["settings"]
+    same = f"--warmup-steps {settings['warmup_steps']} --learning-rate-factor {settings['learning_rate_factor']}"
+    said["steps"] = trained(folder, f"{flags} {same} --steps 6 --out steps")
+    return said
 
 
-@pytest.fixture(scope="module")
-def outcomes(runs) -> dict[str, tuple[int, str]]:
-    return json.loads((runs / "outcomes.json").read_text())
+def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(runs):
+    """And the timed steps leave nothing behind."""
+    hours, steps = (Path(runs["folder"]) / name for name in ("hours", "steps"))
+    settings = read_config(hours)["settings"]
+    assert (settings["steps"], settings["warmup_steps"]) == (6, 1)
+    assert settings == read_config(steps)["settings"], "--resume needs no hours"
+    assert "about 0:00:08 on this machine: 6 steps" in runs["hours"]
+    assert "on this machine" not in runs["steps"], "it is too short to be timed"
+    assert_same_end(steps, hours, 6)
+    assert all(path.name.endswith(".npz") for path in (hours / "checkpoints").iterdir())
 
 
-def assert_equal_runs(one: Path, other: Path, step: int) -> None:
-    for part in ("weights", "state"):
-        ours, theirs = (np.load(run / "checkpoints" / f"{step:08d}.{part}.npz") for run in (one, other))
-        for name in {*ours.files} - {"progress"}:
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-    rows = [[line.split(",")[:-1] for line in (run / "metrics.csv").read_text().splitlines()] for run in (one, other)]
-    assert rows[0] == rows[1]
+def test_a_run_that_was_stopped_before_its_steps_were_known_leaves_nothing_behind(tmp_path, monkeypatch):
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize("device", ["cpu", "cpu:2"])
-def test_the_timed_steps_leave_nothing_behind(runs, outcomes, device):
-    said, silent = outcomes[f"{device} 0"], outcomes[f"{device} 100"]
-    assert (said[0], silent[0]) == (0, 0), said[1] + silent[1]
-    assert "on this machine: 12 steps of " in said[1] and "on this machine" not in silent[1]
-    assert_equal_runs(runs / f"{device} 0", runs / f"{device} 100", 12)
-    left = {path.name for path in (runs / f"{device} 0" / "checkpoints").iterdir()}
-    assert all(name.endswith(".npz") for name in left)
-
-
-def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(runs, outcomes):
-    assert outcomes["hours"][0] == outcomes["steps"][0] == 0, outcomes["hours"][1]
-    config, spelled_out = (json.loads((runs / name / "config.json").read_text()) for name in ("hours", "steps"))
-    assert (config["settings"]["steps"], config["settings"]["warmup_steps"]) == (10, 1)
-    assert config["settings"] == spelled_out["settings"], "--resume needs no hours"
-    assert "about 0:00:12 on this machine: 10 steps" in outcomes["hours"][1]
-    assert_equal_runs(runs / "hours", runs / "steps", 10)
-
-
-def test_a_run_that_was_stopped_before_its_steps_were_known_leaves_nothing_behind(runs, outcomes):
-    assert outcomes["untimed"][0] == 130 and not (runs / "untimed").exists()
+    monkeypatch.setattr(timing, "estimate", stop)
+    trained(tmp_path, f"{' '.join(tiny_flags(tmp_path, Path('untimed')))} --hours 1", status=130)
+    assert not (tmp_path / "untimed").exists()
 
 
 def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
@@ -117,12 +79,12 @@ def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
     assert fitted.learning_rate(1) == pytest.approx(settings.learning_rate(20), rel=0.01)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 7.0, 13.0, 100.0, 1234.5])
-def test_the_steps_within_a_time_are_the_most_that_it_holds(seconds):
+def test_the_steps_within_a_time_are_the_most_that_it_holds():
     estimate = Estimate(step=0.7, validation=2.0, end=1.5, every=5)
-    steps = estimate.steps_within(seconds)
-    assert estimate.seconds(steps + 1) > seconds
-    assert estimate.seconds(steps) <= seconds or steps == 1
+    for seconds in (0.5, 7.0, 13.0, 100.0, 1234.5):
+        steps = estimate.steps_within(seconds)
+        assert estimate.seconds(steps + 1) > seconds
+        assert estimate.seconds(steps) <= seconds or steps == 1
 
 
 class Batches:

@@ -1,57 +1,32 @@
-"""Several workers: two processes learn what one process with two replicas learns, also if one of them dies."""
+"""Several workers: two processes learn what one process learns, also if one of them dies; and how they meet."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import load_model
 from keras_transformer.training import devices, run, workers
 from keras_transformer.training.replicas import local_replicas
-from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.training.runs import arrays, trained, worker
+from tests.training.runs import log_of as log_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-# `python -c WORKER WEIGHTS STEPS FLAG…` trains and writes the weights; after STEPS it kills itself, as `kill -9` does.
-WORKER = """
-import os
-import signal
-import sys
-import numpy as np
-import train
-from keras_transformer.training import run
-
-fit = run.fit
-def fit_and_tell(begun, text, model, strategy):
-    from keras_transformer.training.callbacks import Follow
-    follow = Follow.on_train_batch_end
-    def follow_and_die(self, batch, logs=None):
-        follow(self, batch, logs)
-        if self.progress.step == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-    Follow.on_train_batch_end = follow_and_die
-    fit(begun, text, model, strategy)
-    np.savez(sys.argv[1], *map(np.asarray, model.trainable_variables))
-run.fit = fit_and_tell
-sys.exit(train.main(sys.argv[3:]))
-"""
-NEVER = 0
-FLAGS = ["--steps", "7", "--dropout", "0"]  # a checkpoint follows step 5
+FLAGS = ["--steps", "5", "--checkpoint-every", "3", "--dropout", "0"]
 
 
 def free_ports(count: int) -> list[int]:
@@ -64,21 +39,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def worker(
-    weights: Path, flags: list[str], tf_config: str = "{}", dies_after: int = NEVER
-) -> AbstractContextManager[subprocess.Popen]:
-    """A process that trains; it is killed at the end, as a worker may wait for one that has failed."""
-    command = [sys.executable, "-c", WORKER, str(weights), str(dies_after), *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config}
-    return killed_at_end(command, environment, log_of(weights))
-
-
-def log_of(weights: Path) -> Path:
-    return weights.with_suffix(".log")
-
-
 @contextmanager
-def two_workers(folder: Path, flags: list[str], dies_after: int = NEVER) -> Iterator[list[subprocess.Popen]]:
+def two_workers(folder: Path, flags: list[str], dies_after: int = 0) -> Iterator[list[subprocess.Popen]]:
     """Two workers, which write `worker 0.npz` and `worker 1.npz`; after step `dies_after` the second kills itself."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     one, other = (json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(2))
@@ -89,55 +51,33 @@ def two_workers(folder: Path, flags: list[str], dies_after: int = NEVER) -> Iter
         yield [first, second]
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> dict[str, list[np.ndarray]]:
-    """The weights that each process ended with: "worker 0", "worker 1", and "alone"."""
-    folder = tmp_path_factory.mktemp("workers")
-    names = ("worker 0", "worker 1", "alone")
-    flags_alone = [*tiny_flags(folder, folder / "alone"), *FLAGS, "--devices", "cpu:2"]
-    with (
-        two_workers(folder, [*tiny_flags(folder, folder / "together"), *FLAGS]) as together,
-        worker(folder / "alone.npz", flags_alone) as alone,
-    ):
-        for name, process in zip(names, [*together, alone], strict=True):
-            assert process.wait(timeout=900) == 0, log_of(folder / f"{name}.npz").read_text()
-    for out in ("together", "alone"):
-        assert (folder / out / "model.keras").exists()
-    return {name: arrays_in(folder / f"{name}.npz") for name in names}
-
-
 def arrays_in(path: Path) -> list[np.ndarray]:
     with np.load(path) as file:
         return [file[each] for each in file.files]
 
 
-def test_two_workers_end_with_equal_weights(weights):
-    for one, other in zip(weights["worker 0"], weights["worker 1"], strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_two_workers_learn_what_one_learns_from_the_same_batches(weights):
+def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_one_that_nothing_happened_to(tmp_path):
     """Each takes its own half of every batch: were it the same half, they would learn from half of the text."""
-    for together, alone in zip(weights["worker 0"], weights["alone"], strict=True):
-        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4)
-
-
-def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_if_nothing_had_happened(tmp_path, weights):
     out = tmp_path / "together"
-    with two_workers(tmp_path, [*tiny_flags(tmp_path, out), *FLAGS], dies_after=6) as (survivor, victim):
+    with two_workers(tmp_path, [*tiny_flags(tmp_path, out), *FLAGS], dies_after=4) as (survivor, victim):
         assert victim.wait(timeout=900) == -signal.SIGKILL, log_of(tmp_path / "worker 1.npz").read_text()
         assert survivor.wait(timeout=300) == 1
     log = log_of(tmp_path / "worker 0.npz").read_text()
     assert "error: another worker stopped, or cannot be reached; the checkpoints are intact: start all" in log
     assert "Traceback" not in log
+    # One worker has as many parts of a batch as two workers have together.
+    trained(tmp_path, " ".join([*tiny_flags(tmp_path, tmp_path / "alone"), *FLAGS, "--accumulate", "2"]))
+    expected = arrays(tmp_path / "alone", 5).values()
     with two_workers(tmp_path, ["--resume", "--out", str(out)]) as both:
-        for name, process in zip(("worker 0", "worker 1"), both, strict=True):
-            log_path = log_of(tmp_path / f"{name}.npz")
-            assert process.wait(timeout=900) == 0, log_path.read_text()
-            assert "resuming at step 5\n" in log_path.read_text()
-            for undisturbed, resumed in zip(weights[name], arrays_in(tmp_path / f"{name}.npz"), strict=True):
-                np.testing.assert_array_equal(resumed, undisturbed)
-    assert (out / "model.keras").exists()
+        for index, process in enumerate(both):
+            weights = tmp_path / f"worker {index}.npz"
+            assert process.wait(timeout=900) == 0, log_of(weights).read_text()
+            assert "resuming at step 3\n" in log_of(weights).read_text()
+            for found, alone in zip(arrays_in(weights), expected, strict=True):
+                np.testing.assert_allclose(found, alone, rtol=0, atol=1e-4)
+    for one, other in zip(*(arrays_in(tmp_path / f"worker {index}.npz") for index in range(2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert load_model(out).count_params() > 0
 
 
 def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeypatch):
@@ -253,16 +193,18 @@ def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("index", "expected"), [(0, range(0, 2)), (1, range(2, 4)), (2, range(4, 6))])
 def test_each_worker_has_replicas_of_its_own(monkeypatch, index, expected):
-    class Strategy:
-        num_replicas_in_sync = 6
-
     cluster = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    assert local_replicas(Strategy()) == (expected, 6)
+    strategy: Any = SimpleNamespace(num_replicas_in_sync=6)
+    assert local_replicas(strategy) == (expected, 6)
 
 
 ADDRESSES = ["a:1", "b:1"]
 MACHINES = {"worker": ADDRESSES}
+
+
+def task(index: Any, kind: str = "worker") -> dict[str, Any]:
+    return {"type": kind, "index": index}
 
 
 @pytest.mark.parametrize(
@@ -273,28 +215,21 @@ MACHINES = {"worker": ADDRESSES}
         "[" * 100_000,
         {"cluster": []},
         {"cluster": {"worker": 3}},
-        {"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}},
+        *({"cluster": {"worker": one}, "task": task(0)} for one in ("a:1", ["a", "b"], ["a:1", "b:70000"], [1, 2])),
         {"cluster": MACHINES},
         {"cluster": MACHINES, "task": 1},
-        {"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", "index": 0}},
-        {"cluster": {"worker": ["a:1", "b:70000"]}, "task": {"type": "worker", "index": 0}},
-        {"cluster": {"worker": [1, 2]}, "task": {"type": "worker", "index": 0}},
         {"cluster": MACHINES, "task": {"type": "worker"}},
-        {"cluster": MACHINES, "task": {"type": "worker", "index": "a"}},
-        {"cluster": MACHINES, "task": {"type": "worker", "index": None}},
-        {"cluster": MACHINES, "task": {"type": "worker", "index": 2}},
-        {"cluster": MACHINES, "task": {"type": "worker", "index": -1}},
-        {"cluster": MACHINES, "task": {"type": "chief", "index": 0}},
-        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}},
-        {"cluster": {"ps": ADDRESSES}, "task": {"type": "ps", "index": 0}},
+        *({"cluster": MACHINES, "task": task(index)} for index in ("a", None, 2, -1)),
+        {"cluster": MACHINES, "task": task(0, "chief")},
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": task(0)},
+        {"cluster": {"ps": ADDRESSES}, "task": task(0, "ps")},
     ],
     ids=lambda config: str(config)[:60],
 )
 def test_a_cluster_that_is_not_of_workers_alone_is_refused(monkeypatch, config):
     monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
-    message = "^`TF_CONFIG` must name workers alone, .* Received: "
     for ask in (workers.num_workers, workers.worker_index):
-        with pytest.raises(RequestError, match=message):
+        with pytest.raises(RequestError, match="^`TF_CONFIG` must name workers alone, .* Received: "):
             ask()
 
 
