@@ -1,0 +1,193 @@
+"""Models of transformers are imported: they have its logits, pieces, searches, texts, vectors and pixels.
+
+What transformers made and computed is stored. With the marker `parity` it makes and computes everything anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import keras_transformer
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.importing.huggingface import read_huggingface
+from keras_transformer.importing.imported import Imported
+from keras_transformer.text.tokenizer import END, START
+from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, unpack, write
+
+
+class Made(NamedTuple):
+    """A model of theirs, what they compute with it, and ours."""
+
+    folder: Path
+    expected: dict[str, Any]
+    imported: Imported
+    pipeline: Any
+
+    @property
+    def ours(self) -> dict[int, int]:
+        """For each id of theirs that is written, ours."""
+        ids = self.imported.target.ids
+        found = {id: place for place, id in reversed([*enumerate(ids)]) if place != START}
+        return {ids[START]: START, **found}  # mostly a copy of another
+
+
+@pytest.fixture(scope="module")
+def made(request, tmp_path_factory) -> Made:
+    kind, _, is_new = request.param.partition(" ")
+    folder = tmp_path_factory.mktemp("models") / kind
+    if is_new:
+        pytest.importorskip("torch"), pytest.importorskip("transformers")
+    expected = Maker(kind, folder).expected if is_new else unpack(kind, folder)
+    return Made(folder, expected, read_huggingface(folder), keras_transformer.import_huggingface(folder))
+
+
+def of(*names: str, with_variants: bool = True) -> Any:
+    """The stored and the new models of these kinds, and of their variants, whose name goes on with a hyphen."""
+    kinds = [kind for kind in KINDS if kind in names or (with_variants and kind.partition("-")[0] in names)]
+    new = [pytest.param(f"{kind} anew", marks=pytest.mark.parity) for kind in kinds]
+    return pytest.mark.parametrize("made", [*kinds, *new], indirect=True)
+
+
+def line_of(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def lines_of(made: Made) -> list[str]:
+    """The sources as our translator takes them."""
+    return made.expected["lines"] if "lines" in made.expected else [line_of(row) for row in made.expected["sources"]]
+
+
+@of("marian", "bart", "t5")
+def test_logits_of_a_translator(made):
+    ours, expected = made.ours, np.array(made.expected["logits"])
+    targets = made.expected["targets"]
+    sources = made.pipeline.source_tokenizer.encode(lines_of(made)[: len(targets)])
+    target_ids = np.array([[START, *(ours[id] for id in row)] for row in targets])
+    inputs = {"source_ids": padded([[*ids, END] for ids in sources]), "target_ids": target_ids}
+    logits = np.array(made.pipeline.model(inputs))
+    np.testing.assert_allclose(
+        logits[..., [ours[id] for id in range(expected.shape[-1])]], expected, rtol=1e-5, atol=2e-4
+    )
+    if copies := [place for place in range(END) if place not in ours.values()]:
+        assert logits[..., copies].max() < expected.max(axis=-1).min() - 50, "copies of ids take no probability"
+
+
+@of("marian", "t5")
+def test_pieces_and_texts(made):
+    source, target = made.imported.source, made.imported.target
+    for line, theirs in made.expected["pieces"].items():
+        assert [source.ids[id] for id in [*source.tokenizer.encode([line])[0], END]] == theirs, line
+    for line, theirs in made.expected.get("target_pieces", {}).items():
+        assert [target.ids[id] for id in [*target.tokenizer.encode([line])[0], END]] == theirs, line
+    for row, text in zip(made.expected["rows"], made.expected["written"], strict=True):
+        assert target.tokenizer.decode([[made.ours[id] for id in row]]) == [text]
+
+
+@of("marian", "bart", "t5", with_variants=False)
+def test_searches(made):
+    """Greedy translations are theirs, and beams find nothing less likely. Some of theirs are forced to end."""
+    lines, ids = lines_of(made), made.imported.target.ids
+    is_bart = "lines" not in made.expected
+    begun = {"prefixes": ["0"] * len(lines)} if is_bart else {}  # the id that theirs is forced to begin with
+    num_finished, translations = 0, set()
+    greedy = made.pipeline.n_best(lines, num_beams=1, max_length=MAX_LENGTH - 1, **begun)
+    texts = made.expected.get("texts", lines)
+    for (best,), theirs, text in zip(greedy, made.expected["greedy"], texts, strict=True):
+        found = [ids[id] for id in best.ids]
+        is_finished = best.ids[-1] == END
+        num_finished += is_finished
+        translations.add(best.text)
+        if is_bart:
+            assert best.text.split()[: len(theirs) - 1] == line_of(theirs[:-1]).split()
+        elif is_finished:
+            assert found == theirs
+            assert re.sub(r" ?<extra_id_\d+>", "", best.text).strip() == text.strip()  # they leave sentinels out
+        else:
+            assert found[: MAX_LENGTH - 2] == theirs[: MAX_LENGTH - 2]
+    assert num_finished > 0 and len(translations) > 3
+    beams = made.pipeline.n_best(lines, num_beams=3, length_penalty=0.0, **begun)
+    for (best, *_), log_prob in zip(beams, made.expected["log_probs"], strict=True):
+        assert best.log_prob >= log_prob - 1e-3
+
+
+@of("marian", "bart", "t5")
+def test_its_own_search(made):
+    assert made.imported.search == {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH - 1}
+
+
+@of("gpt2", "llama")
+def test_a_language_model(made):
+    expected, ids = made.expected, made.imported.target.ids
+    texts = [made.pipeline.tokenizer.encode_text(line_of(row)) for row in expected["rows"]]
+    logits = np.array(made.pipeline.model({"ids": np.array([[START, *row] for row in texts])}))
+    places = [END if id == ids[END] else ids.index(id, START) for id in range(SIZE)]
+    np.testing.assert_allclose(logits[..., places], expected["logits"], rtol=1e-5, atol=2e-4)
+    copies = [place for place in range(END) if place not in places]
+    assert logits[..., copies].max() < np.max(expected["logits"], axis=-1).min() - 50
+    score = made.pipeline.score(line_of(expected["rows"][1][1:]))
+    assert score.log_prob == pytest.approx(expected["log_prob"], abs=1e-3)
+
+
+@of("gpt2", "llama-grouped", with_variants=False)
+def test_texts_of_a_language_model(made):
+    expected = made.expected
+    prompts = [line_of(row) for row in expected["prompts"]]
+    found = made.pipeline.search(prompts, SearchOptions(num_beams=1), max_tokens=10)
+    assert [best.text for best, *_ in found] == [line_of(row) for row in expected["greedy"]]
+    assert len({best.text for best, *_ in found}) > 2
+
+
+@of("bert")
+def test_an_encoder_of_text(made):
+    expected, lines = made.expected, [line_of(row) for row in made.expected["rows"]]
+    if "vectors" in expected:
+        np.testing.assert_allclose(made.pipeline.embed(lines), expected["vectors"], atol=1e-4)
+    elif made.imported.labels:
+        assert made.pipeline.labels == ["crane", "dog", "owl"]
+        powers = np.exp(expected["logits"])
+        probabilities = powers / powers.sum(-1, keepdims=True)
+        np.testing.assert_allclose(list(made.pipeline.probabilities(lines)), probabilities, atol=1e-5)
+    else:
+        logits = np.array(made.pipeline.model({"ids": padded([made.pipeline.ids(line) for line in lines])}))
+        for found, theirs in zip(logits, expected["logits"], strict=True):
+            theirs = np.array(theirs)
+            np.testing.assert_allclose(found[: len(theirs)], theirs[:, made.imported.source.ids], atol=2e-4)
+
+
+@of("vit")
+def test_a_classifier_of_images(made):
+    pixels = np.stack([made.pipeline.pixels(np.array(image, "uint8")) for image in made.expected["images"]])
+    normal = np.array(made.pipeline.model.pixels(pixels)).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(normal, made.expected["pixels"], atol=1e-4)
+    np.testing.assert_allclose(np.array(made.pipeline.model({"images": pixels})), made.expected["logits"], atol=1e-4)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("kind", "dtype", "form"),
+    [
+        ("marian", "float32", "archive"), ("marian", "float16", "row"), ("t5", "bfloat16", "archive"),
+        ("bart", "float32", "row"), ("gpt2", "bfloat16", "safetensors"), ("llama", "float16", "safetensors"),
+    ],
+)  # fmt: skip
+def test_files_of_weights(kind, dtype, form, tmp_path):
+    """In those of torch a shared matrix has several names."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    weights = read_huggingface(write(kind, tmp_path)).weights
+    expected = [weights.read(weight) for weight in weights.table]
+    model = getattr(transformers, KINDS[kind][0]).from_pretrained(str(tmp_path)).to(getattr(torch, dtype))
+    (tmp_path / "model.safetensors").unlink()
+    if form == "safetensors":
+        model.save_pretrained(str(tmp_path))
+    else:
+        path = tmp_path / "pytorch_model.bin"
+        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=form == "archive")
+    weights, tolerance = read_huggingface(tmp_path).weights, 0 if dtype == "float32" else 0.01
+    for weight, array in zip(weights.table, expected, strict=True):
+        np.testing.assert_allclose(weights.read(weight), array, atol=tolerance, rtol=tolerance)

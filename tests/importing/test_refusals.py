@@ -1,0 +1,271 @@
+"""What no importer knows is refused by its name: options, tensors and files; and what old files say is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_transformer.__main__ import main
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.huggingface import read_huggingface
+from tests.importing.theirs import change, safetensors, tensors_of, unpack, write
+
+# Of each model: changes of config.json, and what is told of them.
+OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "marian": [
+        ({"model_type": "roberta"}, "an architecture among .*marian.*; received 'roberta'"),
+        ({"model_type": ["marian"]}, "an architecture among .*marian"),
+        ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map' asks for code"),
+        ({"normalize_before": True}, "'normalize_before': expected False alone; received: True"),
+        ({"normalize_embedding": True}, "'normalize_embedding'"),
+        ({"activation_function": "tanh"}, "'activation_function': expected one of swish, .*; received: 'tanh'"),
+        ({"quantization_config": {}}, "'quantization_config': expected only options that this importer knows"),
+        ({"d_model": 10**9}, "'d_model': expected a whole number"),
+        ({"d_model": 15}, "`num_heads` must divide `hidden_dim`"),
+        ({"d_model": 32}, "expected a tensor model.shared.weight of the shape"),
+        ({"encoder_layers": 513}, "`encoder_layers` must be"),
+        ({"encoder_layers": 3}, "model.encoder.layers.2.self_attn.q_proj.weight .* received none"),
+        ({"encoder_layers": 1}, "received 'model.encoder.layers.1.fc1.bias' too"),
+        ({"decoder_ffn_dim": 32}, "'decoder_ffn_dim': expected 24, as in the encoder"),
+        ({"decoder_attention_heads": 4}, "'decoder_attention_heads': expected 2"),
+        ({"decoder_vocab_size": 7}, "'decoder_vocab_size': expected .* share an embedding"),
+        ({"vocab_size": 7, "decoder_vocab_size": 7}, "vocab.json: expected the ids 0 to 6"),
+        ({"pad_token_id": 3}, "'pad_token_id'"),
+        ({"eos_token_id": [0, 1]}, "'eos_token_id'"),
+        ({"tie_word_embeddings": False}, "expected a tensor lm_head.weight"),
+        ({"scale_embedding": 1}, "'scale_embedding': expected true or false"),
+    ],
+    "bart": [
+        ({"static_position_embeddings": True}, "'static_position_embeddings': expected False alone"),
+        ({"tie_word_embeddings": False}, "'tie_word_embeddings': expected True alone"),
+        ({"normalize_before": True}, "'normalize_before': expected False alone"),
+        ({"max_position_embeddings": 13}, r"embed_positions.weight of the shape \(15, 16\)"),
+        ({"vocab_size": 300_000}, "a tensor model.shared.weight of the shape"),
+        ({"vocab_size": 0}, "'pad_token_id': expected a whole number"),
+        ({"eos_token_id": 1}, "'eos_token_id': expected another id than that of pad"),
+    ],
+    "t5": [
+        ({"feed_forward_proj": "gated-relu"}, "'feed_forward_proj': expected one of relu, gated-gelu, gated-silu"),
+        ({"is_gated_act": True}, "'is_gated_act': expected False alone"),
+        ({"dense_act_fn": "gelu"}, "'dense_act_fn': expected 'relu' alone"),
+        ({"d_kv": 7}, "SelfAttention.q.weight of the shape"),
+        ({"decoder_start_token_id": 4}, "'decoder_start_token_id': expected 0 alone"),
+        ({"eos_token_id": 0}, "'eos_token_id': expected 1 alone"),
+        ({"vocab_size": 159}, "expected pieces for the 159 ids of config.json; received 60 and 100 others"),
+        ({"vocab_size": 10**6}, "expected pieces for the 1,000,000 ids"),
+        ({"num_layers": 1}, "received 'encoder.block.1"),
+        ({"relative_attention_num_buckets": 7}, "`positions:num_buckets` must be even"),
+        ({"tie_word_embeddings": False}, "expected a tensor lm_head.weight"),
+        ({"quantization_config": {}}, "'quantization_config': expected only options that this importer knows"),
+    ],
+    "gpt2": [
+        ({"eos_token_id": 60}, "eos_token_id"),
+        ({"activation_function": "tan"}, "activation_function"),
+        ({"sliding_window": 4}, "sliding_window"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"n_layer": 3}, "h.2."),
+        ({"n_embd": 20}, "of the shape"),
+    ],
+    "llama": [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type"),
+        ({"rope_parameters": [1]}, "expected an object"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"eos_token_id": [1, 2]}, "eos_token_id"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_hidden_layers": 1}, "received 'model.layers.1."),
+        ({"tie_word_embeddings": True}, "expected lm_head.weight to be model.embed_tokens.weight"),
+    ],
+    "bert-labels": [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"problem_type": "multi_label_classification"}, "problem_type"),
+        ({"pad_token_id": 3}, "pad_token_id"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
+        ({"id2label": ["a", "b"]}, "id2label"),
+        ({"id2label": {"0": 1, "1": 2, "2": 3}}, "id2label"),
+        ({"id2label": {str(id): f"{id}" for id in range(4)}}, "classifier.weight"),
+        ({"type_vocab_size": 3}, "token_type_embeddings"),
+        ({"vocab_size": 6}, r"expected \[MASK\] with an id of its own below 6"),
+    ],
+    "bert-tokens": [
+        ({"is_decoder": True}, "is_decoder"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"num_hidden_layers": 1}, "received 'bert.encoder.layer.1."),
+        ({"rotary": 4}, "rotary"),
+    ],
+    "vit": [({"patch_size": 4}, "patch_size"), ({"id2label": {"0": "a"}}, "id2label")],
+}  # fmt: skip
+CASES = [(kind, changes, message) for kind, rows in OPTIONS.items() for changes, message in rows]
+
+
+@pytest.mark.parametrize(("kind", "changes", "message"), CASES, ids=[f"{k}-{'-'.join(c)}" for k, c, _ in CASES])
+def test_an_option(kind, changes, message, tmp_path):
+    with pytest.raises(RequestError, match=message):
+        read_huggingface(write(kind, tmp_path, **changes))
+
+
+GENERATION = "generation_config.json"
+FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
+    "marian": [
+        (GENERATION, {"no_repeat_ngram_size": 3}, "'no_repeat_ngram_size': expected 0 alone; received: 3"),
+        (GENERATION, {"bad_words_ids": [[5]]}, "'bad_words_ids'"),
+        (GENERATION, {"num_beams": 10**6}, "'num_beams'"),
+        (GENERATION, {"length_penalty": "long"}, "'length_penalty': expected a number"),
+        ("vocab.json", {"</s>": 1}, "vocab.json: expected the ids 0 to"),
+    ],
+    "bart": [(GENERATION, {"diversity_penalty": 1.0}, "'diversity_penalty': expected 0.0 alone")],
+    "t5": [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"65": {"content": "<sep>"}}}, "'added_tokens_decoder': "),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<sep>"]}, "'additional_special_tokens': .* '<sep>'"),
+        (
+            "tokenizer_config.json", {"extra_special_tokens": {"image_token": "<sep>"}},
+            "'extra_special_tokens': expected the sentinels of T5 alone; received: '<sep>'",
+        ),
+        ("added_tokens.json", {"<sep>": 160}, "'added_tokens.json': expected the sentinels of T5 alone"),
+    ],
+    "bert": [("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own")],
+    "vit": [
+        ("preprocessor_config.json", {"size": {"height": 8, "width": 8}}, "'size': expected 6, as in config.json"),
+        ("preprocessor_config.json", {"do_center_crop": True}, "do_center_crop"),
+        ("preprocessor_config.json", {"resample": 3}, "resample"),
+        ("preprocessor_config.json", {"rescale_factor": 1}, "rescale_factor"),
+        ("preprocessor_config.json", {"image_mean": [0.1, 0.2]}, "one for each channel"),
+        ("preprocessor_config.json", {"image_mean": "half"}, "pixel_mean"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_an_entry_of_another_file(kind, tmp_path):
+    for place, (name, values, message) in enumerate(FILES[kind]):
+        folder = write(kind, tmp_path / str(place))
+        change(folder, name, **values)
+        with pytest.raises(RequestError, match=message):
+            read_huggingface(folder)
+
+
+def test_a_refused_model_leaves_no_run(tmp_path, capsys):
+    folder = write("marian", tmp_path / "model", model_type="roberta")
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    run = str(tmp_path / "run")
+    for words, message in (([run], "neither"), ([str(folder), run, "--download", "a/b"], "both")):
+        assert main(["import", *words]) == 2
+        assert f"received {message}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("marian", f"{name}") for name in ("config.json", "vocab.json", "source.spm", "target.spm")),
+        ("marian", "model.safetensors"), ("t5", "spiece.model"), ("vit", "preprocessor_config.json"),
+    ],
+)  # fmt: skip
+def test_a_missing_file(kind, name, tmp_path):
+    folder = write(kind, tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(RequestError, match=name):
+        read_huggingface(folder)
+    (folder / f"{name}.index.json").touch()  # of weights in several files
+    with pytest.raises(RequestError, match="join them" if name.startswith("model") else name):
+        read_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "source.spm", "model.safetensors"])
+def test_a_link(name, tmp_path):
+    folder, path = write("marian", tmp_path / "model"), tmp_path / "model" / name
+    shutil.move(path, tmp_path / name)
+    path.symlink_to(tmp_path / name)
+    with pytest.raises(RequestError, match="is a link that leaves the folder"):
+        read_huggingface(folder)
+    path.unlink()
+    path.symlink_to(name)
+    with pytest.raises(RequestError, match="found none"):
+        read_huggingface(folder)
+    shutil.move(tmp_path / name, folder / "other")
+    path.unlink()
+    path.symlink_to("other")
+    read_huggingface(folder)
+
+
+FIRST = "model.encoder.layers.0"
+NUMBERS = np.ones((24, 16), "float32")
+TENSORS: list[tuple[str, str, np.ndarray | None, str]] = [
+    ("marian", "model.encoder.layernorm_embedding.weight", NUMBERS, "received 'model.encoder.layernorm_emb"),
+    ("marian", f"{FIRST}.fc1.weight", NUMBERS.T, r"fc1.weight of the shape \(24, 16\), .* \(16, 24\)"),
+    ("marian", f"{FIRST}.fc1.bias", None, r"fc1.bias of the shape \(24,\), .* received none"),
+    ("marian", "lm_head.weight", NUMBERS, "expected lm_head.weight to be model.shared"),
+    ("marian", "model.encoder.embed_positions.weight", NUMBERS, "other positions"),
+    ("t5", "decoder.embed_tokens.weight", NUMBERS, "decoder.embed_tokens.weight to be shared.weight"),
+    ("vit", "vit.encoder.layer.0.attention.attention.query.bias", None, "expected a tensor .*query.bias"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "array", "message"), TENSORS, ids=[row[1] for row in TENSORS])
+def test_a_tensor(kind, name, array, message, tmp_path):
+    arrays = tensors_of(write(kind, tmp_path))
+    arrays = {key: value for key, value in arrays.items() if key != name} | ({} if array is None else {name: array})
+    (tmp_path / "model.safetensors").write_bytes(safetensors(arrays))
+    with pytest.raises(RequestError, match=message):
+        read_huggingface(tmp_path)
+
+
+OLD_SIDES: dict[str, Any] = {
+    "_num_labels": 3, "add_bias_logits": False, "add_final_layer_norm": False, "classif_dropout": 0.0,
+    "extra_pos_embeddings": 2, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "normalize_before": False,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+OLD: dict[str, dict[str, Any]] = {
+    "marian": {**OLD_SIDES, "normalize_embedding": False, "static_position_embeddings": True},
+    "bart": {
+        **OLD_SIDES, "normalize_embedding": True, "static_position_embeddings": False, "output_past": True,
+        "force_bos_token_to_be_generated": True,
+    },
+    "t5": {"output_past": True, "task_specific_params": {"summarization": {"prefix": "summarize: "}}},
+    "gpt2": {"n_ctx": 20, "summary_type": "cls_index", "task_specific_params": {"text-generation": {"max_length": 9}}},
+    "llama": {"rope_theta": 1e4, "rope_parameters": None, "pretraining_tp": 1, "rope_scaling": None},
+    "bert": {"pooler_type": "first_token_transform", "position_embedding_type": "absolute"},
+    "vit": {"encoder_stride": 16},
+}  # fmt: skip
+# Names of tensors that old files have in place of these, and tensors that they have besides.
+OLD_NAMES = {"bert": (".LayerNorm.weight", ".LayerNorm.gamma"), "gpt2": ("transformer.", "")}
+OLD_TENSORS = {
+    "bart": ["model.encoder.version"], "t5": ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
+    "gpt2": ["h.0.attn.bias", "h.1.attn.masked_bias"], "bert": ["cls.seq_relationship.weight"],
+    "llama": ["model.layers.0.self_attn.rotary_emb.inv_freq"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_what_old_files_say_changes_nothing(kind, tmp_path):
+    unpack(kind, tmp_path / "new")
+    arrays = tensors_of(tmp_path / "new")
+    old, new = OLD_NAMES.get(kind, ("", ""))
+    arrays = {
+        name.replace(old, new).replace(".LayerNorm.bias", ".LayerNorm.beta"): each for name, each in arrays.items()
+    }
+    arrays |= {name: np.ones(3, "float32") for name in OLD_TENSORS.get(kind, [])}
+    one, other = (
+        read_huggingface(tmp_path / "new"),
+        read_huggingface(write(kind, tmp_path / "old", arrays, **OLD[kind])),
+    )
+    assert one.config == other.config and one.search == other.search
+    for weight, like in zip(one.weights.table, other.weights.table, strict=True):
+        np.testing.assert_array_equal(one.weights.read(weight), other.weights.read(like))
+
+
+def test_the_search_of_old_files_stands_in_their_configuration(tmp_path, capsys):
+    folder = write("bart", tmp_path, num_beams=3, max_length=9, min_length=5, no_repeat_ngram_size=3)
+    (folder / "generation_config.json").unlink()
+    assert read_huggingface(folder).search == {"num_beams": 3, "length_penalty": 1.0, "max_length": 8}
+    assert "config.json: our search has no min_length 5, no no_repeat_ngram_size 3" in capsys.readouterr().err
+    (folder / "generation_config.json").write_text(
+        '{"num_beams": 5, "max_new_tokens": 20, "transformers_version": "5"}'
+    )
+    assert read_huggingface(folder).search == {"num_beams": 5, "length_penalty": 1.0, "max_length": 20}
+    assert json.loads((folder / "config.json").read_text())["num_beams"] == 3, "which is not read then"

@@ -1,0 +1,66 @@
+"""The import of ViT's models: the pixels that their processor makes, and runs that classify images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_transformer
+from keras_transformer.__main__ import main
+from keras_transformer.importing.huggingface import read_huggingface
+from tests.importing.theirs import change, write
+
+
+def test_pixels_are_as_the_processor_says(tmp_path):
+    folder = write("vit", tmp_path)
+    for options, mean, std in (
+        ({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5] * 3, "size": 6}, [0.5, 0.4, 0.3], 0.5),
+        ({"do_normalize": False}, 0.0, 1.0),
+    ):
+        change(folder, "preprocessor_config.json", **options)
+        config = read_huggingface(folder).config
+        assert (config["pixel_mean"], config["pixel_std"]) == (mean, std)
+
+
+def test_the_command_writes_a_run_that_classifies_images(tmp_path, capsys):
+    folder, run, photos = write("vit", tmp_path / "model"), tmp_path / "run", tmp_path / "photos"
+    (photos / "birds").mkdir(parents=True)
+    draws = np.random.default_rng(1)
+    for number in range(3):
+        image = draws.integers(0, 256, (9, 12, 3)).astype("uint8")
+        Image.fromarray(image).save(photos / "birds" / f"{number}.png")
+    (photos / "notes.txt").write_text("three birds")
+    assert main(["import", str(folder), str(run), "--valid-images", str(photos)]) == 0
+    assert "images of 6 x 6 pixels with 3 channels, 3 labels" in capsys.readouterr().err
+    recognizer: Any = keras_transformer.import_huggingface(folder)
+    files = sorted((photos / "birds").iterdir())
+    kept = np.load(run / "validation.npz", allow_pickle=False)["images"]
+    np.testing.assert_array_equal(kept, [recognizer.pixels(file) for file in files])
+    assert main(["classify", str(run), *map(str, files)]) == 0
+    labels = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert labels == [one.label for one in recognizer.classify(files)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("vit", ["--valid-images", "empty"], "expected a folder of images with --valid-images; found none in"),
+        ("vit", ["--valid-images", "broken"], "image 0 cannot be read: it is no image"),
+        ("vit", ["--valid-source", "text", "--valid-target", "text"], "which --valid-images are for"),
+        ("bert-labels", ["--valid-images", "photos"], "which --valid-source is for"),
+    ],
+)
+def test_the_command_refuses_what_does_not_fit(kind, options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(kind, tmp_path / "model")
+    for folder in ("empty", "photos", "broken"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (4, 4)).save("photos/one.png")
+    (tmp_path / "broken" / "one.png").write_bytes(b"broken")
+    (tmp_path / "text").write_text("a line\n")
+    assert main(["import", "model", "run", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

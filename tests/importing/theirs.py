@@ -1,0 +1,366 @@
+"""Tiny models that Hugging Face's transformers makes and saves, and what transformers computes with them.
+
+`python -m tests.importing.theirs` writes tests/data/huggingface.tar.xz, which tests read without transformers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from keras_transformer.importing.safetensors_file import open_safetensors
+from tests.tiny_text import lines
+
+Arrays = dict[str, np.ndarray]
+
+ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "huggingface.tar.xz"
+TAGS = TAG, _ = ">>deu<<", ">>fra<<"
+SIZE, MAX_LENGTH, CONTEXT, IMAGE = 60, 24, 20, 6  # of ids where lines are ids; of targets, texts and images
+ODD_LINES = [
+    "", "the", "  two   spaces  ", "a\ttab", "the ﬁve ½ ① dogs", "the dogs\u200b \u00a0run", "☃☂ snow Ж", "THE Sea!",
+    f"{TAG} the sea", TAG, f"{TAG}  two  green", ">>fra<< the dogs", "<id 66>", "the <extra_id_0> sea <extra_id_99>",
+    "e\u0301 combined", "seven, eight; nine: ten", "'\"“”’", "a-b_c/d", "ｆｕｌｌ ｗｉｄｔｈ", "line ", "¿qué?",
+]  # fmt: skip
+WORDS = ["[PAD]", "the", "dog", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(40))]
+SIDES: dict[str, Any] = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "vocab_size": 168, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6, "decoder_start_token_id": 0,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": SIZE, "n_positions": CONTEXT, "n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": 59,
+    "eos_token_id": 59,
+}  # fmt: skip
+ENCODER: dict[str, Any] = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
+    "id2label": {0: "crane", 1: "dog", 2: "owl"}, "label2id": {"crane": 0, "dog": 1, "owl": 2},
+}  # fmt: skip
+LLAMA: dict[str, Any] = {
+    "vocab_size": SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+BERT = {**ENCODER, "vocab_size": len(WORDS), "max_position_embeddings": CONTEXT}
+VIT = {**ENCODER, "image_size": IMAGE, "patch_size": 2}
+# The class of each model, and options which together are all that an import reads.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "marian": ("MarianMTModel", {**SIDES, "scale_embedding": True, "activation_function": "swish"}),
+    "marian-apart": ("MarianMTModel", {**SIDES, "scale_embedding": False, "activation_function": "relu"}),
+    "bart": ("BartForConditionalGeneration", {**SIDES, "vocab_size": SIZE, "max_position_embeddings": 28}),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5-gated": (
+        "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2-inner": ("GPT2LMHeadModel", {**GPT2, "n_inner": 20, "activation_function": "gelu"}),
+    "llama": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 4}),
+    "llama-grouped": (
+        "LlamaForCausalLM",
+        {**LLAMA, "num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True, "rope_theta": 500.0},
+    ),
+    "bert-tokens": ("BertForMaskedLM", BERT),
+    "bert-labels": ("BertForSequenceClassification", {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 1}),
+    "bert": ("BertModel", BERT),
+    "vit": ("ViTForImageClassification", VIT),
+    "vit-plain": ("ViTForImageClassification", {**VIT, "qkv_bias": False, "hidden_act": "gelu_new"}),
+}  # fmt: skip
+# By parts of the names of tensors, what their numbers are multiplied by, so that texts differ from one another.
+FACTORS = {
+    "encoder_attn.": 4, "EncDecAttention": 4, "decoder.layers.0.final_layer_norm.weight": -1, "wte": 4,
+    "model.shared": 2, "shared": 6, "decoder.final_layer_norm": -1, "embed_tokens": 4, "lm_head": 4, "relative": 2,
+}  # fmt: skip
+# A seed, and a bias of the end, with which some translations end, and others do not.
+STARTS = {"marian": (13, 4.0), "marian-apart": (3, 10.0), "bart": (10, 5.0)}
+
+
+def piece_model(seed: int, size: int, **ids: Any) -> bytes:
+    """A SentencePiece model, by default with the control ids of SentencePiece and of OPUS-MT."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines(seed)), model_writer=model, vocab_size=size, minloglevel=2, **ids
+    )
+    return model.getvalue()
+
+
+def pieces_of(model: bytes) -> list[str]:
+    """The pieces of a model that are text."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(id) for id in range(processor.vocab_size())]
+    return [piece for id, piece in enumerate(pieces) if not processor.is_control(id) and not processor.is_unknown(id)]
+
+
+def ids_of(pieces: set[str], *more: str) -> bytes:
+    """vocab.json in the order of OPUS-MT: end, unknown, pieces, others, pad."""
+    entries = ["</s>", "<unk>", *sorted(pieces), *more, "<pad>"]
+    return json.dumps({piece: id for id, piece in enumerate(entries)}).encode()
+
+
+def marian_files(kind: str) -> dict[str, bytes]:
+    """The files of the vocabularies. The joint one lacks two pieces of the source, as those that no text has."""
+    source, target = piece_model(0, 60), piece_model(1, 56)
+    of_source, of_target = pieces_of(source), pieces_of(target)
+    models = {"source.spm": source, "target.spm": target}
+    if kind == "marian-apart":
+        own = {"vocab.json": ids_of({*of_source}, *TAGS), "target_vocab.json": ids_of({*of_target}, "<s>")}
+        return models | own
+    lacking = [piece for piece in of_source if piece not in of_target][-2:]
+    return models | {"vocab.json": ids_of({*of_source, *of_target} - {*lacking}, *TAGS)}
+
+
+class Maker:
+    """Makes one model with transformers, in a folder; `expected` is what transformers computes with it."""
+
+    def __init__(self, kind: str, folder: Path):
+        import torch
+        import transformers
+
+        torch.set_num_threads(1)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.kind, self.folder, self.library, self.torch = kind, folder, transformers, torch
+        class_name, self.options = KINDS[kind]
+        self.tokenizer = self.make_tokenizer()
+        model_class = getattr(transformers, class_name)
+        self.model: Any = model_class(model_class.config_class(**self.options)).eval()
+        self.draw = np.random.default_rng(STARTS.get(self.kind, (3, 0))[0])
+        self.randomize()
+        self.model.save_pretrained(str(folder))
+        with torch.no_grad():
+            self.expected: dict[str, Any] = getattr(self, f"of_{kind.partition('-')[0]}")()
+
+    def make_tokenizer(self) -> Any:
+        """Saves the tokenizer, if it is not one of ids; puts its ids into the options of the model."""
+        if self.kind.startswith("marian"):
+            files = marian_files(self.kind)
+            paths = {name: self.folder / name for name in files}
+            for name, content in files.items():
+                paths[name].write_bytes(content)
+            tokenizer = self.library.MarianTokenizer(
+                *(str(paths[name]) for name in ("source.spm", "target.spm", "vocab.json")),
+                target_vocab_file=str(paths["target_vocab.json"]) if "target_vocab.json" in paths else None,
+                separate_vocabs="target_vocab.json" in paths, source_lang="en", target_lang="de",
+            )  # fmt: skip
+            ids = {name: json.loads(content) for name, content in files.items() if name.endswith("json")}
+            target = ids.get("target_vocab.json", ids["vocab.json"])
+            self.options = self.options | {
+                "vocab_size": len(ids["vocab.json"]), "max_position_embeddings": 64, "pad_token_id": target["<pad>"],
+                "eos_token_id": 0, "decoder_start_token_id": target.get("<s>", target["<pad>"]),
+                "forced_eos_token_id": 0, "decoder_vocab_size": len(target),
+            }  # fmt: skip
+            if len(ids) > 1:
+                self.options |= {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+        elif self.kind.startswith("t5"):
+            model = piece_model(0, 60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, pad_piece="<pad>")
+            (self.folder / "spiece.model").write_bytes(model)
+            tokenizer = self.library.T5Tokenizer.from_pretrained(str(self.folder))
+        elif self.kind.startswith("bert"):
+            words = self.folder / "words.txt"
+            words.write_text("".join(f"{word}\n" for word in WORDS))
+            tokenizer = self.library.BertTokenizer(str(words))
+            words.unlink()
+        elif self.kind.startswith("vit"):
+            names = [name for name in ("ViTImageProcessorPil", "ViTImageProcessor") if hasattr(self.library, name)]
+            make = getattr(self.library, names[0])  # the one that resizes by Pillow
+            tokenizer = make(size={"height": IMAGE, "width": IMAGE}, image_std=[0.2, 0.3, 0.4])
+        else:
+            return None
+        tokenizer.save_pretrained(str(self.folder))
+        return tokenizer
+
+    def randomize(self) -> None:
+        """Sets weights but sinusoids far from their start, and rounds them, so that they take little room."""
+        tensors = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        if "final_logits_bias" in dict(self.model.named_buffers()):
+            tensors["final_logits_bias"] = self.model.final_logits_bias
+        for name, tensor in tensors.items():
+            is_gain = ("norm" in name.lower() or "ln_" in name) and not name.endswith("bias")
+            values = self.draw.normal(float(is_gain), 0.3, tuple(tensor.shape))
+            values *= next((factor for part, factor in FACTORS.items() if part in name), 1)
+            tensor.data.copy_(self.torch.from_numpy(np.round(values * 32) / 32))
+        bias, (_, end) = tensors.get("final_logits_bias"), STARTS.get(self.kind, (0, 0.0))
+        if self.kind.startswith("marian"):
+            bias[0, :2] = self.torch.tensor([end, -100.0])  # no unknown id, which our search never emits
+        elif self.kind == "bart":
+            bias[0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
+        elif self.kind.startswith("t5"):
+            self.model.get_output_embeddings().weight.data[1].mul_(2)  # some translations end
+
+    def log_prob(self, target: list[int], **inputs: Any) -> float:
+        """log P of a target's ids, from logits (T, V)."""
+        log_probs = self.torch.log_softmax(self.model(**inputs).logits[0].double(), -1)
+        return float(sum(log_probs[place, id] for place, id in enumerate(target)))
+
+    def translations(self, rows: list[list[int]], size: int, never: list[int], **search: Any) -> dict[str, Any]:
+        """Logits of random targets, the targets of a greedy search and of one with beams, and log P of the latter."""
+        start, end = (int(getattr(self.model.config, f"{name}_token_id")) for name in ("decoder_start", "eos"))
+        banned = [[id] for id in never] or None
+        search |= {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH, "bad_words_ids": banned}
+        self.model.generation_config.update(**search)
+        self.model.generation_config.save_pretrained(str(self.folder))
+        targets = self.draw.integers(3, size, (4, 9)).tolist()
+        found: dict[str, Any] = {"sources": rows, "targets": targets, "logits": [], "greedy": [], "beams": []}
+        for row, target in zip(rows, targets, strict=False):
+            inputs = {"input_ids": self.torch.tensor([row]), "decoder_input_ids": self.torch.tensor([[start, *target]])}
+            found["logits"] += self.model(**inputs).logits.tolist()
+        for row in rows:
+            source = self.torch.tensor([row])
+            for name, options in {"greedy": {"num_beams": 1}, "beams": {"length_penalty": 0.0}}.items():
+                ids = self.model.generate(source, do_sample=False, early_stopping=False, **options)[0].tolist()[1:]
+                found[name].append(ids[: ids.index(end) + 1] if end in ids else ids)
+        found["log_probs"] = []
+        for row, ids in zip(rows, found["beams"], strict=True):
+            inputs = [self.torch.tensor([each]) for each in (row, [start, *ids[:-1]])]
+            found["log_probs"].append(self.log_prob(ids, input_ids=inputs[0], decoder_input_ids=inputs[1]))
+        return found
+
+    def of_text(self, model: str, ids: range, size: int, never: list[int]) -> dict[str, Any]:
+        """The same of a model with a tokenizer of text; what that makes of lines, and of random ones of these ids."""
+        some = [*lines(7, 9), *(f"{TAG} {line}" for line in lines(8, 3))]
+        found = self.translations([self.tokenizer(line)["input_ids"] for line in some], size, never)
+        everything = "".join(pieces_of((self.folder / model).read_bytes())).replace("\u2581", " ")
+        odd = [*ODD_LINES, *lines(3, 20), everything]
+        rows = [self.draw.choice(ids, length).tolist() for length in range(12)]
+        texts, written = (
+            [self.tokenizer.decode(row, skip_special_tokens=True) for row in each] for each in (found["greedy"], rows)
+        )
+        pieces = {line: self.tokenizer(line)["input_ids"] for line in odd}
+        return {"lines": some, "texts": texts, "pieces": pieces, "rows": rows, "written": written, **found}
+
+    def of_marian(self) -> dict[str, Any]:
+        size = self.model.config.decoder_vocab_size - 4
+        found = self.of_text("source.spm", range(2, size), size, [self.model.config.pad_token_id])
+        return {"target_pieces": {line: self.tokenizer(text_target=line)["input_ids"] for line in lines(4, 8)}, **found}
+
+    def of_t5(self) -> dict[str, Any]:
+        return self.of_text("spiece.model", range(3, 60), 160, [0, 2, *range(160, 168)])
+
+    def of_bart(self) -> dict[str, Any]:
+        rows = [[0, *self.draw.integers(4, SIZE, self.draw.integers(2, 9)).tolist(), 2] for _ in range(12)]
+        return self.translations(rows, SIZE, [], forced_bos_token_id=0)
+
+    def of_language_model(self) -> dict[str, Any]:
+        """Logits of lines with starts and ends inside, as between turns of a chat; greedy texts; log P of a line."""
+        start, end = self.model.config.bos_token_id, self.model.config.eos_token_id
+        rows = self.draw.integers(3, SIZE - 1, (4, CONTEXT))
+        rows[:, [0, 5, 9]], rows[:, [4, -1]] = start, end
+        prompts = self.draw.integers(3, SIZE - 1, (6, 5))
+        prompts[::2, 1:3] = end, start
+        never = None if start == end else [[start]]  # our search emits no start id
+        greedy = []
+        for prompt in prompts.tolist():
+            ids = self.torch.tensor([[start, *prompt]])
+            options = {"do_sample": False, "pad_token_id": 0, "bad_words_ids": never, "attention_mask": ids * 0 + 1}
+            found = self.model.generate(ids, max_new_tokens=10, **options)[0, 6:].tolist()
+            greedy.append(found[: found.index(end)] if end in found else found)
+        return {
+            "rows": rows.tolist(), "logits": self.model(self.torch.from_numpy(rows)).logits.tolist(),
+            "prompts": prompts.tolist(), "greedy": greedy,
+            "log_prob": self.log_prob(rows[1, 1:].tolist(), input_ids=self.torch.from_numpy(rows[1:2, :-1])),
+        }  # fmt: skip
+
+    of_gpt2 = of_llama = of_language_model
+
+    def of_bert(self) -> dict[str, Any]:
+        rows = [[4, *self.draw.integers(7, len(WORDS), length).tolist(), 5] for length in (3, 9, 1, 17)]
+        outputs = [self.model(self.torch.tensor([row])) for row in rows]
+        if self.kind == "bert":  # the mean of the states, as sentence-transformers has it
+            return {"rows": rows, "vectors": [each.last_hidden_state[0].mean(0).tolist() for each in outputs]}
+        return {"rows": rows, "logits": [each.logits[0].tolist() for each in outputs]}
+
+    def of_vit(self) -> dict[str, Any]:
+        shapes = ((IMAGE, IMAGE, 3), (13, 8, 3), (5, 17, 3))
+        images = [self.draw.integers(0, 256, shape).astype("uint8") for shape in shapes]
+        from PIL import Image
+
+        inputs = self.tokenizer([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
+        logits = self.model(inputs).logits.tolist()
+        return {"images": [image.tolist() for image in images], "pixels": inputs.tolist(), "logits": logits}
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with six digits, at any depth."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def unpack(kind: str, folder: Path) -> dict[str, Any]:
+    """Writes the files of a stored model into a folder; returns what transformers computed with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in _stored()[kind].items():
+        (folder / path).write_bytes(content)
+    expected = json.loads((folder / "expected").read_text(encoding="utf-8"))
+    (folder / "expected").unlink()
+    return expected
+
+
+def write(kind: str, folder: Path, tensors: Arrays | None = None, **changes: Any) -> Path:
+    """Writes the files of a stored model, if asked with other tensors; `changes` are options of config.json."""
+    unpack(kind, folder)
+    change(folder, "config.json", **changes)
+    if tensors is not None:
+        (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    return folder
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    """Sets entries of a JSON file, which may be new."""
+    path = folder / name
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**old, **values}), encoding="utf-8")
+
+
+def tensors_of(folder: Path) -> Arrays:
+    """The tensors of a folder by their names."""
+    file = open_safetensors(folder / "model.safetensors")
+    return {name: file.read(name) for name in file.places}
+
+
+def safetensors(arrays: Arrays) -> bytes:
+    """Arrays in safetensors' format, written by hand."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in arrays.values())
+
+
+@cache
+def _stored() -> dict[str, dict[str, bytes]]:
+    """The files of each model."""
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive:
+            kind, _, name = member.name.partition("/")
+            found.setdefault(kind, {})[name] = archive.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def main() -> None:
+    """Makes and stores every model."""
+    with tempfile.TemporaryDirectory() as temporary, tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+        for kind in KINDS:
+            folder = Path(temporary) / kind
+            text = json.dumps(rounded(Maker(kind, folder).expected))
+            (folder / "expected").write_text(text, encoding="utf-8")
+            for path in sorted(folder.iterdir()):
+                content, entry = path.read_bytes(), tarfile.TarInfo(f"{kind}/{path.name}")  # without a date and a name
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
+if __name__ == "__main__":
+    main()
