@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from typing import Any
 
@@ -13,7 +14,8 @@ from PIL import Image
 from keras_transformer.errors import RequestError
 from keras_transformer.images.batches import ImagePlan, Pixels, read_pixels, shifted
 from keras_transformer.images.labelled import images_from_folder, named_images
-from keras_transformer.text.feeding import Place, shard
+from keras_transformer.text.feeding import Place
+from tests.text.plans import batches_of
 
 
 def make_folder(folder, counts):
@@ -76,37 +78,30 @@ def test_files_that_are_no_images_are_counted(folder, capsys):
     assert "notes.txt" in line and "readme.md" in line and "hidden" not in line
 
 
-REFUSED = {
-    "no such folder: .*; expected one with a folder of images for each label": None,
-    "holds no images; expected a folder of images for each label": {},
-    "at least two labels, each a folder of images; received one alone, 'cat'": {"cat": 3},
-    "the label 'dog' has one image, which cannot be trained on and held out": {"cat": 3, "dog": 1},
-    "a label must be printable text; received the folder 'a.*nb'": {"a\nb": 2, "cat": 2},
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_trained_on_is_refused(message, tmp_path):
-    counts = REFUSED[message]
-    if counts is not None:
-        (tmp_path / "images").mkdir()
-        make_folder(tmp_path / "images", counts)
-    with pytest.raises(RequestError, match=message):
-        images_from_folder(tmp_path / "images")
-
-
-def test_copies_of_one_image_are_one_image(folder):
-    shutil.copy(folder / "hen" / "00.png", folder / "hen" / "01.png")
+def test_what_cannot_be_trained_on_is_refused(folder, tmp_path):
+    for place, (counts, message) in enumerate(
+        [
+            (None, "no such folder: .*; expected one with a folder of images for each label"),
+            ({}, "holds no images; expected a folder of images for each label"),
+            ({"cat": 3}, "at least two labels, each a folder of images; received one alone, 'cat'"),
+            ({"cat": 3, "dog": 1}, "the label 'dog' has one image, which cannot be trained on and held out"),
+            ({"a\nb": 2, "cat": 2}, "a label must be printable text; received the folder 'a.*nb'"),
+        ]
+    ):
+        other = tmp_path / str(place)
+        if counts is not None:
+            other.mkdir()
+            make_folder(other, counts)
+        with pytest.raises(RequestError, match=message):
+            images_from_folder(other)
+    with pytest.raises(RequestError, match="the label 'owl' is validated on and never trained on"):
+        images_from_folder(folder, make_folder(tmp_path / "valid", {"cat": 1, "owl": 1}))
+    shutil.copy(folder / "hen" / "00.png", folder / "hen" / "01.png")  # copies of one image are one image
     with pytest.raises(RequestError, match="the label 'hen' has one image, which cannot be trained on and held out"):
         images_from_folder(folder)
 
 
-def test_a_label_that_only_the_validation_has_is_refused(folder, tmp_path):
-    with pytest.raises(RequestError, match="the label 'owl' is validated on and never trained on"):
-        images_from_folder(folder, make_folder(tmp_path / "valid", {"cat": 1, "owl": 1}))
-
-
-def test_the_digits_are_halved():
+def test_the_digits_are_halved(monkeypatch):
     corpus = named_images("digits")
     train, valid = list(corpus.train()), list(corpus.valid())
     assert len(train) + len(valid) == 1797 and abs(len(train) - len(valid)) <= 10
@@ -118,10 +113,7 @@ def test_the_digits_are_halved():
     assert named_images("digits").identity == corpus.identity
     with pytest.raises(RequestError, match="named images are digits, or your own with --images; received: 'letters'"):
         named_images("letters")
-
-
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RequestError, match="needs the package scikit-learn, which is not installed"):
         named_images("digits")
 
@@ -157,33 +149,23 @@ def pixels(count=23):
 @pytest.mark.parametrize(("num_replicas", "accumulate", "shuffle"), [(1, 1, True), (3, 2, True), (2, 1, False)])
 def test_batches_hold_each_image_once(num_replicas, accumulate, shuffle):
     plan = ImagePlan(pixels(), 5, 64, 1, num_replicas, accumulate, shuffle)
-    assert plan.rows == 12
+    assert plan.rows == 12 and plan.divisor == num_replicas * accumulate
     orders = []
     for epoch in range(2):
-        seen = []
-        for number in range(plan.num_batches(epoch)):
-            batch = plan.batch(Place(epoch, number))
-            assert len(batch.labels) % (num_replicas * accumulate) == 0 and len(batch.labels) * 5 <= 64
-            assert (
-                np.isclose(batch.weights.sum(), 1)
-                and plan.num_tokens(Place(epoch, number)) == (batch.weights > 0).sum()
-            )
-            real = batch.weights > 0
-            np.testing.assert_array_equal(batch.inputs["images"][:, 0, 0, 0][real], batch.labels[real])
-            assert not batch.inputs["images"][~real].any() and not batch.labels[~real].any()
-            seen += batch.labels[real].tolist()
-            assert len(shard(batch, 0, num_replicas).inputs["images"]) == len(batch.labels) // num_replicas
-        assert sorted(seen) == list(range(23))
-        orders.append(seen)
+        batches = batches_of(plan, epoch)
+        assert all(len(batch.labels) * 5 <= 64 for batch in batches)
+        for _, labels, weights in batches:
+            assert not labels[weights == 0].any()
+        images, labels, weights = (
+            np.concatenate(arrays)
+            for arrays in zip(*((batch.inputs["images"], *batch[1:]) for batch in batches), strict=True)
+        )
+        np.testing.assert_array_equal(images[weights > 0, 0, 0, 0], labels[weights > 0])
+        assert not images[weights == 0].any()
+        orders.append(labels[weights > 0].tolist())
+        assert sorted(orders[-1]) == list(range(23))
     assert (orders[0] != orders[1]) == shuffle
-    for one, other in zip(plan.like.inputs.values(), batch.inputs.values(), strict=True):
-        assert (one.dtype, one.ndim) == (other.dtype, other.ndim)
-
-
-def test_a_budget_that_holds_no_image_is_refused():
-    with pytest.raises(
-        RequestError, match="an image of 17 positions on each of 2 replicas .*: at least 34; received: 33"
-    ):
+    with pytest.raises(RequestError, match=r"an image of 17 positions on each of 2 replicas .*: at least 34; .*: 33"):
         ImagePlan(pixels(), 17, 33, num_replicas=2)
 
 

@@ -54,28 +54,22 @@ def test_other_modes_are_turned_into_grey_or_colour(name, tmp_path):
         assert np.abs(read_image(path, 6, channels) - expected).max() <= 2
 
 
-def test_of_sixteen_bits_the_upper_eight_are_taken(tmp_path):
+def test_of_sixteen_bits_the_upper_eight_are_taken_and_what_is_transparent_is_white(tmp_path):
     deep = np.arange(36, dtype="uint16").reshape(6, 6) * 1800
     path = saved(tmp_path / "a.png", Image.fromarray(deep))
     np.testing.assert_array_equal(read_image(path, 6, 1)[..., 0], deep >> 8)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_what_is_transparent_is_white(mode, tmp_path):
     image = Image.new("RGBA", (6, 6), (200, 0, 0, 0))
     image.paste((0, 0, 200, 255), (0, 0, 6, 3))
-    pixels = read_image(saved(tmp_path / "a.png", image.convert(mode)), 6, 3)
-    assert (pixels[3:] == 255).all() and not (pixels[:3] == 255).all(-1).any()
+    for mode in ("RGBA", "LA", "P"):
+        pixels = read_image(saved(tmp_path / "b.png", image.convert(mode)), 6, 3)
+        assert (pixels[3:] == 255).all() and not (pixels[:3] == 255).all(-1).any()
 
 
-def test_a_photograph_is_turned_upright(tmp_path):
+def test_a_photograph_is_turned_upright_and_an_animation_gives_its_first_picture(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
     path = saved(tmp_path / "a.png", Image.fromarray(COLOUR), exif=exif)
     np.testing.assert_array_equal(read_image(path, 6, 3), np.rot90(COLOUR, -1))
-
-
-def test_of_an_animation_the_first_picture_is_taken(tmp_path):
     first, second = (Image.new("L", (6, 6), value) for value in (40, 200))
     path = saved(tmp_path / "a.gif", first, save_all=True, append_images=[second])
     assert (read_image(path, 6, 1) == 40).all()
@@ -116,19 +110,13 @@ def test_an_image_that_is_too_large_is_refused(most, tmp_path, monkeypatch):
         read_image(path, 6, 3)
 
 
-def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
-    with pytest.raises(UnreadableImage, match="there is no such file"):
-        read_image(tmp_path / "a.png", 6, 3)
-    with pytest.raises(UnreadableImage, match="directory"):
-        read_image(tmp_path, 6, 3)
-
-
-@pytest.mark.parametrize(
-    "array", [np.zeros((6, 6)), np.zeros((6, 6, 2), "uint8"), np.zeros((0, 6), "uint8"), np.uint8(3)]
-)
-def test_arrays_of_other_shapes_and_types_are_refused(array):
-    with pytest.raises(UnreadableImage, match="expected an array of uint8"):
-        pixels_of(array, 6, 3)
+def test_what_is_no_image_is_refused(tmp_path):
+    for path, message in ((tmp_path / "a.png", "there is no such file"), (tmp_path, "directory")):
+        with pytest.raises(UnreadableImage, match=message):
+            read_image(path, 6, 3)
+    for array in (np.zeros((6, 6)), np.zeros((6, 6, 2), "uint8"), np.zeros((0, 6), "uint8"), np.uint8(3)):
+        with pytest.raises(UnreadableImage, match="expected an array of uint8"):
+            pixels_of(array, 6, 3)
 
 
 @pytest.mark.parametrize("format", FORMATS)

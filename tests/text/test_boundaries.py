@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,20 +23,13 @@ def test_hard_cases():
     assert len(HARD) == 200
     wrong = [marked for language, marked in HARD if not is_right(language, marked)]
     assert len(wrong) <= 12, wrong
-
-
-def test_hard_cases_without_a_known_language():
+    # Without a known language more of them are wrong.
     assert sum(is_right(unknown, marked) for unknown in ("", "xx") for _, marked in HARD) >= 2 * 165
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "expected"),
-    [
-        (
-            "en",
-            'He said "No." Then he left. (Really?!) Yes…',
-            ['He said "No." ', "Then he left. ", "(Really?!) ", "Yes…"],
-        ),
+def test_the_ends_of_sentences():
+    for language, text, expected in (
+        ("en", 'He said "No." He left. (Really?!) Yes…', ['He said "No." ', "He left. ", "(Really?!) ", "Yes…"]),
         ("de", "„Nein.“ Er ging. »Gut!« Ja.", ["„Nein.“ ", "Er ging. ", "»Gut!« ", "Ja."]),
         ("en", "It is 3.5 km. See www.a.org. Done", ["It is 3.5 km. ", "See www.a.org. ", "Done"]),
         ("deu", "Am 3. Mai kam Dr. Smith, d. h. er. Ende", ["Am 3. Mai kam Dr. Smith, d. h. er. ", "Ende"]),
@@ -52,16 +43,14 @@ def test_hard_cases_without_a_known_language():
         ("am", "ሰላም።እንዴት።", ["ሰላም።", "እንዴት።"]),
         ("en", "One.\tTwo.\u00a0 Three!", ["One.\t", "Two.\u00a0 ", "Three!"]),
         ("en", "", [""]),
-    ],
-)
-def test_the_ends_of_sentences(language, text, expected):
-    assert sentences_in(text, language) == expected
+    ):
+        assert sentences_in(text, language) == expected
 
 
 def test_the_sentences_of_any_characters_are_the_text():
     draw = random.Random(0)
     usual = "ab AB.!?…。！？「」“”()।؟\u200c\u00a0\t\n\r1२一か"
-    for number in range(3_000):
+    for number in range(2_000):
         size = draw.randrange(60)
         text = "".join(
             draw.choice(usual) if draw.random() < 0.8 else chr(draw.randrange(0x110000)) for _ in range(size)
@@ -82,10 +71,5 @@ def test_the_time_grows_with_the_length(unit):
     assert long < 0.2 + 20 * short, "eight times the length takes less than twenty times as long"
 
 
-def test_lines_of_one_sentence_wait_for_no_rules():
-    program = (
-        "import sys; from keras_transformer.text.boundaries import sentences_in\n"
-        "sentences_in('A man is sleeping.', 'en'); sentences_in('A man in a 3-piece suit', 'de')\n"
-        "assert 'choppa' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_lines_of_one_sentence_wait_for_no_rules(run_program):
+    assert run_program("short_sentences").returncode == 0

@@ -1,3 +1,5 @@
+"""Parallel text: from files, of numbers in words, Multi30k and WMT14; what is held out, and what is refused."""
+
 from __future__ import annotations
 
 import gzip
@@ -30,32 +32,22 @@ def write(path: Path, lines: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
-def test_lines_of_a_file(tmp_path, name) -> None:
-    lines = ["one", "", "drei ß", "你好"]
-    assert list(read_lines(write(tmp_path / name, lines))) == lines
-
-
-def test_a_line_ends_at_a_line_feed_only(tmp_path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes("\ufeffa\u2028b\x0bc\x85d\re\r\n\ufefff\r\r\n\nlast".encode())
-    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d\re", "\ufefff\r", "", "last"]
-
-
-def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path) -> None:
-    path = tmp_path / "latin1.de"
-    path.write_bytes(b"eins\nzwei\nf\xfcnf\n")
-    with pytest.raises(RequestError, match=r"latin1\.de, line 3: not UTF-8; convert"):
-        corpus_from_files(path, path)
+def test_a_line_ends_at_a_line_feed_only(tmp_path, name) -> None:
+    data = "\ufeffa\u2028b\x0bc\x85d\re\r\n\ufefff\r\r\n\ndrei ß 你好\nlast".encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    expected = ["a\u2028b\x0bc\x85d\re", "\ufefff\r", "", "drei ß 你好", "last"]
+    assert list(read_lines(tmp_path / name)) == expected
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
     good = write(tmp_path / "good", ["a", "b"])
     (tmp_path / "folder").mkdir()
-    (tmp_path / "plain.gz").write_text("not compressed\n")
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a line\n" * 1000)[:-20])
     os.mkfifo(tmp_path / "pipe")
-    write(tmp_path / "empty", [])
-    write(tmp_path / "empty.gz", [])
+    for name, content in {
+        "plain.gz": b"not compressed\n", "cut.gz": gzip.compress(b"a line\n" * 1000)[:-20], "empty": b"",
+        "empty.gz": gzip.compress(b""), "latin1.de": b"eins\nzwei\nf\xfcnf\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(content)
     for name, message in {
         "missing": "no such file: .*missing; check the path",
         "folder": "cannot read .*folder .*expected a text file, plain or .gz",
@@ -64,6 +56,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
         "pipe": "pipe is a pipe or a device, .*: give a file",
         "empty": "empty is empty; expected a sentence a line",
         "empty.gz": r"empty\.gz is empty",
+        "latin1.de": r"latin1\.de, line 3: not UTF-8; convert",
     }.items():
         for files in ((tmp_path / name, good), (good, tmp_path / name), (good, good, good, tmp_path / name)):
             with pytest.raises(RequestError, match=message) as error:
@@ -78,17 +71,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
         corpus_from_files(good, good)
 
 
-def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path) -> None:
-    source = write(tmp_path / "a.en", ["x"] * 1200)
-    target = write(tmp_path / "a.de.gz", ["x"] * 1199)
-    with pytest.raises(RequestError, match=r"a\.en has 1,200 lines and .*a\.de\.gz has 1,199: .* align"):
-        corpus_from_files(source, target)
-
-
-def test_validation_takes_both_files(tmp_path) -> None:
-    good = write(tmp_path / "good", ["a", "b"])
-    with pytest.raises(RequestError, match="give both or none"):
-        corpus_from_files(good, good, valid_source=good)
+def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
+    long, one = write(tmp_path / "a.en", ["x"] * 1200), write(tmp_path / "one", ["only"])
+    short, same = write(tmp_path / "a.de.gz", ["x"] * 1199), write(tmp_path / "same", ["the same"] * 30)
+    for files, message in (
+        ((long, short), r"a\.en has 1,200 lines and .*a\.de\.gz has 1,199: .* align"),
+        ((one, one, one), "give both or none"),
+        ((one, one), "one line, which cannot be trained on and held out"),
+        ((same, same), "same: all 30 pairs are equal, so none can be held out .* --valid-source"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            corpus_from_files(*files)
 
 
 def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
@@ -100,12 +93,6 @@ def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
     assert list(corpus.train()) == list(corpus.train()) == make_pairs(50, 1)
     assert list(corpus.valid()) == make_pairs(5, 2)
     assert corpus.recipe == {}
-
-
-def test_pairs_that_are_all_held_out_leave_nothing_to_train_on(tmp_path) -> None:
-    (tmp_path / "same").write_text("the same\n" * 30)
-    with pytest.raises(RequestError, match="same: all 30 pairs are equal, so none can be held out .* --valid-source"):
-        corpus_from_files(tmp_path / "same", tmp_path / "same")
 
 
 def corpus_of(folder: Path, pairs: list[corpora.Pair]) -> corpora.Corpus[corpora.Pair]:
@@ -122,11 +109,9 @@ def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pai
     corpus = corpus_of(tmp_path, pairs)
     assert list(corpus.valid()) == pairs[-10:-1]
     assert list(corpus.numbered()) == [(n, pair) for n, pair in enumerate(pairs, 1) if pair not in pairs[-10:-1]]
-    with pytest.raises(RequestError, match="one line, which cannot be trained on and held out"):
-        corpus_from_files(*[write(tmp_path / "c", ["only"])] * 2)
 
 
-@pytest.mark.parametrize("num_different", [2, 30, 300, 3_000])
+@pytest.mark.parametrize("num_different", [2, 30, 3_000])
 def test_equal_pairs_are_all_held_out_or_all_trained_on(tmp_path, num_different) -> None:
     """As in text of phrases, some pairs are frequent; nothing may vanish from training and validation both."""
     draw = random.Random(num_different)
@@ -141,9 +126,12 @@ def test_equal_pairs_are_all_held_out_or_all_trained_on(tmp_path, num_different)
     assert list(corpus_of(tmp_path, pairs).valid()) == valid
 
 
-def test_files_are_streamed(tmp_path, monkeypatch) -> None:
-    path = write(tmp_path / "a", [str(number) for number in range(1000)])
-    corpus = corpus_from_files(path, path)
+def test_files_are_streamed_and_the_identity_follows_the_text(tmp_path, monkeypatch) -> None:
+    sources = [write(tmp_path / name, ["a", "b"]) for name in ("x", "x.gz")]
+    targets = [write(tmp_path / name, ["c", "d"]) for name in ("y", "y.gz")]
+    corpus = corpus_from_files(sources[0], targets[0])
+    assert corpus.identity == corpus_from_files(sources[1], targets[1]).identity
+    assert corpus.identity != corpus_from_files(sources[0], write(tmp_path / "z", ["c", "e"])).identity
     read = []
 
     def three_lines(path: Path) -> Iterator[str]:
@@ -156,25 +144,14 @@ def test_files_are_streamed(tmp_path, monkeypatch) -> None:
     assert read == ["a", "a"]
 
 
-def test_identity_follows_the_text(tmp_path) -> None:
-    same = [
-        corpus_from_files(write(tmp_path / name, ["a", "b"]), write(tmp_path / f"t{name}", ["c", "d"])).identity
-        for name in ("x", "y.gz")
-    ]
-    other = corpus_from_files(write(tmp_path / "z", ["a", "b"]), write(tmp_path / "tz", ["c", "e"])).identity
-    assert same[0] == same[1] != other
-
-
 # Named corpora
 
 
-@pytest.mark.parametrize(
-    "name", ["", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de"]
-)
-def test_an_unknown_dataset_is_refused(name) -> None:
+def test_an_unknown_dataset_is_refused() -> None:
     known = "numbers:<src>-<tgt>, pronouns:<src>-<tgt>, multi30k:<src>-<tgt>"
-    with pytest.raises(RequestError, match=f"one of {known}, .*received: '"):
-        load_corpus(name)
+    for name in ("", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de"):
+        with pytest.raises(RequestError, match=f"one of {known}, .*received: '"):
+            load_corpus(name)
 
 
 @pytest.fixture
@@ -186,40 +163,31 @@ def few_numbers(monkeypatch) -> Iterator[None]:
     number_words.number_pairs.cache_clear()
 
 
-@pytest.mark.parametrize("languages", ["en-de", "fr-cs", "pt_BR-ja", "te-id"])
+@pytest.mark.parametrize("languages", ["en-de", "pt_BR-ja"])
 def test_held_out_numbers_are_apart(few_numbers, languages) -> None:
     corpus = load_corpus(f"numbers:{languages}")
     train, valid = list(corpus.train()), list(corpus.valid())
-    assert len(valid) == 100
-    assert 400 <= len(train) <= 450
+    assert len(valid) == 100 and 400 <= len(train) <= 450
     for train_side, valid_side in zip(zip(*train, strict=True), zip(*valid, strict=True), strict=True):
         assert not set(train_side) & set(valid_side)
     assert list(corpus.train()) == train
     assert [corpus.source_language, corpus.target_language] == languages.split("-")
     assert set(corpus.recipe) >= {"num_layers", "hidden_dim", "vocabulary_size"}
+    if languages == "en-de":
+        assert ("seventeen", "siebzehn") in [*train, *valid]
+        assert load_corpus().name == corpus.name and corpus.identity != load_corpus("numbers:en-fr").identity
 
 
-def test_number_words_are_right(few_numbers) -> None:
-    corpus = load_corpus()
-    assert ("seventeen", "siebzehn") in chain(corpus.train(), corpus.valid())
-    assert corpus.name == "numbers:en-de"
-    assert corpus.identity != load_corpus("numbers:en-fr").identity
-
-
-def test_sizes_of_the_full_numbers_corpus(monkeypatch) -> None:
+def test_the_full_numbers_corpus(monkeypatch) -> None:
     monkeypatch.setattr(number_words, "spelled", lambda numbers, language: map(str, numbers))
     train, valid = ([int(source) for source, _ in part] for part in number_words.number_pairs.__wrapped__("a", "b"))
     assert len(set(valid)) == len(valid) == 2_000
     assert 20_000 <= len(set(train)) == len(train) <= 30_000
-    assert not set(train) & set(valid)
-    assert set(range(1_000)) <= set(train) | set(valid)
+    assert not set(train) & set(valid) and set(range(1_000)) <= set(train) | set(valid)
     assert max(train) < 1_000_000 and sum(number > 100_000 for number in train) > 20_000
-
-
-def test_numbers_that_are_spelled_alike_are_apart_too(monkeypatch) -> None:
     monkeypatch.setattr(number_words, "spelled", lambda numbers, language: (str(n // 3) for n in numbers))
-    train, valid = number_words.number_pairs.__wrapped__("a", "b")
-    assert train and not set(chain(*train)) & set(chain(*valid))
+    pairs, held_out = number_words.number_pairs.__wrapped__("a", "b")  # what is spelled alike is apart too
+    assert pairs and not set(chain(*pairs)) & set(chain(*held_out))
 
 
 def test_numbers_in_an_unknown_language(monkeypatch) -> None:
@@ -252,9 +220,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 def store(folder: Path, texts: dict[str, bytes], compressed: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / (f"{name}.gz" if compressed else name)).write_bytes(
-            gzip.compress(text, compresslevel=1) if compressed else text
-        )
+        path = folder / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(text, compresslevel=1) if compressed else text)
     return folder
 
 
@@ -268,7 +235,7 @@ def test_multi30k_from_a_folder(stand_in, tmp_path, compressed) -> None:
     assert corpus.identity != load_corpus("multi30k:de-fr", tmp_path / "data").identity
 
 
-def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path) -> None:
+def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path, monkeypatch) -> None:
     with pytest.raises(RequestError, match=r"holds neither train\.en\.gz nor train\.en: check --data-dir"):
         load_corpus("multi30k:en-de", tmp_path)
     for damaged in (gzip.compress(b"another text\n"), b"no gzip", gzip.compress(b"cut" * 1000)[:-9]):
@@ -276,13 +243,12 @@ def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path) -> None:
         (tmp_path / "val.de.gz").write_bytes(damaged)
         with pytest.raises(RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"):
             load_corpus("multi30k:en-de", tmp_path)
-
-
-def test_multi30k_in_an_unknown_language() -> None:
-    with pytest.raises(RequestError, match=r"multi30k has no train\.xx; expected one of train\.en, "):
-        load_corpus("multi30k:en-xx")
-    with pytest.raises(RequestError, match=r"multi30k has no train\.\.\./de"):
-        load_corpus("multi30k:en-../de")
+    for language, message in (("xx", r"\.xx; expected one of train\.en, "), ("../de", r"\.\.\./de")):
+        with pytest.raises(RequestError, match=f"multi30k has no train{message}"):
+            load_corpus(f"multi30k:en-{language}")
+    monkeypatch.setattr(fetching, "MAX_TEXT_BYTES", 10)  # a text may unpack without end
+    with pytest.raises(RequestError, match="is not Multi30k's"):
+        load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
 
 @pytest.fixture
@@ -315,22 +281,21 @@ def server(stand_in) -> Iterator[types.SimpleNamespace]:
         thread.join()
 
 
-def test_multi30k_is_fetched_once(server, cache) -> None:
+def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(server, cache, monkeypatch) -> None:
     for _ in range(2):
         path = multi30k_file("val", "de", base_url=server.url)
         assert path == cache / "val.de.gz"
         assert list(read_lines(path)) == ["val.de 1", "val.de 2"]
     assert server.asked == ["val.de"]
-
-
-def test_a_damaged_copy_in_the_cache_is_fetched_again(server, cache, stand_in) -> None:
-    path = multi30k_file("val", "de", base_url=server.url)
     path.write_bytes(path.read_bytes()[:-5])
     assert list(read_lines(multi30k_file("val", "de", base_url=server.url))) == ["val.de 1", "val.de 2"]
     assert server.asked == ["val.de", "val.de"]
+    store(cache, server.files)
+    monkeypatch.setattr(fetching, "download", lambda url: pytest.fail(f"fetched {url}"))
+    assert len(list(load_corpus("multi30k:en-de").train())) == 2
 
 
-def test_what_cannot_be_fetched_leaves_nothing(server, cache) -> None:
+def test_what_cannot_be_fetched_leaves_nothing(server, cache, monkeypatch) -> None:
     mend = r"pass its folder with --data-dir"
 
     def refused(message: str, url: str = server.url) -> None:
@@ -346,24 +311,9 @@ def test_what_cannot_be_fetched_leaves_nothing(server, cache) -> None:
     server.files = {}
     refused(r"\(HTTP Error 404")
     refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
-
-
-def test_an_endless_answer_is_refused(server, cache, monkeypatch) -> None:
+    server.files = {"val.de": b"val.de 1\nval.de 2\n"}
     monkeypatch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
-    with pytest.raises(JobError, match=r"could not fetch .* \(over 10 bytes"):
-        multi30k_file("val", "de", base_url=server.url)
-
-
-def test_a_text_that_unpacks_without_end_is_refused(stand_in, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(fetching, "MAX_TEXT_BYTES", 10)
-    with pytest.raises(RequestError, match="is not Multi30k's"):
-        load_corpus("multi30k:en-de", store(tmp_path, stand_in))
-
-
-def test_multi30k_in_the_cache_needs_no_network(stand_in, cache, monkeypatch) -> None:
-    store(cache, stand_in)
-    monkeypatch.setattr(fetching, "download", lambda url: pytest.fail(f"fetched {url}"))
-    assert len(list(load_corpus("multi30k:en-de").train())) == 2
+    refused(r"\(over 10 bytes")
 
 
 # WMT14

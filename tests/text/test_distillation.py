@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +11,8 @@ from keras_transformer.text.distillation import Faults, Translation, fault, faul
 A_DOG = "Ein Hund läuft über das Gras."
 
 
-@pytest.mark.parametrize(
-    "source, translation, found",
-    [
+def test_a_fault_is_found_by_its_kind():
+    for source, translation, found in (
         ("A dog runs over the grass.", A_DOG, None),
         (" \t", "", distillation.BLANK_SOURCE),
         ("A dog.", " ", distillation.EMPTY),
@@ -29,13 +27,8 @@ A_DOG = "Ein Hund läuft über das Gras."
             "犬が走る" * 20,
             distillation.REPEATED,
         ),
-    ],
-)
-def test_a_fault_is_found_by_its_kind(source, translation, found):
-    assert fault(source, Translation(translation, True)) == found
-
-
-def test_a_translation_without_end_is_a_fault():
+    ):
+        assert fault(source, Translation(translation, True)) == found
     assert fault("A dog runs over the grass.", Translation(A_DOG, False)) == distillation.UNFINISHED
 
 

@@ -10,8 +10,8 @@ import pytest
 from keras_transformer import ranking
 from keras_transformer.errors import RequestError
 from keras_transformer.text.baselines import ItemToItem, Popularity, ranks
-from keras_transformer.text.feeding import Place
 from keras_transformer.text.history_batches import HistoryPlan, begun
+from tests.text.plans import batches_of, real
 
 DRAW = np.random.default_rng(0)
 HISTORIES = [DRAW.integers(4, 40, size).tolist() for size in (0, 1, 3, 7, 8, 9, 24, 25, 1, 14)]
@@ -19,59 +19,40 @@ HISTORIES = [DRAW.integers(4, 40, size).tolist() for size in (0, 1, 3, 7, 8, 9, 
 
 def windows_of(plan, epoch):
     """(inputs, labels) of each window of an epoch, without padding."""
-    found = []
-    for number in range(plan.num_batches(epoch)):
-        batch = plan.batch(Place(epoch, number))
-        assert np.isclose(batch.weights.sum(), 1) and ((batch.weights > 0) == (batch.labels != 0)).all()
-        assert plan.num_tokens(Place(epoch, number)) == (batch.labels != 0).sum()
-        assert batch.labels.size <= plan.token_budget and len(batch.labels) % plan.divisor == 0
-        for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
-            if ids.any():
-                found.append((ids[ids != 0].tolist(), labels.tolist()))
-    return found
+    return [
+        (list(real(ids)), list(real(labels)))
+        for batch in batches_of(plan, epoch)
+        for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True)
+        if ids.any()
+    ]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_each_event_is_told_once_in_an_epoch_from_those_before(num_replicas):
-    plan = HistoryPlan(HISTORIES, 8, 60, 1, num_replicas)
-    cuts = set()
+    plan, cuts = HistoryPlan(HISTORIES, 8, 60, 1, num_replicas), set()
     for epoch in range(6):
         told: Counter[int] = Counter()
-        for ids, labels in windows_of(plan, epoch):
-            window = [label for label in labels if label]
+        windows = windows_of(plan, epoch)
+        for ids, window in windows:
             assert ids == [2, *window[:-1]] and 1 <= len(window) <= 8
             text = ",".join(map(str, window))
             assert any(text in ",".join(map(str, history)) for history in HISTORIES)
             told.update(window)
         assert told == Counter(item for history in HISTORIES for item in history)
-        cuts.add(tuple(sorted(labels[0] for _, labels in windows_of(plan, epoch))))
-    assert len(cuts) == 6, "long histories are cut at other places in each epoch"
-
-
-def test_short_histories_are_whole():
-    plan = HistoryPlan(HISTORIES, 8, 60, 1)
-    for epoch in range(4):
-        found = [[label for label in labels if label] for _, labels in windows_of(plan, epoch)]
         for history in HISTORIES:
-            assert not 0 < len(history) <= 8 or history in found
-
-
-def test_the_same_seed_and_place_give_the_same_batch():
-    one, other, third = (HistoryPlan(HISTORIES, 8, 60, seed) for seed in (1, 1, 2))
-    for epoch in (3, 0):
-        np.testing.assert_array_equal(one.batch(Place(epoch, 1)).labels, other.batch(Place(epoch, 1)).labels)
-    assert windows_of(one, 3) != windows_of(third, 3)
+            assert not 0 < len(history) <= 8 or history in [window for _, window in windows], "it is whole"
+        cuts.add(tuple(sorted(window[0] for _, window in windows)))
+    assert len(cuts) == 6, "long histories are cut at other places in each epoch"
+    again, other = (HistoryPlan(HISTORIES, 8, 60, seed, num_replicas) for seed in (1, 2))
+    assert windows_of(again, 3) == windows_of(plan, 3) != windows_of(other, 3)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_validation_tells_the_last_item_from_as_much_as_the_model_sees_when_it_is_used(num_replicas):
     plan = HistoryPlan(HISTORIES, 8, 60, num_replicas=num_replicas, shuffle=False, tells_last=True)
-    found = sorted((ids, [label for label in labels if label]) for ids, labels in windows_of(plan, 0))
-    assert found == sorted((begun(history[:-1], 8), history[-1:]) for history in HISTORIES if history)
+    expected = [(begun(history[:-1], 8), history[-1:]) for history in HISTORIES if history]
+    assert sorted(windows_of(plan, 0)) == sorted(expected)
     assert windows_of(plan, 0) == windows_of(plan, 5)
-
-
-def test_what_the_model_sees_is_the_start_and_the_last_items():
     assert begun([], 4) == [2] and begun([7, 8, 9], 4) == [2, 7, 8, 9] and begun([7, 8, 9, 10], 4) == [2, 8, 9, 10]
 
 
@@ -85,15 +66,11 @@ def test_what_cannot_be_planned_is_refused():
 TRAINED = [[4, 5, 4, 5], [4, 6], [7, 5, 4], [6]]
 
 
-def test_popularity_by_hand():
-    scores = Popularity(TRAINED, 9).scores([7])
-    np.testing.assert_allclose(scores, np.array([0, 0, 0, 0, 4, 3, 2, 1, 0]) / 10)
-
-
-def test_item_to_item_by_hand():
+def test_baselines_by_hand():
     """After 4 came 5 twice and 6 once; after 8 nothing ever came."""
-    markov = ItemToItem(TRAINED, 9, popular=0.5)
     popular = np.array([0, 0, 0, 0, 4, 3, 2, 1, 0]) / 10
+    np.testing.assert_allclose(Popularity(TRAINED, 9).scores([7]), popular)
+    markov = ItemToItem(TRAINED, 9, popular=0.5)
     np.testing.assert_allclose(markov.scores([7, 4]), (popular + np.array([0, 0, 0, 0, 0, 2, 1, 0, 0]) / 3) / 2)
     for history in ([4, 8], []):
         np.testing.assert_allclose(markov.scores(history), popular / 2)

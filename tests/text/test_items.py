@@ -26,23 +26,17 @@ def test_a_file_has_a_name_a_line(tmp_path):
     assert Items.load(tmp_path / "items.txt").names == items.names
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_and_missing_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 50)
+    with pytest.raises(RequestError, match="no such file"):
+        Items.load(tmp_path / "items.txt")
+    for content, message in (
         (b"", "is damaged: expected names of items; received none"),
         (b"a\n\nb\n", "is damaged: expected names of items; received none, or a blank one"),
         (b"a\nb\na\n", "is damaged: expected each item once; received 'a' more than once"),
         (b"a\n\xff\n", "line 2: not UTF-8"),
         (b"a" * 99, "is damaged: it is larger than 50 bytes"),
-    ],
-)
-def test_a_damaged_file_is_refused(tmp_path, monkeypatch, content, message):
-    monkeypatch.setattr(module, "MAX_BYTES", 50)
-    (tmp_path / "items.txt").write_bytes(content)
-    with pytest.raises(RequestError, match=message):
-        Items.load(tmp_path / "items.txt")
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(RequestError, match="no such file"):
-        Items.load(tmp_path / "items.txt")
+    ):
+        (tmp_path / "items.txt").write_bytes(content)
+        with pytest.raises(RequestError, match=message):
+            Items.load(tmp_path / "items.txt")

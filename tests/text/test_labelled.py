@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.feeding import Place
 from keras_transformer.text.labelled import LANGUAGES, labelled_from_file, named_labelled
 from keras_transformer.text.labelled_batches import LabelledPlan, LabelledRows
-from keras_transformer.text.tokenizer import END, PAD, START
+from keras_transformer.text.tokenizer import END, START
+from tests.text.plans import batches_of, real
 
 LINES = [f"{'odd' if n % 2 else 'even'}\ttext number {n}" for n in range(40)]
 
@@ -38,21 +38,18 @@ def test_equal_lines_are_all_held_out_or_all_trained_on(tmp_path):
     assert sorted("\t".join(row) for row in train + valid) == sorted(lines)
 
 
-REFUSED = {
-    "line 2: expected a label, a tab and a text; received 'no tab'": ["a\tb", "no tab"],
-    "line 1: expected a label, a tab and a text; received '\\\\tb'": ["\tb"],
-    "line 1: expected a label, a tab and a text; received 'a\\\\t '": ["a\t "],
-    "is empty; expected lines of a label": [],
-    "fewer than 10 lines": ["a\tb", "b\tc"],
-    "at least two labels; received one alone, 'a'": ["a\tb"] * 20,
-    "the label 'b' is validated on and never trained on": [*["a\tx", "c\tx"] * 4, "a\tx", "b\tx"],
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_trained_on_is_refused(tmp_path, message):
-    with pytest.raises(RequestError, match=message):
-        labelled_from_file(write(tmp_path / "text", REFUSED[message]))
+def test_what_cannot_be_trained_on_is_refused(tmp_path):
+    for lines, message in (
+        (["a\tb", "no tab"], "line 2: expected a label, a tab and a text; received 'no tab'"),
+        (["\tb"], r"line 1: expected a label, a tab and a text; received '\\tb'"),
+        (["a\t "], r"line 1: expected a label, a tab and a text; received 'a\\t '"),
+        ([], "is empty; expected lines of a label"),
+        (["a\tb", "b\tc"], "fewer than 10 lines"),
+        (["a\tb"] * 20, "at least two labels; received one alone, 'a'"),
+        ([*["a\tx", "c\tx"] * 4, "a\tx", "b\tx"], "the label 'b' is validated on and never trained on"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            labelled_from_file(write(tmp_path / "text", lines))
 
 
 def test_the_named_text_tells_languages_apart():
@@ -67,23 +64,19 @@ def test_the_named_text_tells_languages_apart():
         named_labelled("pydoc-topics")
 
 
-@pytest.mark.parametrize(("num_replicas", "shuffle"), [(1, True), (3, True), (1, False), (2, False)])
+@pytest.mark.parametrize(("num_replicas", "shuffle"), [(1, True), (3, True), (2, False)])
 def test_batches_hold_each_text_once(num_replicas, shuffle):
     generator = np.random.default_rng(0)
     ids = [generator.integers(4, 90, generator.integers(1, 12)).tolist() for _ in range(50)]
     rows = LabelledRows(ids, list(range(50)), max_length=10)
     assert rows.num_cut == sum(len(row) > 8 for row in ids)
     plan = LabelledPlan(rows, 60, 1, num_replicas, shuffle=shuffle)
-    seen: dict[int, list[int]] = {}
-    for number in range(plan.num_batches(1)):
-        batch = plan.batch(Place(1, number))
-        assert batch.inputs["ids"].size <= 60 and len(batch.labels) % num_replicas == 0
-        assert np.isclose(batch.weights.sum(), 1) and plan.num_tokens(Place(1, number)) == (batch.weights > 0).sum()
-        for row, label, weight in zip(batch.inputs["ids"], batch.labels, batch.weights, strict=True):
-            if weight:
-                seen[int(label)] = [int(id) for id in row if id != PAD]
-            else:
-                assert not row.any() and label == 0
-    assert seen == {place: [START, *row[:8], END] for place, row in enumerate(ids)}
-    if shuffle:
-        assert not np.array_equal(plan.batch(Place(1, 0)).labels, plan.batch(Place(2, 0)).labels)
+    batches, later = batches_of(plan, 1), batches_of(plan, 2)
+    rows_of_labels = [
+        (int(label), real(row))
+        for batch in batches
+        for row, label, weight in zip(batch.inputs["ids"], batch.labels, batch.weights, strict=True)
+        if weight or row.any()
+    ]
+    assert sorted(rows_of_labels) == [(place, (START, *row[:8], END)) for place, row in enumerate(ids)]
+    assert np.array_equal(batches[0].labels, later[0].labels) != shuffle

@@ -1,4 +1,4 @@
-"""Text comes back as it was: what people write in many scripts survives, and the rest is read in its nearest form."""
+"""Text comes back as it was, in pieces or in bytes; the rest is read in its nearest form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.normalization import normalizer_of, split_normalization
-from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer, VocabularyTooLarge
+from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.tokenizer import MODEL_TYPES, SPACE, UNKNOWN, Tokenizer, VocabularyTooLarge, plain
 from tests.tiny_text import lines
 
 # Spelled by code points where an editor or a reader would not see the difference.
@@ -50,15 +51,9 @@ def lossless(request) -> Tokenizer:
     return trained(TEXTS.values(), model_type=request.param)
 
 
-@pytest.fixture(scope="module")
-def latin() -> Tokenizer:
-    letters = "abcdefghijklmnopqrstuvwxyzé"
-    return trained([f"{letters} {letters.upper()} 0123456789 .,!?()/'\"-"])
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_what_training_text_holds_comes_back_exactly(lossless, name) -> None:
-    assert came_back(lossless, TEXTS[name]) == TEXTS[name]
+def test_what_training_text_holds_comes_back_exactly(lossless) -> None:
+    for text in TEXTS.values():
+        assert came_back(lossless, text) == text
 
 
 @given(st.data())
@@ -68,47 +63,36 @@ def test_any_text_in_the_alphabet_is_kept(lossless, data) -> None:
 
 
 NEAREST = {
-    "a\u00a0b\u202fc\u3000d": "a b c d",
-    "wait…": "wait...",
-    "½ of 3²": "1/2 of 32",
-    "™ ﬁne ①": "TM fine 1",
-    "Ｔｏｋｙｏ": "Tokyo",
-    "soft\u00adly, word\u200bbreak, join\u200cer\u200d": "softly, wordbreak, joiner",
-    "“it’s” – „so“ — «no»": '"it\'s" - "so" - "no"',
-    "e\u0301": "é",
-    "marks\u200e\u200f\ufe0f": "marks",
-}
+    "a\u00a0b\u202fc\u3000d": "a b c d", "wait…": "wait...", "½ of 3²": "1/2 of 32", "™ ﬁne ①": "TM fine 1",
+    "Ｔｏｋｙｏ": "Tokyo", "soft\u00adly, word\u200bbreak, join\u200cer\u200d": "softly, wordbreak, joiner",
+    "“it’s” – „so“ — «no»": '"it\'s" - "so" - "no"', "e\u0301": "é", "marks\u200e\u200f\ufe0f": "marks",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("text", NEAREST)
-def test_what_the_vocabulary_cannot_write_is_read_in_its_nearest_form(latin, text) -> None:
-    assert came_back(latin, text) == NEAREST[text]
-    assert UNKNOWN not in latin.encode([text])[0]
-
-
-def test_a_letter_that_is_written_in_parts_alone_is_read_in_parts() -> None:
+def test_what_the_vocabulary_cannot_write_is_read_in_its_nearest_form() -> None:
+    letters = "abcdefghijklmnopqrstuvwxyzé"
+    latin = trained([f"{letters} {letters.upper()} 0123456789 .,!?()/'\"-"])
+    for text, expected in NEAREST.items():
+        assert came_back(latin, text) == expected
+        assert UNKNOWN not in latin.encode([text])[0]
+    assert UNKNOWN in latin.encode(["\u06dd"])[0], "what is visible does not vanish"
     in_parts = trained(["e\u0302\u0301 a\u0323 \u1112\u1161\u11ab"])
     assert came_back(in_parts, "ế ạ 한") == "e\u0302\u0301 a\u0323 \u1112\u1161\u11ab"
 
 
-def test_what_is_visible_does_not_vanish(latin) -> None:
-    assert UNKNOWN in latin.encode(["\u06dd"])[0]
-
-
-@pytest.mark.parametrize("name", ["lossless", "identity", "nfc", "nfkc"])
+@pytest.mark.parametrize("name", ["lossless", "identity", "nfkc"])
 def test_control_characters_and_line_breaks_are_cleaned(name) -> None:
     tokenizer = trained(["a\tb\x01c \u2028d\u2029 e\x85f\ufeff ▁g"], normalization=name)
     assert came_back(tokenizer, "a\tb\x01c\u2028d\u2029e\x85f\ufeffg\x9f▁h\x7f") == "a bc d e fg h"
     assert not [char for char in tokenizer.alphabet if unicodedata.category(char) in ("Cc", "Zl", "Zp")]
 
 
-def test_identity_keeps_what_has_another_form() -> None:
-    text = "ﬁ e\u0301 é \u00a0½"
-    identity = normalizer_of("identity")
-    assert identity.normalize(text) == f"{SPACE}ﬁ{SPACE}e\u0301{SPACE}é{SPACE}\u00a0½"
-
-
 STARTERS = [char for char in map(chr, range(0x20, 0x30000)) if unicodedata.normalize("NFD", char) != char]
+
+
+@pytest.fixture(scope="module")
+def nfc():
+    return normalizer_of("nfc")
 
 
 @given(st.lists(st.sampled_from([*STARTERS, *"abeo한ㅋ가字\u1100"])), st.sampled_from(["NFC", "NFD"]))
@@ -118,37 +102,94 @@ def test_nfc_is_unicode_s(nfc, chars, form) -> None:
     assert nfc.normalize(text)[1:] == unicodedata.normalize("NFC", text)
 
 
-def test_nfc_composes_marks_in_any_order(nfc) -> None:
+def test_nfc_composes_marks_in_any_order_and_identity_keeps_other_forms(nfc) -> None:
     for spelled in ("e\u0302\u0323", "e\u0323\u0302", "ê\u0323", "ẹ\u0302", "ệ"):
         assert nfc.normalize(spelled) == f"{SPACE}ệ"
+    text = "ﬁ e\u0301 é \u00a0½"
+    assert normalizer_of("identity").normalize(text) == f"{SPACE}ﬁ{SPACE}e\u0301{SPACE}é{SPACE}\u00a0½"
 
 
-@pytest.fixture(scope="module")
-def nfc():
-    return normalizer_of("nfc")
-
-
-def test_rules_of_a_file(tmp_path) -> None:
+def test_rules_of_a_file_and_names_that_do_not_exist(tmp_path, capfd) -> None:
     path = tmp_path / "rules.tsv"
     path.write_text("DF\t73 73\n", "utf-8")  # ß
     tokenizer = trained(["Straße Strasse"], normalization=str(path))
     assert came_back(tokenizer, "Straße") == "Strasse"
     assert str(tmp_path).encode() not in tokenizer.model, "a vocabulary names no path of the machine"
-
-
-def test_a_normalization_that_does_not_exist_is_named(tmp_path) -> None:
+    assert capfd.readouterr() == ("", "")
     assert split_normalization("nfkc,lossless") == ("nfkc", "lossless")
     assert split_normalization(None) == split_normalization("lossless") == ("lossless", "lossless")
     (tmp_path / "empty.tsv").write_text("")
     for received, reason in (
-        ("nfd", "No such file"),
-        (f"nfc,{tmp_path}/empty.tsv", "it holds no rules"),
-        ("a,b,c", "SOURCE,TARGET"),
-    ):
+        ("nfd", "No such file"), (f"nfc,{tmp_path}/empty.tsv", "it holds no rules"), ("a,b,c", "SOURCE,TARGET"),
+    ):  # fmt: skip
         with pytest.raises(RequestError, match=f"--normalization .*{reason}"):
             split_normalization(received)
 
 
-def test_normalizing_is_silent(capfd) -> None:
-    trained(["a b"])
-    assert capfd.readouterr() == ("", "")
+# With byte fallback nothing is unknown: what no piece spells is spelled by bytes.
+
+
+SOME = lines(0) * 3
+
+
+def in_bytes(model_type: str = "unigram", text=SOME, size: int = 287, **options) -> Tokenizer:
+    return Tokenizer.train(text, size, model_type, byte_fallback=True, **options)
+
+
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def fallback(request) -> Tokenizer:
+    return in_bytes(request.param)
+
+
+def id_of_byte(tokenizer: Tokenizer, byte: int) -> int:
+    return tokenizer.pieces(range(tokenizer.vocabulary_size)).index(f"<0x{byte:02X}>")
+
+
+def test_unseen_text_comes_back_exactly(fallback) -> None:
+    for text in (*TEXTS.values(), "<0x41>"):  # the last spells a byte
+        [ids] = fallback.encode([text])
+        assert UNKNOWN not in ids and fallback.decode([ids]) == [text]
+        if fallback.model_type != "char":
+            ids = SubwordSampler(fallback, 0.3, "seed").sample(text)
+            assert UNKNOWN not in ids and fallback.decode([ids]) == [text]
+    keeps = in_bytes(keeps_text=True)
+    for text in (*TEXTS.values(), "two  spaces\n\n\tand a tab"):
+        assert keeps.decode_text(keeps.encode_text(text)) == text
+
+
+@given(
+    st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029\ufeff▁")),
+    st.lists(st.integers(0, 255), max_size=12),
+)
+def test_any_text_comes_back_and_any_bytes_are_a_line_of_valid_unicode(fallback, text, values) -> None:
+    one_space = " ".join(filter(None, text.split(" ")))
+    assert fallback.decode(fallback.encode([text])) == [one_space.strip()]
+    [text] = fallback.decode([[id_of_byte(fallback, byte) for byte in values]])
+    read = bytes(values).decode("utf-8", "replace")
+    assert ("\ufffd" in text) == ("\ufffd" in read)
+    assert text.encode("utf-8").decode("utf-8") == text == plain(text)
+    if "\ufffd" not in read:
+        assert text == plain(read).strip()
+
+
+def test_rare_characters_are_bytes_so_that_bytes_are_learned() -> None:
+    text = [*SOME * 4, *["Ω twice"] * 2, *["ж"] * 5, *["often й"] * 300]
+    assert 7 < 0.0005 * sum(map(len, text)) < 300
+    tokenizer = in_bytes(text=text)
+    assert not {*"Ωж"} & tokenizer.alphabet
+    assert "й" in tokenizer.alphabet, "it is frequent"
+    assert "Ω" not in in_bytes(text=[*lines(0)[:20], "Ω"]).alphabet, "of a short text, what it holds twice at most"
+    assert {id_of_byte(tokenizer, byte) for byte in "Ω".encode()} <= {*tokenizer.encode(["Ω twice"])[0]}
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_vocabulary_has_room_for_the_bytes(model_type) -> None:
+    with pytest.raises(RequestError, match="size must be over 260; received: 260"):
+        in_bytes(model_type, size=260)
+    with pytest.raises(RequestError, match=r"too small .* takes at least \d+") as error:
+        in_bytes(model_type, size=262)
+    least = int(str(error.value).split()[-1])
+    assert in_bytes(model_type, size=least).vocabulary_size == least
+    with pytest.raises(VocabularyTooLarge) as too_large:
+        in_bytes(model_type, size=9_999)
+    assert in_bytes(model_type, size=too_large.value.most).vocabulary_size == too_large.value.most

@@ -12,6 +12,7 @@ from keras_transformer.text.feeding import Place
 from keras_transformer.text.pair_batches import PairPlan, PairRows
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, Tokenizer
+from tests.text.plans import batches_of, real
 from tests.tiny_text import lines
 
 PAIRS = list(zip(lines(1, 150), lines(2, 150), strict=True))
@@ -33,37 +34,16 @@ def corpus(tmp_path_factory, tokenizer):
     return corpus_of(tmp_path_factory.mktemp("pairs") / "train", tokenizer)
 
 
-def batches(plan, epoch=0):
-    return [plan.batch(Place(epoch, number)) for number in range(plan.num_batches(epoch))]
-
-
-def expected_row(tokenizer, pair):
-    source, target = tokenizer.encode(pair)
-    return (*source[: MOST - 1], SEPARATOR, *target, END)
-
-
-def real(row):
-    return tuple(row[row != PAD].tolist())
-
-
 @pytest.mark.parametrize("options", [{}, {"num_replicas": 3}, {"accumulate": 2, "seed": 4}])
 def test_a_row_is_source_separator_target_and_end(corpus, tokenizer, options):
-    plan = PairPlan(PairRows(corpus, MOST), 400, **options)
-    found = [row for batch in batches(plan) for row in batch.labels if row.any()]
-    assert sorted(map(real, found)) == sorted(expected_row(tokenizer, pair) for pair in PAIRS)
-    for number, batch in enumerate(batches(plan)):
-        assert not len(batch.labels) % plan.divisor and batch.labels.size <= 400
-        assert (
-            batch.weights.sum() == pytest.approx(1) and plan.num_tokens(Place(0, number)) == (batch.labels != 0).sum()
-        )
-        np.testing.assert_array_equal(batch.weights > 0, batch.labels != PAD)
+    batches = batches_of(PairPlan(PairRows(corpus, MOST), 400, **options))
+    found = sorted(real(row) for batch in batches for row in batch.labels if row.any())
+    encoded = [tokenizer.encode(pair) for pair in PAIRS]
+    assert found == sorted((*source[: MOST - 1], SEPARATOR, *target, END) for source, target in encoded)
+    for batch in batches:
         for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
             assert real(ids) == (START, *real(labels)[:-1])[: len(real(labels))]
-
-
-def test_sources_lose_their_ends_and_are_counted(corpus, tokenizer):
-    rows = PairRows(corpus, MOST)
-    lengths = [len(ids) for ids in tokenizer.encode([source for source, _ in PAIRS])]
+    rows, lengths = PairRows(corpus, MOST), [len(source) for source, _ in encoded]
     assert rows.num_cut == sum(length > MOST - 1 for length in lengths) > 10
     assert len(rows) == len(PAIRS) and PairRows(corpus, 1_000).num_cut == 0
 
@@ -72,9 +52,7 @@ def test_of_a_validation_only_targets_have_labels(corpus, tokenizer):
     plan = PairPlan(PairRows(corpus, MOST, targets_alone=True), 400, shuffle=False)
     everything = PairPlan(PairRows(corpus, MOST), 400, shuffle=False)
     found = []
-    for number, batch in enumerate(batches(plan)):
-        assert plan.num_tokens(Place(0, number)) == (batch.labels != PAD).sum()
-        assert batch.weights.sum() == pytest.approx(1)
+    for batch in batches_of(plan):
         for ids, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
             assert ids[np.flatnonzero(labels)[0]] == SEPARATOR, "the first label follows the separator"
             found.append(real(labels))
@@ -82,29 +60,22 @@ def test_of_a_validation_only_targets_have_labels(corpus, tokenizer):
     assert sum(map(len, found)) < sum(everything.num_tokens(Place(0, n)) for n in range(everything.num_batches(0)))
 
 
-def test_rows_of_similar_length_share_a_batch(corpus):
-    lengths = [(batch.labels != PAD).sum(1) for batch in batches(PairPlan(PairRows(corpus, MOST), 400))]
-    from_long_to_short = np.concatenate(sorted(lengths, key=lambda some: -some[0]))
-    assert (np.diff(from_long_to_short) <= 0).all() and len(lengths) > 5
-
-
-def test_the_order_changes_with_the_epoch_and_the_seed(corpus):
+def test_rows_of_similar_length_share_a_batch_and_the_order_changes(corpus):
     def rows(seed, epoch):
-        plan = PairPlan(PairRows(corpus, MOST), 400, seed)
-        return [real(row) for batch in batches(plan, epoch) for row in batch.labels]
+        batches = batches_of(PairPlan(PairRows(corpus, MOST), 400, seed), epoch)
+        lengths = [(batch.labels != PAD).sum(1) for batch in batches]
+        from_long_to_short = np.concatenate(sorted(lengths, key=lambda some: -some[0]))
+        assert (np.diff(from_long_to_short) <= 0).all() and len(lengths) > 5
+        return [real(row) for batch in batches for row in batch.labels]
 
     assert rows(1, 0) == rows(1, 0) and sorted(rows(1, 0)) == sorted(rows(1, 1))
     assert rows(1, 0) != rows(1, 1) and rows(1, 0) != rows(2, 0)
+    with pytest.raises(RequestError, match="the token budget must hold the longest sentence"):
+        PairPlan(PairRows(corpus, MOST), 12)
 
 
 def test_a_long_source_stays_where_the_target_may_not_be_long(tmp_path, tokenizer):
     pairs = [("dog " * 90, "cat"), ("cat", "dog " * 90), ("", "dog"), ("dog", " "), ("dog", "sea " * 9)]
-    corpus = corpus_of(tmp_path / "some", tokenizer, pairs, max_length=30)
-    report = corpus.report
+    report = corpus_of(tmp_path / "some", tokenizer, pairs, max_length=30).report
     assert (report.kept, report.empty, report.too_long, report.bad_ratio) == (2, 2, 1, 0)
     assert TokenizedCorpus.build(tmp_path / "both", pairs, tokenizer, tokenizer, max_length=30).report.too_long == 2
-
-
-def test_a_budget_that_holds_no_row_is_refused(corpus):
-    with pytest.raises(RequestError, match="the token budget must hold the longest sentence"):
-        PairPlan(PairRows(corpus, MOST), 12)

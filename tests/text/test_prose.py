@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.feeding import Place
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.prose import named_text, num_training_lines, text_from_file
 from keras_transformer.text.tokenizer import PAD, START, Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
+from tests.text.plans import batches_of, real
 
 TEXT = "def f(x):\n    return  x + 1\n\n\tä   <x/> a sea of text \n" * 3
 TEXT += "".join(f"  value_{n} = other(word{n * 37 % 100})  # {n * n}\n" for n in range(80))
@@ -23,7 +23,7 @@ def tokenizer(request):
     return Tokenizer.train(TEXT.split("\n"), 70, request.param, keeps_text=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(alphabet="def f(x):return+1\n\tä<>/s ", max_size=30))
 def test_text_comes_back_as_it_was(tokenizer, text):
     ids = tokenizer.encode_text(text)
@@ -31,20 +31,13 @@ def test_text_comes_back_as_it_was(tokenizer, text):
     assert tokenizer.decode_text([START, *ids, PAD]) == text
 
 
-def test_what_text_cannot_hold_is_replaced(tokenizer):
+def test_what_text_cannot_hold_is_replaced_and_characters_are_pieces(tokenizer):
     assert tokenizer.decode_text(tokenizer.encode_text("f\0f")) == "f f"
     assert tokenizer.encode_text("f\ud800f") == tokenizer.encode_text("f\ufffdf")
-
-
-def test_a_vocabulary_of_characters_has_one_for_each(tokenizer):
-    assert tokenizer.has_line_breaks
+    assert tokenizer.has_line_breaks and not Tokenizer.train(TEXT.split("\n"), 60).has_line_breaks
     if tokenizer.model_type == "char":
         assert len(tokenizer.encode_text(TEXT)) == len(TEXT)
         assert tokenizer.vocabulary_size == len(set(TEXT)) + 4
-
-
-def test_a_vocabulary_for_translation_has_no_line_breaks():
-    assert not Tokenizer.train(TEXT.split("\n"), 60).has_line_breaks
 
 
 def test_a_tenth_of_the_characters_is_held_out(tmp_path):
@@ -59,16 +52,12 @@ def test_a_tenth_of_the_characters_is_held_out(tmp_path):
     assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
 
 
-def test_the_beginning_of_a_text_is_whole_lines():
+def test_whole_lines_are_counted():
     lines = ["one", "", "three", "four"]
-    assert [beginning(iter(lines), most) for most in (0, 1, 4, 5, 6, 99)] == [
-        "", "one\n", "one\n", "one\n\n", "one\n\nthree\n", "one\n\nthree\nfour\n",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("sizes", "count"), [([10] * 10, 9), ([1], 0), ([95, 5], 0), ([5, 95], 1), ([], 0)])
-def test_how_many_lines_are_trained_on(sizes, count):
-    assert num_training_lines(lambda: ["x" * (size - 1) for size in sizes]) == count
+    expected = ["", "one\n", "one\n", "one\n\n", "one\n\nthree\n", "one\n\nthree\nfour\n"]
+    assert [beginning(iter(lines), most) for most in (0, 1, 4, 5, 6, 99)] == expected
+    for sizes, count in (([10] * 10, 9), ([1], 0), ([95, 5], 0), ([5, 95], 1), ([], 0)):
+        assert num_training_lines(lambda sizes=sizes: ["x" * (size - 1) for size in sizes]) == count
 
 
 def test_texts_that_cannot_be_read_are_refused(tmp_path):
@@ -100,7 +89,7 @@ def test_a_text_is_tokenised_once(tmp_path, tokenizer):
 WINDOW_PLANS = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 3), st.booleans())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(plan=WINDOW_PLANS, epoch=st.integers(0, 3))
 def test_windows_hold_the_text_in_order(plan, epoch):
     num_tokens, width, num_replicas, shuffle = plan
@@ -109,20 +98,14 @@ def test_windows_hold_the_text_in_order(plan, epoch):
         with pytest.raises(RequestError, match=f"a text of at least {width} tokens, the context's length"):
             WindowPlan(ids, width, 100)
         return
-    planned = WindowPlan(ids, width, 4 * width, 1, num_replicas, shuffle=shuffle)
     seen: list[int] = []
-    for number in range(planned.num_batches(epoch)):
-        batch = planned.batch(Place(epoch, number))
-        inputs, real = batch.inputs["ids"], batch.labels != PAD
-        assert len(inputs) % num_replicas == 0 and inputs.shape[1] == width and len(inputs) * width <= 4 * width
-        assert np.isclose(batch.weights.sum(), 1) and ((batch.weights > 0) == real).all()
-        assert planned.num_tokens(Place(epoch, number)) == real.sum()
-        for row, labels in zip(inputs, batch.labels, strict=True):
-            length = np.count_nonzero(labels)
-            assert (row[0] == START and (row[1:length] == labels[: length - 1]).all()) if length else not row.any()
-        windows = [labels[labels != PAD] for labels in batch.labels if labels.any()]
-        assert all((np.diff(window) == 1).all() for window in windows)
-        seen += [int(id) for window in windows for id in window]
+    for batch in batches_of(WindowPlan(ids, width, 4 * width, 1, num_replicas, shuffle=shuffle), epoch):
+        assert batch.inputs["ids"].shape[1] == width
+        for row, labels in zip(batch.inputs["ids"], batch.labels, strict=True):
+            window = list(real(labels))
+            assert [*row[: len(window)]] == [START, *window[:-1]][: len(window)] and (window or not row.any())
+            assert window == [*range(window[0], window[0] + len(window))] if window else True
+            seen += window
     assert len(seen) == len(set(seen)) and set(seen) <= set(ids.tolist())
     if shuffle:
         left = num_tokens - (min(seen) - 4)  # from the first window on
@@ -132,17 +115,13 @@ def test_windows_hold_the_text_in_order(plan, epoch):
 
 
 def test_epochs_differ_and_are_the_same_in_every_process():
-    ids = np.arange(7, 107)
-
     def starts(seed, epoch):
-        plan = WindowPlan(ids, 7, 70, seed)
-        return [row[0] for n in range(plan.num_batches(epoch)) for row in plan.batch(Place(epoch, n)).labels]
+        return [
+            row[0] for batch in batches_of(WindowPlan(np.arange(7, 107), 7, 70, seed), epoch) for row in batch.labels
+        ]
 
     assert starts(1, 0) == starts(1, 0)
     assert starts(1, 0) != starts(1, 1) and starts(1, 0) != starts(2, 0)
     assert len({starts(1, epoch)[0] % 7 for epoch in range(5)}) > 1, "another place to begin"
-
-
-def test_a_budget_that_holds_no_window_is_refused():
     with pytest.raises(RequestError, match="a window of 8 tokens on each of 2 replicas and micro-batches: at least 16"):
         WindowPlan(np.arange(100), 8, 15, num_replicas=2)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from keras_transformer.text.splitting import divided, joined, usual_count
+
+
+def lengths(texts: Sequence[str]) -> list[int]:
+    return [*map(len, texts)]
 
 
 def words(texts: Sequence[str]) -> list[int]:
     return [len(text.split()) for text in texts]
-
-
-def characters(texts: Sequence[str]) -> list[int]:
-    return list(map(len, texts))
 
 
 def test_sentences_stay_together_while_they_fit():
@@ -30,9 +28,9 @@ def test_a_long_sentence_is_split_after_commas_then_at_white_space_and_else_stay
     assert divided(text, 3, words) == ["Before. ", "One two three, ", "four five, six. ", "After."]
     text = "one two three four five, six"
     assert divided(text, 2, words) == ["one two ", "three four ", "five, ", "six"]
-    assert divided("aaaaaa bb cc", 5, characters) == ["aaaaaa ", "bb cc"], "one word is too long"
-    assert divided("一二三，四五六、七八九", 4, characters) == ["一二三，", "四五六、", "七八九"]
-    assert divided("1,000,000 3:45", 9, characters) == ["1,000,000 ", "3:45"], "within a number nothing is split"
+    assert divided("aaaaaa bb cc", 5, lengths) == ["aaaaaa ", "bb cc"], "one word is too long"
+    assert divided("一二三，四五六、七八九", 4, lengths) == ["一二三，", "四五六、", "七八九"]
+    assert divided("1,000,000 3:45", 9, lengths) == ["1,000,000 ", "3:45"], "within a number nothing is split"
 
 
 def test_the_parts_are_the_text_and_fit():
@@ -41,16 +39,15 @@ def test_the_parts_are_the_text_and_fit():
         some = ["ab", "c", "Dr", "3", "dog", "。", "猫", ". ", ", ", "! ", " ", "  ", "\t", "“", "”", "\u2028"]
         text = "".join(draw.choices(some, k=draw.randint(0, 60)))
         most = draw.randint(3, 20)
-        parts = divided(text, most, characters)
+        parts = divided(text, most, lengths)
         assert "".join(parts) == text
         assert all(len(part) <= most or not part.strip().count(" ") for part in parts)
         if len(text) <= most:
             assert parts == [text]
 
 
-@pytest.mark.parametrize(
-    ("texts", "spaces", "expected"),
-    [
+def test_joined_by_the_space_that_stood_there_or_as_the_language_writes():
+    for texts, spaces, expected in (
         (["One.", "Two."], [""], "One. Two."),
         (["One.", "Two.", "Three."], ["  ", "\t"], "One.  Two.\tThree."),
         (["你好。", "再见！", "OK"], [" ", ""], "你好。再见！OK"),
@@ -59,13 +56,8 @@ def test_the_parts_are_the_text_and_fit():
         (["안녕하세요", "네."], [" "], "안녕하세요 네."),
         (["", "one", "", "two", ""], [" "] * 4, "one two"),
         (["one"], [], "one"),
-    ],
-)
-def test_joined_by_the_space_that_stood_there_or_as_the_language_writes(texts, spaces, expected):
-    assert joined(texts, spaces) == expected
-
-
-def test_the_usual_count_is_that_of_half_of_the_lines():
+    ):
+        assert joined(texts, spaces) == expected
     one, three = "One sentence.", "One. Two. Three."
     assert usual_count([one, three, three]) == 3
     assert usual_count([one, one, three]) == usual_count([one, three]) == usual_count([]) == usual_count([""]) == 1

@@ -21,11 +21,7 @@ from keras_transformer.text.word_vectors import check_word_vectors, read_word_ve
 WORDS = ["the", "cat", "größe", "a\u00a0b", "hund", "0.5"]
 DIM = 4
 VECTORS = np.random.default_rng(0).normal(size=(len(WORDS), DIM)).astype("float32")
-FORMATS = {
-    "word2vec": {},
-    "binary word2vec": {"binary": True},
-    "GloVe": {"write_header": False},
-}
+FORMATS = {"word2vec": {}, "binary word2vec": {"binary": True}, "GloVe": {"write_header": False}}
 
 
 def written(path: Path, **options: bool) -> Path:
@@ -42,8 +38,7 @@ def binary(words: list[bytes], vectors: np.ndarray, end: bytes = b"") -> bytes:
     return b"%d %d\n" % vectors.shape + rows
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "suffix"), [*zip(FORMATS, ["", ".gz", ""], strict=True), ("word2vec", ".gz")])
 def test_every_format_is_read_as_gensim_reads_it(tmp_path, name, suffix):
     path = written(tmp_path / f"vectors{suffix}", **FORMATS[name])
     found, vectors = read_word_vectors(path, DIM, {"größe", "the", "bird"})
@@ -53,11 +48,6 @@ def test_every_format_is_read_as_gensim_reads_it(tmp_path, name, suffix):
     np.testing.assert_array_equal(vectors, [expected[word] for word in found])
     layout = check_word_vectors(path, DIM)
     assert layout == (DIM, len(WORDS) if has_header else None, is_binary)
-
-
-def test_binary_vectors_of_one_number_are_no_text(tmp_path):
-    (tmp_path / "vectors").write_bytes(binary([b"one", b"two"], np.array([[1.5], [-2]], "float32")))
-    assert read_word_vectors(tmp_path / "vectors", 1, {"two"})[1].tolist() == [[-2.0]]
 
 
 TEXTS = {
@@ -73,11 +63,15 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("content", TEXTS.values(), ids=TEXTS.keys())
-def test_what_other_programs_write_is_read(tmp_path, content):
-    (tmp_path / "vectors").write_bytes(content)
-    found, vectors = read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
-    assert found == ["the", "cat"] and vectors.tolist() == [[1, 2], [3, 4]]
+def test_what_other_programs_write_is_read(tmp_path):
+    for name, content in TEXTS.items():
+        (tmp_path / "vectors").write_bytes(content)
+        found, vectors = read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
+        assert found == ["the", "cat"] and vectors.tolist() == [[1, 2], [3, 4]], name
+    found, vectors = read_word_vectors(tmp_path / "vectors", 2, {"bird"})
+    assert found == [] and vectors.shape == (0, 2)
+    (tmp_path / "one").write_bytes(binary([b"one", b"two"], np.array([[1.5], [-2]], "float32")))  # is no text
+    assert read_word_vectors(tmp_path / "one", 1, {"two"})[1].tolist() == [[-2.0]]
 
 
 def test_more_rows_than_are_read_at_once(tmp_path):
@@ -86,11 +80,6 @@ def test_more_rows_than_are_read_at_once(tmp_path):
     found, read = read_word_vectors(tmp_path / "vectors", 50, {"w0", "w333", "w899"})
     assert found == ["w0", "w333", "w899"]
     np.testing.assert_array_equal(read, vectors[[0, 333, 899]])
-
-
-def test_no_word_is_there(tmp_path):
-    found, vectors = read_word_vectors(written(tmp_path / "vectors"), DIM, {"bird"})
-    assert found == [] and vectors.shape == (0, DIM)
 
 
 CUT = binary([b"the", b"cat"], np.ones((2, 2), "float32"))
@@ -128,39 +117,39 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_refused(tmp_path, content, message):
-    (tmp_path / "vectors").write_bytes(content)
-    with pytest.raises(RequestError, match=message):
-        read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    for name, message in (("missing", "no such file"), ("folder", "cannot read .*folder"), ("pipe", "is a pipe")):
-        if name == "folder":
-            (tmp_path / name).mkdir()
-        if name == "pipe":
-            os.mkfifo(tmp_path / name)
+def test_what_is_refused(tmp_path):
+    for content, message in REFUSED.values():
+        (tmp_path / "vectors").write_bytes(content)
         with pytest.raises(RequestError, match=message):
-            check_word_vectors(tmp_path / name, 2)
+            read_word_vectors(tmp_path / "vectors", 2, {"the", "cat"})
+
+
+def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "plain.gz").write_bytes(b"the 1 2\n")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(100).hex().encode())[:-20])
-    for name in ("plain.gz", "cut.gz"):
-        with pytest.raises(RequestError, match=rf"{name}: broken gzip"):
+    for name, message in {
+        "missing": "no such file", "folder": "cannot read .*folder", "pipe": "is a pipe",
+        "plain.gz": r"plain\.gz: broken gzip", "cut.gz": r"cut\.gz: broken gzip",
+    }.items():  # fmt: skip
+        with pytest.raises(RequestError, match=message):
             check_word_vectors(tmp_path / name, 2)
+    monkeypatch.setitem(sys.modules, "gensim", None)
+    with pytest.raises(RequestError, match="need the package gensim, which is not installed: pip install gensim"):
+        check_word_vectors(written(tmp_path / "vectors"), DIM)
 
 
 def test_a_gz_may_say_more_than_its_bytes(tmp_path):
     """How long it becomes is seen only as it is read."""
     rows = b"".join(b"w%d 1 2\n" % number for number in range(5000))
-    for count in (5000, 5001):
-        (tmp_path / "vectors.gz").write_bytes(gzip.compress(b"%d 2\n" % count + rows))
-        assert (tmp_path / "vectors.gz").stat().st_size < 5000 * 6
-        if count == 5000:
-            assert read_word_vectors(tmp_path / "vectors.gz", 2, {"w4999"})[0] == ["w4999"]
-            continue
-        with pytest.raises(RequestError, match="says 5,001 vectors; it has 5,000"):
-            read_word_vectors(tmp_path / "vectors.gz", 2, {"w4999"})
+    path = tmp_path / "vectors.gz"
+    path.write_bytes(gzip.compress(b"5000 2\n" + rows))
+    assert path.stat().st_size < 5000 * 6
+    assert read_word_vectors(path, 2, {"w4999"})[0] == ["w4999"]
+    path.write_bytes(gzip.compress(b"5001 2\n" + rows))
+    with pytest.raises(RequestError, match="says 5,001 vectors; it has 5,000"):
+        read_word_vectors(path, 2, {"w4999"})
 
 
 class Touch:
@@ -173,19 +162,18 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_never_read(tmp_path, protocol):
-    content = pickle.dumps(Touch(tmp_path / "touched"), protocol)
-    for name, file in {"model": content, "model.gz": gzip.compress(content)}.items():
-        (tmp_path / name).write_bytes(file)
-        with pytest.raises(RequestError, match="a pickle, as gensim's" if protocol > 1 else "expected word vectors"):
-            read_word_vectors(tmp_path / name, DIM, WORDS)
+def test_a_pickle_is_never_read(tmp_path):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        content = pickle.dumps(Touch(tmp_path / "touched"), protocol)
+        for name, file in {"model": content, "model.gz": gzip.compress(content)}.items():
+            (tmp_path / name).write_bytes(file)
+            with pytest.raises(
+                RequestError, match="a pickle, as gensim's" if protocol > 1 else "expected word vectors"
+            ):
+                read_word_vectors(tmp_path / name, DIM, WORDS)
     assert not (tmp_path / "touched").exists()
     pickle.loads(content)
     assert (tmp_path / "touched").exists(), "the pickle would have made the file"
-
-
-def test_what_gensim_saves_is_a_pickle(tmp_path):
     vectors = KeyedVectors(DIM)
     vectors.add_vectors(WORDS, VECTORS)
     vectors.save(str(tmp_path / "model"))
@@ -218,9 +206,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found == ["w1", "w19999"] and peak < 4_000_000 < 20_000 * 100 * 4
-
-
-def test_without_gensim_a_message_tells_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gensim", None)
-    with pytest.raises(RequestError, match="need the package gensim, which is not installed: pip install gensim"):
-        check_word_vectors(written(tmp_path / "vectors"), DIM)

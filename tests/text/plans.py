@@ -1,0 +1,48 @@
+"""What is true of the batches of every plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_transformer.text.feeding import Batch, Place, Plan
+from keras_transformer.text.tokenizer import PAD
+
+
+def batches_of(plan: Plan, epoch: int = 0) -> list[Batch]:
+    """The batches of an epoch.
+
+    Labels weigh the same, 1 together, and blank rows nothing; rows divide among replicas; the batches are within the
+    budget, of the types that `like` says, and the same when they are asked for again.
+    """
+    found = []
+    for place in (Place(epoch, index) for index in range(plan.num_batches(epoch))):
+        batch, again = plan.batch(place), plan.batch(place)
+        inputs, labels, weights = batch
+        is_real = weights > 0
+        assert weights.sum(dtype=np.float64) == pytest.approx(1, abs=1e-5) and len({*weights[is_real].tolist()}) == 1
+        assert plan.num_tokens(place) == is_real.sum() and not labels[~is_real].any()
+        assert len(labels) % plan.divisor == 0  # type: ignore[attr-defined]
+        for name, array in inputs.items():
+            like = plan.like.inputs[name]
+            assert array.dtype == like.dtype and array.ndim == like.ndim and len(array) == len(labels)
+            np.testing.assert_array_equal(array, again.inputs[name])
+            assert array.ndim > 2 or array.size <= plan.token_budget  # type: ignore[attr-defined]
+        assert labels.dtype == np.int32 and weights.dtype == np.float32 and weights.shape == labels.shape
+        found.append(batch)
+    return found
+
+
+def real(row: np.ndarray) -> tuple[int, ...]:
+    """The ids of a row but for pad."""
+    return tuple(row[row != PAD].tolist())
+
+
+def same(first: Batch, second: Batch) -> bool:
+    """Whether two batches have the same numbers."""
+    return all(map(np.array_equal, arrays(first), arrays(second)))
+
+
+def arrays(batch: Batch) -> list[np.ndarray]:
+    """All arrays of a batch."""
+    return [*batch.inputs.values(), batch.labels, batch.weights]

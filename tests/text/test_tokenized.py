@@ -1,0 +1,126 @@
+"""A corpus as ids on disk: it holds what the tokenizer says, and is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_transformer.errors import RequestError
+from keras_transformer.text.tokenized import TokenizedCorpus, scratch_folder, unlock
+from keras_transformer.text.tokenizer import END, PAD, Tokenizer
+from tests.text.plans import real
+
+
+def test_the_cache_holds_what_the_tokenizer_says(pairs, unigram, tmp_path) -> None:
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", pairs, unigram, unigram)
+    sources, targets = ([(*ids, END) for ids in unigram.encode(side)] for side in zip(*pairs, strict=True))
+    assert len(corpus) == corpus.report.kept == len(pairs)
+    assert corpus.source_lengths.tolist() == [*map(len, sources)]
+    assert corpus.target_lengths.tolist() == [*map(len, targets)]
+    rows = np.array([600, 0, 17])
+    for padded, expected in ((corpus.source_ids(rows, 4, 70), sources), (corpus.labels(rows, 4, 70), targets)):
+        assert padded.shape == (4, 70) and padded.dtype == np.int32
+        assert [real(row) for row in padded] == [expected[row] for row in rows] + [()]
+    opened = TokenizedCorpus.open(corpus.folder)
+    assert opened.report == corpus.report
+    assert np.array_equal(opened.labels(rows, 3, 70), corpus.labels(rows, 3, 70))
+
+
+def test_pairs_left_out_are_counted_once(unigram, tmp_path) -> None:
+    long = "bada " * 400
+    pairs = [
+        ("bada", "gögo"), ("", "gögo"), ("bada", " "), ("\0\x01", "gögo"), ("", long), (long, "gögo"),
+        ("bada " * 20, "gö"), ("gö", "bada " * 20), ("control\0and\x02 characters", "stay"),
+    ]  # fmt: skip
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", iter(pairs), unigram, unigram, max_length=250)
+    assert vars(corpus.report) == {"kept": 2, "empty": 4, "too_long": 1, "bad_ratio": 2, "held_out": 0}
+    assert str(corpus.report).startswith("2 pairs kept, 7 left out of training: 4 empty on a side, 1 too long")
+    assert len(corpus) == 2
+    for pairs in ([], [("", "a"), ("b", "")]):
+        with pytest.raises(RequestError, match="no pair is left after cleaning: 0 pairs kept, .* check"):
+            TokenizedCorpus.build(tmp_path / "none", pairs, unigram, unigram)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_cache_is_whole_or_not_there(pairs, unigram, tmp_path) -> None:
+    def build(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> int:
+        return len(TokenizedCorpus.build(tmp_path / "tokens", pairs, unigram, unigram))
+
+    def breaking() -> Iterator[tuple[str, str]]:
+        yield from pairs
+        raise RuntimeError("the disk is gone")
+
+    def while_another_builds() -> Iterator[tuple[str, str]]:
+        assert build(pairs[:10]) == 10
+        yield from pairs[:40]
+
+    with pytest.raises(RuntimeError):
+        build(breaking())
+    assert not list(tmp_path.iterdir())
+    assert build(pairs[:20]) == 20
+    with pytest.raises(RuntimeError):
+        build(breaking())
+    assert len(TokenizedCorpus.open(tmp_path / "tokens")) == 20
+    assert build(pairs[:30]) == 30
+    (tmp_path / ".tokens-dead").mkdir()  # as a killed build leaves it
+    (tmp_path / ".tokens-dead" / "source.ids").write_bytes(b"half")
+    assert build(while_another_builds()) == 40
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_build_that_ends_while_another_begins_is_left_alone(tmp_path, monkeypatch) -> None:
+    (tmp_path / ".tokens-other").mkdir()
+    glob = Path.glob
+
+    def ending(self: Path, pattern: str) -> Iterator[Path]:
+        for folder in list(glob(self, pattern)):
+            folder.rename(self / "tokens")
+            yield folder
+
+    monkeypatch.setattr(Path, "glob", ending)
+    folder, lock = scratch_folder(tmp_path, ".tokens-")
+    unlock(lock)
+    assert folder.is_dir() and (tmp_path / "tokens").is_dir()
+
+
+def test_a_cache_that_is_missing_or_damaged_is_named(pairs, unigram, tmp_path) -> None:
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", pairs[:9], unigram, unigram)
+    with pytest.raises(RequestError, match="no tokenised corpus at .*nowhere: build it first"):
+        TokenizedCorpus.open(tmp_path / "nowhere")
+    meta = json.loads((corpus.folder / "meta.json").read_text())
+    for number, (name, content) in enumerate(
+        [
+            ("source.ids", b""), ("target.ids", b"123"), ("target.offsets", bytes(16)), ("meta.json", b"{"),
+            ("meta.json", json.dumps(meta | {"format": 99}).encode()),
+        ]
+    ):  # fmt: skip
+        folder = Path(shutil.copytree(corpus.folder, tmp_path / f"{number} {name}"))
+        (folder / name).write_bytes(content)
+        with pytest.raises(RequestError, match=f"the tokenised corpus .*{name} is damaged .*delete it"):
+            TokenizedCorpus.open(folder)
+
+
+class Counting(Tokenizer):
+    """In place of a tokenizer: a line is the number of its pieces."""
+
+    def __init__(self) -> None:
+        self.vocabulary_size = 100_000
+
+    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        return [[99_999] * int(line) for line in lines]
+
+
+def test_large_vocabularies_fit(tmp_path) -> None:
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", [("2", "1")], Counting(), Counting())
+    assert corpus.labels(np.array([0]), 1, 3).tolist() == [[99_999, END, PAD]]
+
+
+def test_windows_is_refused_in_one_line(run_program) -> None:
+    done = run_program("without_fcntl")
+    assert done.returncode == 2
+    assert done.stderr == "error: keras_transformer does not run on Windows: run it in WSL (Linux)\n"
