@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
-import pytest
 
 from keras_transformer.decoding.attention import Attention, Tokens
 from keras_transformer.plots import attention_page
@@ -51,11 +50,6 @@ def scores_of(described: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(base64.b64decode(described["scores"]), np.uint8).reshape(shape) / 255
 
 
-def test_six_layers_of_eight_heads_for_60_tokens_are_under_2_mb():
-    page = attention_page(translation(pieces(*[1] * 60), layers=6, heads=8))
-    assert len(page.encode()) < 2_000_000
-
-
 def test_scores_and_sums_of_neighbouring_keys_are_right_within_a_255th():
     attention = some_attention(pieces(8, 1, 3), pieces(8, 2, 8, 1))
     (described,) = data_of(attention_page({"cross": attention}))
@@ -66,12 +60,11 @@ def test_scores_and_sums_of_neighbouring_keys_are_right_within_a_255th():
     np.testing.assert_allclose(rounded.scores, attention.joined().scores, atol=1 / 255)
     assert described["queries"]["words"] == [*attention.joined().queries.labels]
     assert described["keys"]["pieces"] == [*attention.keys.labels]
-
-
-def test_scores_too_small_for_a_byte_keep_their_sum():
-    even = Attention(pieces(*[1] * 600), pieces(*[1] * 600), np.full((1, 1, 600, 600), 1 / 600, "float32"))
-    (described,) = data_of(attention_page({"self": even}))
+    tokens = pieces(*[1] * 600)  # scores too small for a byte keep their sum
+    (described,) = data_of(attention_page({"self": Attention(tokens, tokens, np.full((1, 1, 600, 600), 1 / 600))}))
     np.testing.assert_allclose(scores_of(described).sum(-1), 1)
+    page = attention_page(translation(pieces(*[1] * 60), layers=6, heads=8))
+    assert len(page.encode()) < 2_000_000, "of a usual model it is small"
 
 
 def test_distances_are_in_pieces_and_in_words_and_only_where_both_sides_are_one_text():
@@ -84,11 +77,16 @@ def test_distances_are_in_pieces_and_in_words_and_only_where_both_sides_are_one_
         np.testing.assert_allclose(distances["words"]["heads"], attention.joined().mean_distances(), atol=0.005001)
 
 
-@pytest.mark.parametrize(("causal", "even"), [(False, 8 / 9), (True, (0 + 1 / 2 + 1) / 3)])
-def test_an_even_look_is_even_over_what_is_seen(causal, even):
-    attention = some_attention(pieces(1, 1, 1), pieces(1, 1, 1), causal=causal)
-    (described,) = data_of(attention_page({"self": attention}))
-    assert described["distances"]["pieces"]["even"] == round(even, 2)
+def test_an_even_look_is_even_over_what_is_seen():
+    for causal, even in ((False, 8 / 9), (True, (0 + 1 / 2 + 1) / 3)):
+        attention = some_attention(pieces(1, 1, 1), pieces(1, 1, 1), causal=causal)
+        (described,) = data_of(attention_page({"self": attention}))
+        assert described["distances"]["pieces"]["even"] == round(even, 2)
+    for count in (0, 1):
+        attention = some_attention(pieces(*[1] * count), pieces(*[1] * count))
+        (described,) = data_of(attention_page({"self": attention}))
+        assert scores_of(described).shape == (2, 3, count, count)
+        assert described["distances"]["words"] == {"heads": [[0.0] * 3] * 2, "even": 0.0}
 
 
 def test_nothing_refers_to_another_file():
@@ -112,20 +110,11 @@ def test_browsers_are_told_to_run_this_script_alone_and_to_load_nothing():
     assert set(rules) == {"default-src", "base-uri", "form-action"} and set(rules.values()) == {"'none'"}
 
 
-@pytest.mark.parametrize(
-    "text", ["</script><b>", "<!--<script>", "\"'", "a\u2028b", "\u200frtl", "$x$ ${data} &amp;", "東京"]
-)
-def test_text_is_data(text):
-    tokens = Tokens.of_whole([text])
+def test_text_is_data():
     plain = Parts(attention_page({"self": some_attention(pieces(1), pieces(1))}))
-    parts = Parts(attention_page({"self": some_attention(tokens, tokens)}, text))
-    assert [*parts.texts] == [*plain.texts] and len(parts.texts["script"]) == 2
-    assert json.loads(parts.texts["script"][0])[0]["keys"]["pieces"] == [text]
-    assert parts.texts["title"] == parts.texts["h1"] == [text]
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_texts_without_words_and_of_one_word(count):
-    (described,) = data_of(attention_page({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))}))
-    assert scores_of(described).shape == (2, 3, count, count)
-    assert described["distances"]["words"] == {"heads": [[0.0] * 3] * 2, "even": 0.0}
+    for text in ("</script><b>", "<!--<script>", "\"'", "a\u2028b", "\u200frtl", "$x$ ${data} &amp;", "東京"):
+        tokens = Tokens.of_whole([text])
+        parts = Parts(attention_page({"self": some_attention(tokens, tokens)}, text))
+        assert [*parts.texts] == [*plain.texts] and len(parts.texts["script"]) == 2
+        assert json.loads(parts.texts["script"][0])[0]["keys"]["pieces"] == [text]
+        assert parts.texts["title"] == parts.texts["h1"] == [text]

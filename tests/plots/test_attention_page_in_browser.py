@@ -27,18 +27,11 @@ FLAGS = (
 )
 # A fifth is a whole number of 255ths, so the page shows these scores exactly.
 THREE = Tokens.of_whole(["one", "two", "three"])
-FIFTHS = Attention(
-    THREE,
-    THREE,
-    np.array(
-        [
-            [[[1, 4, 0], [0, 2, 3], [0, 0, 5]], [[5, 0, 0], [1, 4, 0], [3, 0, 2]]],
-            [[[0, 0, 5], [3, 1, 1], [4, 1, 0]], [[1, 1, 3], [0, 5, 0], [2, 3, 0]]],
-        ],
-        "float32",
-    )
-    / 5,
-)
+SCORES = [
+    [[[1, 4, 0], [0, 2, 3], [0, 0, 5]], [[5, 0, 0], [1, 4, 0], [3, 0, 2]]],
+    [[[0, 0, 5], [3, 1, 1], [4, 1, 0]], [[1, 1, 3], [0, 5, 0], [2, 3, 0]]],
+]
+FIFTHS = Attention(THREE, THREE, np.array(SCORES, "float32") / 5)
 ODD = ["</script><b>x</b>", "\"quotes'", "a\u2028b", "\u200fmarked\u200f", "$x^2$", "&amp;", "翻訳", "中文", "العربية"]
 
 
@@ -154,73 +147,58 @@ def test_there_is_one_stop_for_each_part(driver, show):
     assert stops(driver) == ["theme", "attention", "unit", "view", "heads", "map"]
 
 
-def test_keys_walk_the_heads(driver, show):
-    from selenium.webdriver import Keys
-
-    show({"self": FIFTHS})
-    pick_head(driver, 0, 0)
-    walk = [
-        (Keys.ARROW_DOWN, "", "mean of layer 1"),
-        (Keys.ARROW_RIGHT, "", "maximum of layer 1"),
-        (Keys.ARROW_RIGHT, "", "head 1.1"),
-        (Keys.ARROW_DOWN, "", "head 2.1"),
-        (Keys.END, "", "head 2.2"),
-        (Keys.ARROW_RIGHT, "", "head 2.2"),
-        (Keys.HOME, "", "mean of layer 2"),
-        (Keys.HOME, Keys.CONTROL, "mean of all heads"),
-        (Keys.END, Keys.CONTROL, "head 2.2"),
-        (Keys.ARROW_LEFT, "", "head 2.1"),
-    ]
-    for key, held, name in walk:
-        press(driver, key, held=held)
-        assert summary(driver).startswith(f"{name}: ")
-        (selected,) = script(driver, "[...document.querySelectorAll('#heads [aria-selected=true]')]")
-        assert selected == driver.switch_to.active_element
-        assert selected.get_attribute("aria-label").split(",")[0] == name
-
-
-def test_keys_walk_the_words_and_the_summary_follows(driver, show):
-    from selenium.webdriver import Keys
-
-    show({"self": FIFTHS})
-    pick_head(driver, 1, 2)
-    assert summary(driver) == "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)", "the strongest look"
-    press(driver, Keys.TAB)
-    walk = [
+# For each part: the place in the matrix that is picked before, how often Tab is pressed, and a walk: a key, with ^ for
+# Control held, and the beginning of the summary then.
+WALKS = {
+    "heads": ((0, 0), 0, [
+        ("DOWN", "mean of layer 1: "), ("RIGHT", "maximum of layer 1: "), ("RIGHT", "head 1.1: "),
+        ("DOWN", "head 2.1: "), ("END", "head 2.2: "), ("RIGHT", "head 2.2: "), ("HOME", "mean of layer 2: "),
+        ("^HOME", "mean of all heads: "), ("^END", "head 2.2: "), ("LEFT", "head 2.1: "),
+    ]),
+    "lines": ((1, 2), 1, [
         ("", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
-        (Keys.ARROW_DOWN, "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
-        (Keys.END, "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
-        (Keys.ARROW_RIGHT, "head 1.1: 'three' is looked at by 'three', 1.00 (then 'two', 0.60)"),
-        (Keys.ARROW_UP, "head 1.1: 'two' is looked at by 'one', 0.80 (then 'two', 0.40)"),
-        (Keys.HOME, "head 1.1: 'one' is looked at by 'one', 0.20 (then 'two', 0.00)"),
-        (Keys.ARROW_LEFT, "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
-        (Keys.ESCAPE, "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
-    ]
-    for key, sentence in walk:
-        press(driver, key)
-        assert summary(driver) == sentence
+        ("DOWN", "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        ("END", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+        ("RIGHT", "head 1.1: 'three' is looked at by 'three', 1.00 (then 'two', 0.60)"),
+        ("UP", "head 1.1: 'two' is looked at by 'one', 0.80 (then 'two', 0.40)"),
+        ("HOME", "head 1.1: 'one' is looked at by 'one', 0.20 (then 'two', 0.00)"),
+        ("LEFT", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
+        ("ESCAPE", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+    ]),
+    "map": ((1, 2), 2, [
+        ("", "head 1.1: 'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
+        ("RIGHT", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
+        ("DOWN", "head 1.1: 'two' looks at 'two', 0.40 (most at 'three', 0.60)"),
+        ("END", "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        ("HOME", "head 1.1: 'two' looks at 'one', 0.00 (most at 'three', 0.60)"),
+        ("^END", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
+        ("UP", "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
+        ("^HOME", "head 1.1: 'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
+    ]),
+}  # fmt: skip
 
 
-def test_keys_walk_the_heat_map(driver, show):
+@pytest.mark.parametrize("part", WALKS)
+def test_keys_walk_and_the_summary_follows(part, driver, show):
     from selenium.webdriver import Keys
 
+    place, num_tabs, walk = WALKS[part]
     show({"self": FIFTHS})
-    pick_head(driver, 1, 2)
-    pick(driver, "view", "map")
-    press(driver, Keys.TAB, Keys.TAB)
-    walk = [
-        ("", "", "'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
-        (Keys.ARROW_RIGHT, "", "'one' looks at 'two', 0.80 (then 'one', 0.20)"),
-        (Keys.ARROW_DOWN, "", "'two' looks at 'two', 0.40 (most at 'three', 0.60)"),
-        (Keys.END, "", "'two' looks at 'three', 0.60 (then 'two', 0.40)"),
-        (Keys.HOME, "", "'two' looks at 'one', 0.00 (most at 'three', 0.60)"),
-        (Keys.END, Keys.CONTROL, "'three' looks at 'three', 1.00 (then 'one', 0.00)"),
-        (Keys.ARROW_UP, "", "'two' looks at 'three', 0.60 (then 'two', 0.40)"),
-        (Keys.HOME, Keys.CONTROL, "'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
-    ]
-    for key, held, sentence in walk:
-        press(driver, key, held=held)
-        assert summary(driver) == f"head 1.1: {sentence}"
+    pick_head(driver, *place)
+    if part == "lines":
+        assert summary(driver) == walk[-1][1], "the strongest look"
+    if part == "map":
+        pick(driver, "view", "map")
+    press(driver, *[Keys.TAB] * num_tabs)
+    for name, sentence in walk:
+        key = name.lstrip("^")
+        arrow = f"ARROW_{key}" if key in ("UP", "DOWN", "LEFT", "RIGHT") else key
+        press(driver, getattr(Keys, arrow) if key else "", held=Keys.CONTROL if name[:1] == "^" else "")
+        assert summary(driver).startswith(sentence)
+        if part == "heads":
+            (selected,) = script(driver, "[...document.querySelectorAll('#heads [aria-selected=true]')]")
+            assert selected == driver.switch_to.active_element
+            assert f"{selected.get_attribute('aria-label').split(',')[0]}: " == sentence
 
 
 @pytest.mark.parametrize(
@@ -243,7 +221,7 @@ def test_the_pointer_and_the_focus_show_the_same(view, selector, driver, show):
     assert told(driver) == pointed
 
 
-def test_a_chosen_word_shows_its_lines_alone_with_their_numbers(driver, show):
+def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(driver, show):
     show({"self": FIFTHS})
     pick_head(driver, 1, 2)
     assert script(driver, "document.querySelectorAll('#all path').length") == 5
@@ -261,11 +239,15 @@ def test_a_chosen_word_shows_its_lines_alone_with_their_numbers(driver, show):
         "two\t1.1 0.80",
         "one\t1.2 1.00",
     ]
-
-
-def test_a_first_word_that_sees_itself_alone_is_no_strongest_look(driver, show):
+    pick(driver, "view", "map")
+    rows = "[...document.querySelectorAll('#map tr')].slice(1)"
+    marks = f"{rows}.map(row => [...row.cells].slice(1).map(cell => cell.getAttribute('aria-label')))"
+    strongest = [[None, "0.80, strongest", None], [None, None, "0.60, strongest"], [None, None, "1.00, strongest"]]
+    assert script(driver, marks) == strongest
+    shadows = "[...document.querySelectorAll('#map .strongest')].map(cell => getComputedStyle(cell).boxShadow)"
+    assert len(borders := script(driver, shadows)) == 3 and "none" not in borders
     scores = np.array([[[[5, 0, 0], [4, 1, 0], [2, 2, 1]]]], "float32") / 5
-    show({"self": Attention(THREE, THREE, scores)})
+    show({"self": Attention(THREE, THREE, scores)})  # a first word that sees itself alone is no strongest look
     assert summary(driver) == "mean of all heads: 'two' looks at 'one', 0.80 (then 'two', 0.20)"
 
 
@@ -287,23 +269,6 @@ def test_numbers_are_the_attentions_in_pieces_and_in_words(driver, show):
             for place, scores in expected.items():
                 pick_head(driver, *place)
                 np.testing.assert_allclose(numbers(driver), scores, atol=0.01)
-
-
-def test_the_strongest_key_of_each_row_is_marked_and_named(driver, show):
-    show({"self": FIFTHS})
-    pick(driver, "view", "map")
-    pick_head(driver, 1, 2)
-    rows = "[...document.querySelectorAll('#map tr')].slice(1)"
-    marks = f"{rows}.map(row => [...row.cells].slice(1).map(cell => cell.getAttribute('aria-label')))"
-    assert script(driver, marks) == [
-        [None, "0.80, strongest", None],
-        [None, None, "0.60, strongest"],
-        [None, None, "1.00, strongest"],
-    ]
-    borders = script(
-        driver, "[...document.querySelectorAll('#map .strongest')].map(c => getComputedStyle(c).boxShadow)"
-    )
-    assert len(borders) == 3 and "none" not in borders
 
 
 def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted(driver, show):
@@ -356,13 +321,13 @@ def test_light_and_dark(driver, show):
     assert script(driver, hidden) == ["none"] * 3
 
 
-@pytest.mark.parametrize("view", ["lines", "map"])
-def test_a_narrow_window_does_not_scroll_sideways(view, driver, show):
+def test_a_narrow_window_does_not_scroll_sideways(driver, show):
     show(translation(pieces(*[1] * 40)))
     size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    pick(driver, "view", view)
-    assert script(driver, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    for view in ("lines", "map"):
+        pick(driver, "view", view)
+        assert script(driver, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_200_tokens_are_usable(driver, show):
@@ -392,13 +357,12 @@ def test_a_real_table_stands_behind_the_heat_map(driver, show):
     assert len(cells[-9:]) == 9 and all(name[0] in "01" for name in cells[-9:])
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_texts_without_words_and_of_one_word(count, driver, show):
-    show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
-    one = "mean of all heads: 'w0.0' looks at 'w0.0', 1.00"
-    for view in ("lines", "map"):
-        pick(driver, "view", view)
-        assert summary(driver) == (one if count else "There is no text to look at.")
+def test_texts_without_words_and_of_one_word(driver, show):
+    for count, told in enumerate(["There is no text to look at.", "mean of all heads: 'w0.0' looks at 'w0.0', 1.00"]):
+        show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
+        for view in ("lines", "map"):
+            pick(driver, "view", view)
+            assert summary(driver) == told
 
 
 def test_the_browser_itself_forbids_requests(driver, show):

@@ -32,17 +32,21 @@ def test_sinusoids_are_a_map_and_curves():
     np.testing.assert_allclose(curves["dimension 8"], expected[:, 8], atol=1e-6)
 
 
-def test_learned_positions_show_their_vectors():
-    layer = positions.LearnedPositions(20, 12)
-    layer.build((None,))
-    shown = maps(positions_picture(layer, length=9))
-    np.testing.assert_allclose(shown["what is added"], ops.convert_to_numpy(layer(np.arange(9))), atol=1e-6)
-
-
-def test_rotations_show_the_cosine_of_each_pair():
+def test_learned_positions_buckets_and_rotations_show_their_numbers():
+    learned = positions.LearnedPositions(20, 12)
+    learned.build((None,))
+    shown = maps(positions_picture(learned, length=9))
+    np.testing.assert_allclose(shown["what is added"], ops.convert_to_numpy(learned(np.arange(9))), atol=1e-6)
     shown = maps(positions_picture(rotary.RotaryPositions(8), length=6))
     angles = np.arange(6)[:, None] / 10_000 ** (np.arange(4) / 4)
     np.testing.assert_allclose(shown["cosine of the angle"], np.cos(angles), atol=1e-5)
+    buckets = position_biases.BucketPositions(2, 16)
+    buckets.build((None,))
+    places = np.arange(7)
+    shown, biases = maps(positions_picture(buckets, length=7)), buckets.bias(places, places, False)
+    np.testing.assert_allclose(shown["head 1"], ops.convert_to_numpy(biases)[0], atol=1e-6)
+    with pytest.raises(ValueError, match="expected positions that add something; received: NoPositions"):
+        positions_picture(positions.NoPositions())
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -53,20 +57,8 @@ def test_biases_show_a_map_for_each_of_the_first_heads(is_causal, tmp_path):
     distance = np.arange(5)[:, None] - np.arange(5)
     seen = distance >= 0 if is_causal else np.ones_like(distance, bool)
     np.testing.assert_allclose(shown["head 2"][seen], -0.25 * np.abs(distance)[seen], atol=1e-6)
-    figure.savefig(tmp_path / "alibi.png")
-
-
-def test_buckets_show_the_numbers_of_their_table():
-    layer = position_biases.BucketPositions(2, 16)
-    layer.build((None,))
-    places = np.arange(7)
-    shown = maps(positions_picture(layer, length=7))
-    np.testing.assert_allclose(shown["head 1"], ops.convert_to_numpy(layer.bias(places, places, False))[0], atol=1e-6)
-
-
-def test_no_positions_are_told():
-    with pytest.raises(ValueError, match="expected positions that add something; received: NoPositions"):
-        positions_picture(positions.NoPositions())
+    if is_causal:
+        figure.savefig(tmp_path / "alibi.png")
 
 
 def test_masks_stand_side_by_side(tmp_path):
