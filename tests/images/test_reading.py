@@ -39,11 +39,9 @@ def test_an_image_of_another_size_is_resized(tmp_path):
 
 
 KINDS = {
-    "palette": Image.fromarray(COLOUR).quantize(64),
-    "black and white": Image.new("1", (6, 6), 1),
-    "CMYK": Image.fromarray(COLOUR).convert("CMYK"),
-    "YCbCr": Image.fromarray(COLOUR).convert("YCbCr"),
-}
+    "palette": Image.fromarray(COLOUR).quantize(64), "black and white": Image.new("1", (6, 6), 1),
+    "CMYK": Image.fromarray(COLOUR).convert("CMYK"), "YCbCr": Image.fromarray(COLOUR).convert("YCbCr"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)

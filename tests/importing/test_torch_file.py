@@ -13,11 +13,9 @@ from keras_transformer.importing.torch_file import open_torch
 from tests.importing.torch_pickles import archive, row, state, tensor, torch_file
 
 ARRAYS = {
-    "one": np.arange(6, dtype="float32").reshape(2, 3),
-    "two": np.linspace(-1, 1, 5, dtype="float32"),
-    "none": np.zeros((0, 4), "float32"),
-    "number": np.array(7, "float32"),
-}
+    "one": np.arange(6, dtype="float32").reshape(2, 3), "two": np.linspace(-1, 1, 5, dtype="float32"),
+    "none": np.zeros((0, 4), "float32"), "number": np.array(7, "float32"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "row"])

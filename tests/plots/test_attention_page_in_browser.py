@@ -234,11 +234,8 @@ def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(d
     (thin, faint), (wide, dark) = script(driver, drawn)
     assert thin < wide and faint < dark, "width and opacity tell the score"
     assert shown["favourites"].split("\n") == [
-        "Where each head looks from 'one'",
-        "three\t2.1 1.00 2.2 0.60",
-        "two\t1.1 0.80",
-        "one\t1.2 1.00",
-    ]
+        "Where each head looks from 'one'", "three\t2.1 1.00 2.2 0.60", "two\t1.1 0.80", "one\t1.2 1.00",
+    ]  # fmt: skip
     pick(driver, "view", "map")
     rows = "[...document.querySelectorAll('#map tr')].slice(1)"
     marks = f"{rows}.map(row => [...row.cells].slice(1).map(cell => cell.getAttribute('aria-label')))"
@@ -260,12 +257,9 @@ def test_numbers_are_the_attentions_in_pieces_and_in_words(driver, show):
         for unit, one in (("pieces", attention), ("words", attention.joined())):
             pick(driver, "unit", unit)
             expected = {
-                (0, 0): one.scores.mean((0, 1)),
-                (0, 1): one.scores.max((0, 1)),
-                (1, 0): one.scores[0].mean(0),
-                (2, 1): one.scores[1].max(0),
-                (2, 4): one.scores[1, 2],
-            }
+                (0, 0): one.scores.mean((0, 1)), (0, 1): one.scores.max((0, 1)), (1, 0): one.scores[0].mean(0),
+                (2, 1): one.scores[1].max(0), (2, 4): one.scores[1, 2],
+            }  # fmt: skip
             for place, scores in expected.items():
                 pick_head(driver, *place)
                 np.testing.assert_allclose(numbers(driver), scores, atol=0.01)

@@ -9,11 +9,8 @@ import numpy as np
 from keras_transformer.plots.curves import learning_curves
 
 HISTORY: dict[str, list[float]] = {
-    "step": [1, 2, 3],
-    "loss": [3.0, 2.0, 1.0],
-    "val_loss": [3.5, 2.5, 2.0],
-    "perplexity": [20.0, 8.0, 3.0],
-}
+    "step": [1, 2, 3], "loss": [3.0, 2.0, 1.0], "val_loss": [3.5, 2.5, 2.0], "perplexity": [20.0, 8.0, 3.0],
+}  # fmt: skip
 
 
 def test_a_panel_for_each_quantity():

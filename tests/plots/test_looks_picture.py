@@ -17,13 +17,8 @@ def test_a_panel_for_the_image_and_for_each_attention(channels, tmp_path):
     shown = [axes for axes in figure.axes if axes.images]
     titles = [axes.get_title() for axes in shown]
     assert titles == [
-        "image",
-        "pixels, to 0.25",
-        "layer 1, to 0.1",
-        "layer 2, to 0.2",
-        "layer 3, to 0.3",
-        "layer 4, to 0.4",
-    ]
+        "image", "pixels, to 0.25", "layer 1, to 0.1", "layer 2, to 0.2", "layer 3, to 0.3", "layer 4, to 0.4",
+    ]  # fmt: skip
     np.testing.assert_array_equal(np.asarray(shown[0].images[0].get_array()).ravel(), image.ravel())
     for axes, attention in zip(shown[1:], LOOKS.values(), strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), attention)

@@ -36,13 +36,9 @@ def rows_of(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], tuple[int, .
 
 
 PLANS = {
-    "token_budget": st.integers(1000, 4000),
-    "seed": st.integers(0, 99),
-    "num_replicas": st.integers(1, 4),
-    "accumulate": st.integers(1, 3),
-    "static_shapes": st.sampled_from([0, 1, 3, 8]),
-    "shuffle": st.booleans(),
-}
+    "token_budget": st.integers(1000, 4000), "seed": st.integers(0, 99), "num_replicas": st.integers(1, 4),
+    "accumulate": st.integers(1, 3), "static_shapes": st.sampled_from([0, 1, 3, 8]), "shuffle": st.booleans(),
+}  # fmt: skip
 
 
 @settings(max_examples=25)

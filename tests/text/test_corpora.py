@@ -50,14 +50,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
         (tmp_path / name).write_bytes(content)
     for name, message in {
         "missing": "no such file: .*missing; check the path",
-        "folder": "cannot read .*folder .*expected a text file, plain or .gz",
-        "plain.gz": r"plain\.gz: broken gzip",
-        "cut.gz": r"cut\.gz: broken gzip",
-        "pipe": "pipe is a pipe or a device, .*: give a file",
-        "empty": "empty is empty; expected a sentence a line",
-        "empty.gz": r"empty\.gz is empty",
+        "folder": "cannot read .*folder .*expected a text file, plain or .gz", "plain.gz": r"plain\.gz: broken gzip",
+        "cut.gz": r"cut\.gz: broken gzip", "pipe": "pipe is a pipe or a device, .*: give a file",
+        "empty": "empty is empty; expected a sentence a line", "empty.gz": r"empty\.gz is empty",
         "latin1.de": r"latin1\.de, line 3: not UTF-8; convert",
-    }.items():
+    }.items():  # fmt: skip
         for files in ((tmp_path / name, good), (good, tmp_path / name), (good, good, good, tmp_path / name)):
             with pytest.raises(RequestError, match=message) as error:
                 corpus_from_files(*files)

@@ -81,7 +81,10 @@ def make_model(tokenizer: Tokenizer) -> Any:
     from keras_transformer.training.metrics import Perplexity
 
     model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 12)
-    options: dict[str, Any] = {"jit_compile": False, "weighted_metrics": [Perplexity()]}
+    compiled = (
+        keras.config.backend() == "jax"
+    )  # which is slow without; TensorFlow would compile for longer than it trains
+    options: dict[str, Any] = {"jit_compile": compiled, "weighted_metrics": [Perplexity()]}
     model.compile(keras.optimizers.Adam(0.01), SmoothedCrossEntropy(0.1), **options)
     return model
 
