@@ -5,6 +5,7 @@ What transformers made and computed is stored. With the marker `parity` it makes
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from keras_transformer.decoding.sentences import padded
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.imported import Imported
 from keras_transformer.text.tokenizer import END, START
-from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, unpack, write
+from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, safetensors, tensors_of, unpack, write
 
 
 class Made(NamedTuple):
@@ -166,6 +167,23 @@ def test_a_classifier_of_images(made):
     normal = np.array(made.pipeline.model.pixels(pixels)).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(normal, made.expected["pixels"], atol=1e-4)
     np.testing.assert_allclose(np.array(made.pipeline.model({"images": pixels})), made.expected["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_that_are_left_out_have_the_values_of_theirs(kind, tmp_path):
+    options = unpack(kind, tmp_path)["options"]
+    whole = json.loads((tmp_path / "config.json").read_text())
+    expected = read_huggingface(tmp_path).config
+    (tmp_path / "config.json").write_text(json.dumps({name: whole[name] for name in ("model_type", *options)}))
+    assert read_huggingface(tmp_path).config == expected
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F16", "BF16"])
+def test_types_of_numbers(dtype, tmp_path):
+    arrays = tensors_of(write("gpt2", tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(arrays, dtype))
+    for name, array in tensors_of(tmp_path).items():
+        np.testing.assert_allclose(array, arrays[name], rtol=0 if dtype == "F64" else 0.01)
 
 
 @pytest.mark.parity

@@ -66,6 +66,10 @@ def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(tmp_p
     imported = read_huggingface(folder)
     bias = imported.weights.read(next(weight for weight in imported.weights.table if weight.axes == "1T"))
     assert bias.shape == (1, len(imported.target.ids)) and set(bias[0]) == {0.0, -100.0}
+    change(folder, "tokenizer_config.json", source_lang=None)
+    assert imported.languages == ("en", "de") and read_huggingface(folder).languages is None
+    (folder / "tokenizer_config.json").unlink()
+    assert read_huggingface(folder).languages is None
 
 
 def grown(model: bytes, first: int, count: int) -> bytes:

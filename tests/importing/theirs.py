@@ -136,6 +136,7 @@ class Maker:
         self.model.save_pretrained(str(folder))
         with torch.no_grad():
             self.expected: dict[str, Any] = getattr(self, f"of_{kind.partition('-')[0]}")()
+        self.expected["options"] = [*self.model.config.to_diff_dict()]  # that differ from what they are by default
 
     def make_tokenizer(self) -> Any:
         """Saves the tokenizer, if it is not one of ids; puts its ids into the options of the model."""
@@ -327,15 +328,19 @@ def tensors_of(folder: Path) -> Arrays:
     return {name: file.read(name) for name in file.places}
 
 
-def safetensors(arrays: Arrays) -> bytes:
+def safetensors(arrays: Arrays, dtype: str = "F32") -> bytes:
     """Arrays in safetensors' format, written by hand."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
+    offset, contents = 0, []
     for name, array in arrays.items():
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
+        if dtype == "BF16":  # the upper half of each number
+            array = (np.ascontiguousarray(array).view("uint32") >> 16).astype("uint16")
+        contents.append((array if dtype == "BF16" else array.astype(f"float{dtype[1:]}")).tobytes())
+        offsets = [offset, offset + len(contents[-1])]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        offset = offsets[1]
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in arrays.values())
+    return len(text).to_bytes(8, "little") + text + b"".join(contents)
 
 
 @cache
