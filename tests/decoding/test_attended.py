@@ -76,42 +76,35 @@ def test_a_translators_attentions_are_those_of_its_model(translator):
     assert [*found["encoder"].queries.labels] == [*found["cross"].keys.labels] == pieces
     assert [*found["cross"].queries.labels] == translator.target_tokenizer.pieces(written)
     assert found["decoder"].queries.labels == ("<s>", *found["cross"].queries.labels[:-1])
+    given = translator.attention("two dogs", "and a cat")["cross"].queries.joined()
+    assert given.labels == ("and", "a", "cat", "</s>")
 
 
-def test_a_given_translation_is_looked_at_in_place_of_the_models_own(translator):
-    pieces = translator.attention("two dogs", "and a cat")["cross"].queries.joined().labels
-    assert pieces == ("and", "a", "cat", "</s>")
-
-
-@pytest.mark.parametrize("text", ["", "  ", "\u200b"])
-def test_a_blank_text_has_no_attention(translator, text):
-    with pytest.raises(RequestError, match="expected a text; received a blank one"):
-        translator.attention(text)
-
-
-def test_a_long_source_is_cut_and_counted_once(tiny_model, tokenizer, capsys):
-    short = Translator(tiny_model, tokenizer, max_source_length=4)
+def test_a_long_source_is_cut_and_counted_once_and_a_blank_one_is_refused(translator, tokenizer, capsys):
+    for text in ("", "  ", "\u200b"):
+        with pytest.raises(RequestError, match="expected a text; received a blank one"):
+            translator.attention(text)
+    short = Translator(translator.decoder, tokenizer, max_source_length=4)
     found = short.attention("a dog and a cat run along the beach")
     assert len(found["encoder"].keys.labels) == 5
     assert capsys.readouterr().err.count("1 source(s) were over 4 pieces and were cut") == 1
 
 
-def test_a_language_model_looks_back(vocabulary):
-    generator = Generator(made(LanguageModel, vocabulary.vocabulary_size, 32), vocabulary)
+def test_a_language_model_looks_back(vocabulary, eager):
+    """Behind a prompt stands its answer, a given one or the model's own."""
+    model = made(LanguageModel, vocabulary.vocabulary_size, 32, num_layers=1)
+    generator = Generator(model, vocabulary)
     (attention,) = generator.attention("the cat sat").values()
-    assert attention.queries.joined().labels == ("<s>", *["the", "cat", "sat"])
+    assert attention.queries.joined().labels == ("<s>", "the", "cat", "sat")
     assert np.all(np.triu(attention.scores, 1) == 0)
     np.testing.assert_allclose(attention.scores.sum(-1), 1, rtol=1e-5)
     with pytest.raises(RequestError, match="this model continues texts, and answers none"):
         generator.attention("the cat", "the dog")
-
-
-def test_behind_a_prompt_stands_its_answer(vocabulary):
-    generator = Generator(made(LanguageModel, vocabulary.vocabulary_size, 32), vocabulary, answer_length=8)
-    given = generator.attention("the cat", "a dog")["self"].keys
+    answering = Generator(model, vocabulary, answer_length=8)
+    given = answering.attention("the cat", "a dog")["self"].keys
     assert given.joined().labels == ("<s>", "the", "cat", "</s>", "a", "dog")
-    own = generator.attention("the cat")["self"].keys.labels
-    [[answer]] = generator.generate(["the cat"])
+    own = answering.attention("the cat")["self"].keys.labels
+    [[answer]] = answering.generate(["the cat"])
     written = [id for id in answer.ids if id != END]
     assert [*own[len(own) - len(written) :]] == vocabulary.pieces(written)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 from gensim.models import KeyedVectors
 
-from keras_transformer import load_piece_vectors
+from keras_transformer import Transformer, load_piece_vectors
 from keras_transformer.__main__ import main as command
 from keras_transformer.decoding.neighbours import PieceVectors
 from keras_transformer.errors import RequestError
@@ -25,7 +24,7 @@ def vectors(tokenizer) -> PieceVectors:
     return PieceVectors(drawn * np.arange(1, len(drawn) + 1)[:, None], tokenizer)
 
 
-def test_neighbours_are_gensims(vectors, tokenizer):
+def test_neighbours_are_gensims_among_all_other_pieces_of_text(vectors, tokenizer):
     pieces = tokenizer.pieces(range(4, tokenizer.vocabulary_size))
     keyed = KeyedVectors(6)
     keyed.add_vectors(pieces, vectors.vectors[4:])
@@ -34,18 +33,14 @@ def test_neighbours_are_gensims(vectors, tokenizer):
         found = vectors.neighbours(word, 7)
         assert [piece for piece, _ in found] == [piece for piece, _ in expected]
         np.testing.assert_allclose([cosine for _, cosine in found], [cosine for _, cosine in expected], atol=1e-6)
-
-
-def test_all_other_pieces_of_text_are_neighbours(vectors, tokenizer):
-    found = [piece for piece, _ in vectors.neighbours("dog", 1_000)]
-    assert sorted(["▁dog", *found]) == sorted(tokenizer.pieces(range(4, tokenizer.vocabulary_size)))
+    assert sorted(["▁dog", *(piece for piece, _ in vectors.neighbours("dog", 1_000))]) == sorted(pieces)
 
 
 def test_a_word_or_a_piece(vectors, tokenizer):
-    (word, id) = next(iter(tokenizer.words().items()))
+    word, id = next(iter(tokenizer.words().items()))
     assert vectors.id(word) == vectors.id(f"▁{word}") == id
-    within = next(piece for piece in tokenizer.pieces(range(4, 64)) if "▁" not in piece and f"▁{piece}" not in
-                  tokenizer.pieces(range(64)))  # fmt: skip
+    pieces = tokenizer.pieces(range(64))
+    within = next(piece for piece in pieces[4:] if "▁" not in piece and f"▁{piece}" not in pieces)
     assert tokenizer.pieces([vectors.id(within)]) == [within]
     for unknown in ("mountaingarden", "</s>", "<unk>", ""):
         with pytest.raises(RequestError, match="expected a word that is one piece of the vocabulary; received"):
@@ -62,21 +57,16 @@ def test_a_vector_of_zeros_is_near_nothing(vectors, tokenizer):
     assert {cosine for _, cosine in PieceVectors(changed, tokenizer).neighbours("dog")} == {0.0}
 
 
-def test_the_vectors_of_a_run(built_run, tiny_model, tokenizer):
-    vectors = load_piece_vectors(built_run)
-    np.testing.assert_array_equal(vectors.vectors, np.asarray(tiny_model.source_embedding.embeddings))
-    assert vectors.tokenizer.model == tokenizer.model
-
-
-def test_of_two_vocabularies_the_source(tmp_path, tokenizer, other_tokenizer):
-    from keras_transformer import Transformer
-
+def test_the_vectors_of_a_run_are_the_sources(built_run, tiny_model, tokenizer, other_tokenizer, tmp_path):
+    of_one = load_piece_vectors(built_run)
+    np.testing.assert_array_equal(of_one.vectors, np.asarray(tiny_model.source_embedding.embeddings))
+    assert of_one.tokenizer.model == tokenizer.model
     sizes = (tokenizer.vocabulary_size, other_tokenizer.vocabulary_size)
     model = Transformer(sizes[1], 1, 2, 8, 16, source_vocabulary_size=sizes[0])
     write_translator(tmp_path / "run", model, (tokenizer, other_tokenizer))
-    vectors = load_piece_vectors(tmp_path / "run")
-    np.testing.assert_array_equal(vectors.vectors, np.asarray(model.source_embedding.embeddings))
-    assert vectors.tokenizer.model == tokenizer.model != other_tokenizer.model
+    of_two = load_piece_vectors(tmp_path / "run")
+    np.testing.assert_array_equal(of_two.vectors, np.asarray(model.source_embedding.embeddings))
+    assert of_two.tokenizer.model == tokenizer.model != other_tokenizer.model
 
 
 def test_the_command_prints_an_object_for_each_word(built_run, capfd):
@@ -90,10 +80,8 @@ def test_the_command_prints_an_object_for_each_word(built_run, capfd):
     assert out == "" and "received 'mountaingarden', which is cut into" in err
 
 
-def test_models_of_other_things_are_refused(tmp_path, built_run):
-    shutil.copytree(built_run, tmp_path / "run")
-    config = read_config(tmp_path / "run")
+def test_models_of_other_things_are_refused(run_folder):
     model = {"kind": "sequence-encoder", "vocabulary_size": 10}
-    (tmp_path / "run" / "config.json").write_text(json.dumps({**config, "model": model}))
+    (run_folder / "config.json").write_text(json.dumps({**read_config(run_folder), "model": model}))
     with pytest.raises(RequestError, match="expected a model of text, .* received sequence-encoder, which `recommend`"):
-        load_piece_vectors(tmp_path / "run")
+        load_piece_vectors(run_folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from keras_transformer.decoding.unread import UnreadCharacters
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
@@ -11,6 +9,7 @@ from tests.tiny_text import lines
 pytest_plugins = ["tests.tiny_run"]
 
 SAID = "{} line(s) hold characters that the vocabulary cannot read, such as {}; a vocabulary with --byte-fallback reads"
+READ = ["two words", "\u2060\u200b", "one\u00a0two", "cafe\u0301", "ﬁve", "one\ttwo\x01\0\n", "▁ two", "t\u200dwo"]
 
 
 def tokenizer_of(**options) -> Tokenizer:
@@ -31,22 +30,11 @@ def test_lines_are_counted_and_characters_shown_once(capsys) -> None:
     assert said.startswith("warning: " + SAID.format(3, "'ჩ', '☃', '日', '本', '語'"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "two words",
-        "\u2060\u200b",
-        "one\u00a0two",
-        "cafe\u0301",
-        "ﬁve",
-        "one\ttwo\x01\0\n",
-        "▁ two",
-        "t\u200dwo",
-        "\udce9",
-    ],
-)
-def test_what_has_a_nearest_form_or_is_cleaned_is_read(capsys, text) -> None:
-    assert told(capsys, [text], tokenizer_of()) == ""
+def test_what_has_a_nearest_form_or_is_cleaned_is_read_and_bytes_read_everything(capsys) -> None:
+    tokenizer = tokenizer_of()
+    for text in [*READ, "\udce9"]:
+        assert told(capsys, [text], tokenizer) == "", repr(text)
+    assert told(capsys, ["one ჩ two ☃ 日本語"], tokenizer_of(byte_fallback=True)) == ""
 
 
 def test_a_tag_is_read_though_its_signs_are_not(capsys) -> None:
@@ -55,18 +43,10 @@ def test_a_tag_is_read_though_its_signs_are_not(capsys) -> None:
     assert "'<', '2', '>'" in told(capsys, ["<2de> two", "<2>"], tokenizer)
 
 
-def test_bytes_read_everything(capsys) -> None:
-    assert told(capsys, ["one ჩ two ☃ 日本語"], tokenizer_of(byte_fallback=True)) == ""
-
-
-def test_a_character_is_told_of_once_in_a_process(capsys) -> None:
+def test_a_character_is_told_of_once_in_a_process_behind_the_last_line(capsys, translator) -> None:
+    translator.translate(["one ჩ", "two", "ჩ"], num_beams=1, max_length=3)
+    assert capsys.readouterr().err.startswith("warning: " + SAID.format(2, "'ჩ'"))
     tokenizer = tokenizer_of()
     assert "'ჩ'" in told(capsys, ["ჩ"], tokenizer)
     assert told(capsys, ["ჩ", "ჩ two"], tokenizer) == ""
     assert "2 line(s)" in told(capsys, ["ჩ", "☃"], tokenizer)
-    assert "'ჩ'" in told(capsys, ["ჩ"], tokenizer_of())
-
-
-def test_a_translator_tells_behind_the_last_line(translator, capsys) -> None:
-    translator.translate(["one ჩ", "two", "ჩ"], num_beams=1, max_length=3)
-    assert capsys.readouterr().err.startswith("warning: " + SAID.format(2, "'ჩ'"))
