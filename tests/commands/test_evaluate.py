@@ -1,4 +1,4 @@
-"""`evaluate` tells of lines on which the run was trained."""
+"""`evaluate` chooses BLEU's tokenizer, and tells of lines on which the run was trained."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from export.onnx import export_onnx
+from export.signatures import Decoding, open_run
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines
+from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.tokenized import TokenizedCorpus
 
 pytest_plugins = ["tests.tiny_run"]
@@ -19,33 +22,51 @@ TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundr
 
 
 @pytest.fixture
-def evaluate(run_folder, translator, tokenizer, tmp_path, monkeypatch, capsys) -> Callable[..., tuple[Any, str]]:
-    """`evaluate(lines)` → the figures, and standard error; the run was trained on `TRAINED`."""
-    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
-    TokenizedCorpus.build(run_folder / "cache" / "train", TRAINED, tokenizer, tokenizer)
+def evaluate(tmp_path, capsys) -> Callable[..., tuple[int, Any, str]]:
+    """`evaluate(run, lines, *options)` → exit status, the figures, and standard error."""
 
-    def evaluate(*lines: str) -> tuple[Any, str]:
+    def evaluate(run: Path, lines: list[str], *options: object) -> tuple[int, Any, str]:
         file = tmp_path / "lines"
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        assert main(["evaluate", str(run_folder), "--source", str(file), "--reference", str(file), "--beams", "1"]) == 0
+        text = ["--source", file, "--reference", file, "--beams", 1, "--max-length", 4]
+        status = main([*map(str, ["evaluate", run, *text, *options])])
         told = capsys.readouterr()
-        return json.loads(told.out), told.err
+        return status, json.loads(told.out or "null"), told.err
 
     return evaluate
 
 
-def test_sources_of_the_training_text_are_counted(evaluate, run_folder: Path):
-    figures, told = evaluate("two dogs", "to the", "", "two dogs", "to the sea ")
+def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translator, tokenizer, monkeypatch):
+    monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
+    TokenizedCorpus.build(run_folder / "cache" / "train", TRAINED, tokenizer, tokenizer)
+    _, figures, told = evaluate(run_folder, ["two dogs", "to the", "", "two dogs", "to the sea "])
     warning = f"{run_folder} was trained on 3 of these 5 sources: its figures say less of new text"
     assert told == f"warning: {warning}\n"
     assert figures["sentences"] == 5
-
-
-def test_of_new_text_nothing_is_said(evaluate):
-    assert evaluate("to the", "dogs two", "two sea", "")[1] == ""
-
-
-def test_a_run_without_its_tokenised_text_is_evaluated_alike(evaluate, run_folder: Path):
+    assert evaluate(run_folder, ["to the", "dogs two", "two sea", ""])[2] == ""
     (run_folder / "cache" / "train" / "meta.json").write_text("damaged")
-    figures, told = evaluate("two dogs")
+    _, figures, told = evaluate(run_folder, ["two dogs"])
     assert told == "" and figures["sentences"] == 1
+
+
+def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
+    run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch
+):
+    corpus = {"source_language": "en", "target_language": "zh"}
+    write_config(RunFolder(run_folder), {**read_config(run_folder), "corpus": corpus})
+    trained, export = open_run(run_folder), tmp_path / "export"
+    export_onnx(trained, export, Decoding(num_beams=1))
+    trained.save_tokenizers(export)
+    for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
+        monkeypatch.setattr(engines, "keras_decoder", lambda *_: translator.decoder)
+        status, figures, _ = evaluate(folder, ["two"], *options)
+        assert status == 0 and "tok:zh" in figures["bleu_signature"]
+    _, figures, _ = evaluate(export, ["two"], "--tokenize", "none")
+    assert "tok:none" in figures["bleu_signature"]
+    status, _, err = evaluate(export, ["two"], "--tokenize", "moses")
+    assert status == 2 and "received: moses" in err
+
+
+def test_a_log_has_no_tokenizer(built_run, capsys):
+    assert main(["evaluate", str(built_run), "--log", "log", "--tokenize", "char"]) == 2
+    assert "leave out --tokenize" in capsys.readouterr().err

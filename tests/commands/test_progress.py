@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import sys
 
-import pytest
-
 from keras_transformer.commands import progress
 from keras_transformer.commands.progress import counted
 
@@ -31,18 +29,12 @@ def shown(monkeypatch, terminals: str, count: int = 3) -> tuple[list[int], str]:
     return list(counted(iter(range(count)), "lines")), streams["stderr"].getvalue()
 
 
-def test_lines_are_counted_and_the_line_is_removed(monkeypatch):
+def test_lines_are_counted_for_a_person_who_sees_no_translations(monkeypatch):
     items, text = shown(monkeypatch, "stderr", 1200)
     assert items == list(range(1200))
     assert text.startswith("\r\033[K1 lines · ") and "\r\033[K1,200 lines · " in text
     assert text.endswith("\r\033[K") and "\n" not in text
-
-
-@pytest.mark.parametrize("terminals", ["", "stdin stderr", "stdout stderr", "stdin stdout stderr"])
-def test_nothing_is_counted_for_nobody_or_among_the_translations(monkeypatch, terminals):
-    assert shown(monkeypatch, terminals) == ([0, 1, 2], "")
-
-
-def test_a_closed_stream_is_no_error(monkeypatch):
+    for terminals in ("", "stdin stderr", "stdout stderr", "stdin stdout stderr"):
+        assert shown(monkeypatch, terminals) == ([0, 1, 2], "")
     monkeypatch.setattr(sys, "stderr", None)
     assert list(counted([1, 2], "lines")) == [1, 2]
