@@ -24,39 +24,36 @@ def in_shards(path: Path, rows_per_shard: int, column: str = "text") -> list[Row
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-@pytest.mark.parametrize("rows_per_shard", [1, 2, 3, 8, 100])
-def test_lines_end_at_line_feeds_alone(tmp_path, rows_per_shard, end):
+def test_lines_end_at_line_feeds_alone(tmp_path, end):
     path = tmp_path / "lines.en"
     path.write_bytes(((end or "\n").join(LINES) + end).encode())
-    expected = [line.removesuffix("\r") for line in LINES] if end != "\r\n" else LINES
-    assert in_shards(path, rows_per_shard) == [Row(line) for line in expected]
+    expected = [Row(line.removesuffix("\r") if end != "\r\n" else line) for line in LINES]
+    for rows_per_shard in (1, 2, 3, 8, 100):
+        assert in_shards(path, rows_per_shard) == expected
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    path = tmp_path / "marked.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
-    assert in_shards(path, 1) == [Row("one"), Row("\ufefftwo")]
-
-
-def test_text_that_begins_as_parquet_does_is_text(tmp_path):
+def test_bytes_that_are_no_text_are_dropped_or_stay_visible(tmp_path):
     path = tmp_path / "text"
-    for text in ("PAR1", "PAR1 is one of two marks"):
-        path.write_text(text)
-        assert in_shards(path, 1) == [Row(text)]
-
-
-def test_an_empty_file_has_no_shard(tmp_path):
-    path = tmp_path / "empty.txt"
-    path.touch()
-    assert scan(path, "text", 5)[1:] == (0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", 0, [])
+    for content, rows in {
+        b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n": [Row("one"), Row("\ufefftwo")],  # byte order marks
+        b"PAR1": [Row("PAR1")],  # as Parquet begins
+        b"PAR1 is one of two marks": [Row("PAR1 is one of two marks")],
+    }.items():
+        path.write_bytes(content)
+        assert in_shards(path, 1) == rows
+    path.write_bytes("Straße\nWeg\n".encode("latin-1"))
+    (first, second) = in_shards(path, 2)
+    assert first.source == "Stra\ufffde" and "not UTF-8" in str(first.error) and second == Row("Weg")
 
 
 def test_the_identity_is_that_of_the_bytes(tmp_path):
     (tmp_path / "a").write_bytes(b"one\ntwo\n")
     (tmp_path / "b").write_bytes(b"one\ntwo")
-    a, b, again = (scan(tmp_path / name, "text", 1) for name in "aba")
+    (tmp_path / "empty").touch()
+    a, b, again, empty = (scan(tmp_path / name, "text", 1) for name in ("a", "b", "a", "empty"))
     assert a == again and a.sha256 != b.sha256
     assert (a.num_bytes, a.num_rows, a.starts) == (8, 2, [0, 4])
+    assert empty[1:] == (0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", 0, [])
 
 
 def test_what_is_no_string_is_a_row_with_a_reason(tmp_path):
@@ -72,13 +69,6 @@ def test_what_is_no_string_is_a_row_with_a_reason(tmp_path):
     assert [reason in (row.error or "") for row, reason in zip(found[1:], reasons, strict=True)] == [True] * 10
 
 
-def test_bytes_that_are_not_utf8_stay_visible(tmp_path):
-    path = tmp_path / "latin.txt"
-    path.write_bytes("Straße\nWeg\n".encode("latin-1"))
-    (first, second) = in_shards(path, 2)
-    assert first.source == "Stra\ufffde" and "not UTF-8" in str(first.error) and second == Row("Weg")
-
-
 def test_inputs_come_in_the_order_of_their_paths_and_what_is_not_read_is_told(tmp_path, capsys):
     for name in ("b.txt", "a.txt", ".hidden", "_SUCCESS"):
         (tmp_path / name).touch()
@@ -90,15 +80,13 @@ def test_inputs_come_in_the_order_of_their_paths_and_what_is_not_read_is_told(tm
     assert find_inputs([str(tmp_path / "_SUCCESS")]) == [tmp_path / "_SUCCESS"]
 
 
-def test_wrong_inputs_are_refused(tmp_path):
-    (tmp_path / "a.txt").touch()
+def test_wrong_inputs_are_refused(tmp_path, monkeypatch):
+    for folder in ("empty", "packed", "pipe", "latin", "closed"):
+        (tmp_path / folder).mkdir()
+    for file in ("a.txt", "packed/c.GZ", "closed.txt"):
+        (tmp_path / file).touch()
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "c.GZ").touch()
-    (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "p")
-    (tmp_path / "latin").mkdir()
     Path(os.fsdecode(bytes(tmp_path / "latin") + b"/Stra\xdfe")).touch()
     for given, reason in {
         "missing": "no such file or folder",
@@ -110,6 +98,17 @@ def test_wrong_inputs_are_refused(tmp_path):
     }.items():
         with pytest.raises(RequestError, match=reason):
             find_inputs([str(tmp_path / given)])
+    # Root may read everything, so no permissions of files can make this refusal in every environment.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK or "closed" not in path.name)
+    (tmp_path / "b.txt").unlink()
+    for given in ("closed.txt", "closed", "."):
+        with pytest.raises(RequestError, match="no permission to read .*closed"):
+            find_inputs([str(tmp_path / given)])
+    with pytest.raises(RequestError, match="expected rows to translate"):
+        scan_all([tmp_path / "a.txt"], "text", 1)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(RequestError, match="is Parquet, which pyarrow reads: pip install"):
+        scan(tmp_path / "rows.parquet", "text", 1)
 
 
 def test_another_column_is_asked_for_by_name(tmp_path):
@@ -118,73 +117,30 @@ def test_another_column_is_asked_for_by_name(tmp_path):
     with pytest.raises(RequestError, match=r"expected 'text' in .*; its first lines have en, de: give --column"):
         scan(path, "text", 1)
     assert in_shards(path, 1, "de")[1:] == [Row("eins")]
-
-
-def test_first_lines_without_the_column_are_rows_that_failed(tmp_path):
     path = tmp_path / "rows.NDJSON"
     path.write_text('{"id": 1}\n' * (FIRST_LINES - 1) + '{"id": 2, "text": "one"}\n')
     *failed, last = in_shards(path, FIRST_LINES)
     assert last == Row("one") and all("expected an object with 'text'" in str(row.error) for row in failed)
 
 
-def test_inputs_without_rows_are_refused(tmp_path):
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(RequestError, match="expected rows to translate"):
-        scan_all([tmp_path / "empty.txt"], "text", 1)
-
-
-def test_what_may_not_be_read_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "closed.txt").touch()
-    (tmp_path / "closed").mkdir()
-    # Root may read everything, so no permissions of files can make this refusal in every environment.
-    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK or "closed" not in path.name)
-    for given in ("closed.txt", "closed", "."):
-        with pytest.raises(RequestError, match="no permission to read .*closed"):
-            find_inputs([str(tmp_path / given)])
-
-
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
-    with pytest.raises(RequestError, match="is Parquet, which pyarrow reads: pip install"):
-        scan(tmp_path / "rows.parquet", "text", 1)
-
-
 @pytest.mark.parity
-@pytest.mark.parametrize("rows_per_shard", [1, 3, 7, 50])
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
-def test_rows_of_parquet(tmp_path, rows_per_shard, kind):
+def test_rows_of_parquet(tmp_path, kind):
     import pyarrow
     import pyarrow.parquet
+
+    def write(name, strings, **options):
+        made = strings.dictionary_encode() if kind == "dictionary" else strings.cast(getattr(pyarrow, kind)())
+        pyarrow.parquet.write_table(pyarrow.table({"n": range(len(made)), "text": made}), tmp_path / name, **options)
+        return tmp_path / name
 
     values = [None if number % 5 == 2 else f"Straße {number}" for number in range(23)]
-    strings = pyarrow.array(values)
-    made = strings.dictionary_encode() if kind == "dictionary" else strings.cast(getattr(pyarrow, kind)())
-    table = pyarrow.table({"n": range(23), "text": made})
-    path = tmp_path / "part-00000"  # known by its bytes
-    pyarrow.parquet.write_table(table, path, row_group_size=4)
-    assert in_shards(path, rows_per_shard) == [Row(value) for value in values]
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("is_dictionary", [False, True])
-def test_parquet_with_bytes_that_are_not_utf8(tmp_path, is_dictionary):
-    import pyarrow
-    import pyarrow.parquet
-
-    made = pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string())
-    if is_dictionary:
-        made = made.dictionary_encode()
-    pyarrow.parquet.write_table(pyarrow.table({"text": made}), tmp_path / "rows.parquet")
-    assert [row.source for row in in_shards(tmp_path / "rows.parquet", 1)] == ["one", "\ufffdtwo"]
-
-
-@pytest.mark.parity
-def test_parquet_with_nulls_alone(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": [None, None]}), tmp_path / "rows.parquet")
-    assert in_shards(tmp_path / "rows.parquet", 1) == [Row(None), Row(None)]
+    path = write("part-00000", pyarrow.array(values), row_group_size=4)  # known by its bytes
+    for rows_per_shard in (1, 3, 7, 50):
+        assert in_shards(path, rows_per_shard) == [Row(value) for value in values]
+    not_utf8 = pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string())
+    if kind in ("string", "dictionary"):
+        assert [row.source for row in in_shards(write("rows.parquet", not_utf8), 1)] == ["one", "\ufffdtwo"]
 
 
 @pytest.mark.parity
@@ -216,8 +172,9 @@ def test_wrong_parquet_is_refused(tmp_path):
     path.write_bytes(b"PAR1")
     with pytest.raises(RequestError, match="is no Parquet file"):
         scan(path, "text", 1)
-    pyarrow.parquet.write_table(pyarrow.table({"en": ["one"], "n": [1]}), path)
-    with pytest.raises(RequestError, match="it has en, n: give --column"):
+    pyarrow.parquet.write_table(pyarrow.table({"en": ["one"], "n": [1], "nulls": pyarrow.nulls(1)}), path)
+    assert in_shards(path, 1, "nulls") == [Row(None)]
+    with pytest.raises(RequestError, match="it has en, n, nulls: give --column"):
         scan(path, "text", 1)
     with pytest.raises(RequestError, match="expected strings in the column 'n' of .*; it has int64"):
         scan(path, "n", 1)

@@ -10,14 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import keras_transformer
 from bulk_inputs import scan
-from bulk_shards import MOST_DEATHS, Job
-from bulk_translate import parser
+from bulk_shards import MOST_DEATHS, TRIES, Job, Shard, alone
+from bulk_translate import Worker, bulk_translate, parser, workers_that_fit
 from bulk_translator import BulkTranslator
+from keras_transformer.errors import RequestError, exit_status
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -29,18 +32,6 @@ LINE = "a dog runs to the sea {} and two dogs "
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, str(SCRIPT), *map(str, arguments)]
-
-
-def write_manifest(words: list[str], folder: Path) -> None:
-    """Writes the manifest of a command's job, as a start does that is killed at once."""
-    arguments = parser().parse_args(words[2:])
-    translator = BulkTranslator(arguments.export)
-    job = Job(translator, folder / arguments.out, arguments.format, arguments.shard_rows)
-    aside = folder / "aside"
-    aside.mkdir()
-    job.out = aside
-    job.begin([scan(Path(one), "text", arguments.shard_rows) for one in arguments.inputs])
-    (aside / "manifest.json").rename(folder / arguments.out / "manifest.json")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -130,55 +121,10 @@ def test_killed_and_started_again_it_gives_the_same_files(
 
 
 @pytest.mark.parity
-def test_more_threads_than_processors_are_refused_instead_of_waited_for(request_of, ray_environment, tmp_path):
-    words = request_of("out", "--threads", 4_000)
-    done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 2 and "error: --threads 4000: Ray has" in done.stderr, done.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
-
-
-@pytest.mark.parity
-def test_a_worker_that_dies_is_restarted(request_of, ray_environment, ray_processes, tmp_path):
-    words = request_of("out", "--workers", 1)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=tmp_path, env=ray_environment, stderr=pipe, text=True) as program:
-        wait_for(lambda: list((tmp_path / "out").glob("shard-*")), program)
-        [worker] = [one for one, name in ray_processes().items() if name.startswith("ray::MapWorker")]
-        os.kill(worker, signal.SIGKILL)
-        said = program.communicate(timeout=400)[1]
-    assert program.returncode == 0 and "3,000 rows: " in said and "Traceback" not in said, said
-    rows = [
-        json.loads(line)["row_id"]
-        for path in sorted((tmp_path / "out").glob("shard-*"))
-        for line in path.read_text().splitlines()
-    ]
-    assert rows == list(range(NUM_LINES))
-
-
-# Runs the program, except that one shard kills whoever translates it.
-DEADLY = """
-import os, signal, sys
-import bulk_shards, bulk_translate
-from keras_transformer.errors import exit_status
-
-translated = bulk_shards.Job._translated
-
-def deadly(job, shard):
-    if shard.number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return translated(job, shard)
-
-bulk_shards.Job._translated = deadly
-given = bulk_translate.parser().parse_args()
-sys.exit(exit_status(lambda: bulk_translate.bulk_translate(given)))
-"""
-
-
-@pytest.mark.parity
 def test_a_shard_that_kills_every_worker_ends_the_job(request_of, ray_environment, tmp_path):
     interpreter, script, *arguments = request_of("out", "--workers", 1)
-    environment = {**ray_environment, "PYTHONPATH": str(Path(script).parent)}
-    words = [interpreter, "-c", DEADLY, *arguments]
+    environment = {**ray_environment, "PYTHONPATH": f"{Path(script).parent}:{ROOT}"}
+    words = [interpreter, str(ROOT / "tests" / "programs" / "bulk_translates_until_a_deadly_shard.py"), *arguments]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"error: shard-000002.jsonl: {MOST_DEATHS} workers died")
@@ -206,45 +152,61 @@ def test_parquet_in_and_out(small_export, run, tmp_path):
     assert "warning: 2 row(s) failed" in said
 
 
-@pytest.mark.parity
-def test_a_shard_that_cannot_be_written_fails_the_job(request_of, run, ray_environment, tmp_path, text):
-    words = request_of("out", "--workers", 1)
-    (tmp_path / "out" / "shard-000004.jsonl").mkdir(parents=True)  # nothing can be renamed to it
-    write_manifest(words, tmp_path)
-    done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 1, done.stderr
-    [error] = [line for line in done.stderr.splitlines() if "error" in line]
-    assert error.startswith("error: shard-000004.jsonl: ") and error.endswith("the same command goes on")
+def test_a_worker_tells_what_became_of_its_shard(small_export, tmp_path):
+    """As Ray calls it, with the fields of a shard as arrays."""
+    (tmp_path / "text.txt").write_text("one\ntwo dogs\n\n")
+    with alone(tmp_path / "out"):
+        job = Job(BulkTranslator(str(small_export)), tmp_path / "out", "jsonl", 2)
+        rows = [shard._asdict() for shard in job.begin([scan(tmp_path / "text.txt", "text", 2)])]
+
+    def finished(row) -> dict:
+        found = Worker(job)({name: np.array([value]) for name, value in row.items()})
+        return {name: values.tolist() for name, values in found.items()}
+
+    assert finished(rows[0]) == {"num_rows": [2], "num_failed": [0], "is_new": [True], "problem": [""]}
+    job.path(Shard(**rows[1])).mkdir()  # nothing can be renamed to it
+    [problem] = finished(rows[1])["problem"]
+    assert problem.startswith("shard-000001.jsonl: ") and problem.endswith("the same command goes on")
+    (tmp_path / "out" / TRIES.format("shard-000001.jsonl")).write_bytes(b"." * MOST_DEATHS)
+    [problem] = finished(rows[1])["problem"]
+    assert problem.startswith(f"shard-000001.jsonl: {MOST_DEATHS} workers died")
+
+
+def test_more_threads_than_processors_are_refused_instead_of_waited_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 5.0}))
+    assert workers_that_fit(2) == 2 and workers_that_fit(5) == 1
+    with pytest.raises(RequestError, match="--threads 6: Ray has 5 processors; give fewer threads, or --workers too"):
+        workers_that_fit(6)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "reason"),
+    ("arguments", "reason"),
     [
-        ([], 2, "the following arguments are required"),
-        (["missing.txt"], 2, "error: no such file or folder"),
-        (["text.txt", "--export", "nothing"], 2, "error: expected an export with graphs for ONNX Runtime"),
-        (["text.txt", "--workers", "0"], 2, "must be a whole number from 1; received: 0"),
-        (["text.txt", "--precision", "int8"], 2, "error: expected graphs in int8"),
-        (["rows.jsonl"], 2, "its first lines have en: give --column"),
-        (["empty.txt"], 2, "error: expected rows to translate"),
-        (["text.txt", "--out", "."], 2, "is not empty, and has no manifest.json"),
+        ([], "the following arguments are required"),
+        (["missing.txt"], "error: no such file or folder"),
+        (["text.txt", "--export", "nothing"], "error: expected an export with graphs for ONNX Runtime"),
+        (["text.txt", "--workers", "0"], "must be a whole number from 1; received: 0"),
+        (["text.txt", "--precision", "int8"], "error: expected graphs in int8"),
+        (["rows.jsonl"], "its first lines have en: give --column"),
+        (["empty.txt"], "error: expected rows to translate"),
+        (["text.txt", "--out", "."], "is not empty, and has no manifest.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_wrong_requests(small_export, tmp_path, arguments, status, reason):
-    (tmp_path / "text.txt").write_text("one\n")
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "rows.jsonl").write_text('{"en": "one"}\n')
-    given = arguments and ["--export", small_export, "--out", "out", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command(*given),
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == status and reason in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert not (tmp_path / "out").exists() and not list(tmp_path.rglob("shard-*"))
+def test_wrong_requests(small_export, tmp_path, arguments, reason, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bulk_translate.start_ray", None)  # which is not reached
+    monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")
+    Path("text.txt").write_text("one\n")
+    Path("empty.txt").touch()
+    Path("rows.jsonl").write_text('{"en": "one"}\n')
+    words = arguments and ["--export", str(small_export), "--out", "out", *arguments]
+    status: int | str | None
+    try:
+        given = parser().parse_args(words)
+        status = exit_status(lambda: bulk_translate(given))
+    except SystemExit as end:  # so argparse ends
+        status = end.code
+    err = capsys.readouterr().err
+    assert status == 2 and reason in err and "Traceback" not in err
+    assert not Path("out").exists() and not [*tmp_path.rglob("shard-*")]

@@ -1,12 +1,13 @@
-"""The callable that translates batches: as the translator does, in any process, with a reason where it cannot."""
+"""The callable that translates batches: as the translator does, in any process, with a reason where it cannot.
+
+That it imports neither TensorFlow nor Ray is in `tests/decoding/test_onnx_decoder.py`.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,9 @@ def test_translations_and_scores_are_the_translators(translate, small_export):
     assert found["translation"].tolist() == [one.text for one in expected]
     np.testing.assert_allclose(found["score"], [one.score for one in expected], atol=1e-5)
     assert found["error"].tolist() == [None] * 5 and found["score"].dtype == np.float64
+    assert [len(column) for column in translate(batch_of([])).values()] == [0, 0, 0, 0]
+    greedy = BulkTranslator(str(small_export), num_beams=1)(batch_of(LINES))
+    assert greedy["translation"].tolist() == translator.translate(LINES, num_beams=1, long="split")
 
 
 def test_what_is_no_string_does_not_disturb_its_neighbours(translate):
@@ -51,8 +55,7 @@ def test_what_is_no_string_does_not_disturb_its_neighbours(translate):
     assert [place for place, error in enumerate(found["error"]) if error is not None] == wrong
     assert all("expected a string; received" in found["error"][place] for place in wrong)
     assert [found["translation"][place] for place in wrong] == [None] * 5 and np.isnan(found["score"][wrong]).all()
-    right = [1, 2, 3, 7, 8]
-    assert found["translation"][right].tolist() == whole["translation"].tolist()
+    assert found["translation"][[1, 2, 3, 7, 8]].tolist() == whole["translation"].tolist()
 
 
 class Refusing:
@@ -68,33 +71,30 @@ class Refusing:
         return self.translator.stream(lines, *args, **options)
 
 
-def test_a_row_that_the_translator_refuses_does_not_disturb_its_neighbours(small_export):
-    translate = BulkTranslator(str(small_export))
-    translator, options = translate.load()
-    translate._loaded = (refusing := Refusing(translator)), options
-    found = translate(batch_of(["bad", *LINES, "bad", *LINES * 20]))
+def test_a_row_that_the_translator_refuses_does_not_disturb_its_neighbours(translate, small_export):
+    refuses = BulkTranslator(str(small_export))
+    translator, options = refuses.load()
+    refuses._loaded = (refusing := Refusing(translator)), options
+    found = refuses(batch_of(["bad", *LINES, "bad", *LINES * 20]))
     assert [place for place, error in enumerate(found["error"]) if error is not None] == [0, 6]
     assert found["error"][6] == "ArithmeticError: it cannot" and found["translation"][6] is None
-    texts = BulkTranslator(str(small_export))(batch_of(LINES))["translation"].tolist()
+    texts = translate(batch_of(LINES))["translation"].tolist()
     assert found["translation"].tolist() == [None, *texts, None, *texts * 20]
     assert refusing.num_calls < 30, "it halves what was refused, and does not take each of 107 lines by itself"
 
 
-def test_no_rows(translate):
-    assert [len(column) for column in translate(batch_of([])).values()] == [0, 0, 0, 0]
+def test_processes_of_pythons_own(translate):
+    """As `docs/bulk.md` shows for `multiprocessing`. A pickled translator has no weights."""
+    expected = translate(batch_of(LINES))["translation"].tolist()
+    assert len(pickle.dumps(translate)) < 2_000
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        batches = pool.map(translate, [batch_of(LINES[:2]), batch_of(LINES[2:])])
+    assert [text for batch in batches for text in batch["translation"]] == expected
 
 
-def test_a_pickled_one_has_no_weights_and_translates_the_same(translate):
-    found = translate(batch_of(LINES))
-    pickled = pickle.dumps(translate)
-    assert len(pickled) < 2_000
-    assert pickle.loads(pickled)(batch_of(LINES))["translation"].tolist() == found["translation"].tolist()
-
-
-def test_other_options_of_the_search(small_export):
-    greedy = BulkTranslator(str(small_export), num_beams=1)(batch_of(LINES))
-    translator = keras_transformer.load(small_export)
-    assert greedy["translation"].tolist() == translator.translate(LINES, num_beams=1, long="split")
+def test_the_files_tell_one_export_from_another(translate):
+    assert {path.name for path in translate.files()} >= {"translate.onnx", "tokenizer.model"}
+    assert not any("int8" in path.name or "certificate" in path.name for path in translate.files())
 
 
 def test_wrong_requests_are_errors_not_rows(small_export, tmp_path):
@@ -104,31 +104,6 @@ def test_wrong_requests_are_errors_not_rows(small_export, tmp_path):
         BulkTranslator(str(tmp_path))(batch_of(["one"]))
     with pytest.raises(RequestError, match="num_beams must be a whole number from 1"):
         BulkTranslator(str(small_export), num_beams=0)(batch_of(["one"]))
-
-
-def test_neither_keras_nor_tensorflow_nor_ray_is_imported(small_export):
-    code = f"""
-import sys; sys.path.insert(0, "examples")
-import numpy as np
-from bulk_translator import BulkTranslator
-BulkTranslator({str(small_export)!r})({{"text": np.array(["two dogs"], object)}})
-print({{"keras", "tensorflow", "ray", "pandas", "pyarrow"}} & {{*sys.modules}})
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "set()\n", done.stderr
-
-
-def test_the_files_tell_one_export_from_another(translate):
-    assert {path.name for path in translate.files()} >= {"translate.onnx", "tokenizer.model"}
-    assert not any("int8" in path.name or "certificate" in path.name for path in translate.files())
-
-
-def test_processes_of_pythons_own(translate):
-    """As `docs/bulk.md` shows for `multiprocessing`."""
-    batches = [batch_of(LINES[:2]), batch_of(LINES[2:])]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = [text for batch in pool.map(translate, batches) for text in batch["translation"]]
-    assert found == translate(batch_of(LINES))["translation"].tolist()
 
 
 @pytest.mark.parity
@@ -141,10 +116,8 @@ def test_frames_as_spark_and_dask_hand_them(translate, small_export):
     names: dict = {}
     exec(block.replace("exported/mine", str(small_export)), names)
     frames = [pandas.DataFrame({"id": [1, 2, 3], "text": ["two dogs", None, ""]}), pandas.DataFrame({"text": ["one"]})]
-    found = list(names["translated"](iter(frames)))
-    assert [list(frame["id"]) for frame in found[:1]] == [[1, 2, 3]]
-    assert list(found[0].columns) == ["id", "text", "translation", "score", "error"]
+    one, other = names["translated"](iter(frames))
+    assert list(one["id"]) == [1, 2, 3] and list(one.columns) == ["id", "text", "translation", "score", "error"]
     expected = translate(batch_of(["two dogs", "", "one"]))["translation"].tolist()
-    assert [found[0]["translation"][0], found[0]["translation"][2], found[1]["translation"][0]] == expected
-    assert found[0]["translation"].isna().tolist() == [False, True, False]
-    assert found[0]["error"].notna().tolist() == [False, True, False]
+    assert [one["translation"][0], one["translation"][2], other["translation"][0]] == expected
+    assert one["translation"].isna().tolist() == one["error"].notna().tolist() == [False, True, False]
