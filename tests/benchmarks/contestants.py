@@ -17,8 +17,11 @@ def start_sleeper(seconds):
 
 
 def start_broken():
-    """Fails to load."""
     raise ValueError("expected a model; received none")
+
+
+def start_without():
+    import no_such_peer  # type: ignore[import-not-found]  # noqa: F401
 
 
 class Unreadable:
@@ -29,7 +32,6 @@ class Unreadable:
 
 
 def start_unreadable():
-    """Answers with what cannot be received."""
     return Unreadable
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import contest
 from keras_transformer.errors import JobError, RequestError
-from tests.benchmarks.contestants import start_broken, start_sleeper, start_unreadable
+from tests.benchmarks.contestants import start_broken, start_sleeper, start_unreadable, start_without
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,10 @@ def test_contenders_work_in_processes_of_their_own():
         answers = [contender.answer for contender in started.values()]
         seconds = contest.rounds(started, 3)
         assert all(5 < contender.peak_mib() < 10_000 for contender in started.values())
+        started["slow"]._process.kill()
+        started["slow"]._process.join()
+        with pytest.raises(JobError, match="died"):
+            contest.rounds(started, 1)
     assert len({os.getpid(), *(process for process, _ in answers)}) == 3
     assert [quiet for _, quiet in answers] == ["yes", "yes"]
     assert os.environ.get("QUIET") is None
@@ -32,30 +36,18 @@ def test_contenders_work_in_processes_of_their_own():
     assert min(seconds["slow"]) >= 0.06 and min(seconds["quick"]) >= 0.02
 
 
-def test_an_error_in_a_contender_is_raised_in_the_parent():
+def test_an_error_in_a_process_is_raised_in_the_parent_and_leaves_no_process():
     with pytest.raises(ValueError, match="expected a model; received none"), contest.contenders({"a": (start_broken,)}):
         pass
-
-
-def test_an_error_in_the_parent_leaves_no_process():
-    with pytest.raises(ValueError, match="no number") as caught:
+    with pytest.raises(RequestError, match="no_such_peer.*: install"):
+        contest.Contender(start_without)
+    with pytest.raises(ValueError, match="no number"):
         contest.Contender(start_unreadable)
-    assert caught.tb and not multiprocessing.active_children()
-
-
-def test_a_contender_that_dies_is_a_failed_job():
-    with contest.contenders({"a": (start_sleeper, 0.0)}) as started:
-        started["a"]._process.kill()
-        started["a"]._process.join()
-        with pytest.raises(JobError, match="died"):
-            contest.rounds(started, 1)
-
-
-def test_a_process_that_dies_is_a_failed_job_and_a_missing_package_a_wrong_request():
     with pytest.raises(JobError, match="died"):
         contest.in_process(os._exit, 1)
     with pytest.raises(RequestError, match="no_such_peer.*: install"):
         contest.in_process(importlib.import_module, "no_such_peer")
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "one", ""])
@@ -82,6 +74,5 @@ def test_a_ratio_is_taken_within_each_round():
     """If the machine is slow in one round, it is slow for both sides."""
     ours = [1.0, 10.0, 2.0, 1.0, 4.0]
     assert contest.ratio([2 * seconds for seconds in ours], ours) == (2.0, 2.0, 2.0)
-    low, middle, high = 1.0, 3.0, 5.0
-    assert contest.ratio([low, middle, high], [1.0] * 3) == (3.0, 2.0, 4.0)
+    assert contest.ratio([1.0, 3.0, 5.0], [1.0] * 3) == (3.0, 2.0, 4.0)
     assert str(contest.Ratio(1.234, 1.1, 1.5)) == "1.23 (1.10–1.50)"
