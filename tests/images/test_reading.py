@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,8 @@ def test_what_is_no_image_is_refused(tmp_path):
     for path, message in ((tmp_path / "a.png", "there is no such file"), (tmp_path, "directory")):
         with pytest.raises(UnreadableImage, match=message):
             read_image(path, 6, 3)
-    for array in (np.zeros((6, 6)), np.zeros((6, 6, 2), "uint8"), np.zeros((0, 6), "uint8"), np.uint8(3)):
+    arrays: list[Any] = [np.zeros((6, 6)), np.zeros((6, 6, 2), "uint8"), np.zeros((0, 6), "uint8"), np.uint8(3)]
+    for array in arrays:
         with pytest.raises(UnreadableImage, match="expected an array of uint8"):
             pixels_of(array, 6, 3)
 

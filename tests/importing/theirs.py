@@ -126,7 +126,8 @@ class Maker:
 
         torch.set_num_threads(1)
         folder.mkdir(parents=True, exist_ok=True)
-        self.kind, self.folder, self.library, self.torch = kind, folder, transformers, torch
+        self.kind, self.folder, self.torch = kind, folder, torch
+        self.library: Any = transformers
         class_name, self.options = KINDS[kind]
         self.tokenizer = self.make_tokenizer()
         model_class = getattr(transformers, class_name)
@@ -140,6 +141,7 @@ class Maker:
 
     def make_tokenizer(self) -> Any:
         """Saves the tokenizer, if it is not one of ids; puts its ids into the options of the model."""
+        tokenizer: Any
         if self.kind.startswith("marian"):
             files = marian_files(self.kind)
             paths = {name: self.folder / name for name in files}
@@ -187,6 +189,7 @@ class Maker:
             values = self.draw.normal(float(is_gain), 0.3, tuple(tensor.shape))
             values *= next((factor for part, factor in FACTORS.items() if part in name), 1)
             tensor.data.copy_(self.torch.from_numpy(np.round(values * 32) / 32))
+        bias: Any
         bias, (_, end) = tensors.get("final_logits_bias"), STARTS.get(self.kind, (0, 0.0))
         if self.kind.startswith("marian"):
             bias[0, :2] = self.torch.tensor([end, -100.0])  # no unknown id, which our search never emits
@@ -214,13 +217,14 @@ class Maker:
             found["logits"] += self.model(**inputs).logits.tolist()
         for row in rows:
             source = self.torch.tensor([row])
-            for name, options in {"greedy": {"num_beams": 1}, "beams": {"length_penalty": 0.0}}.items():
+            searches: dict[str, dict[str, Any]] = {"greedy": {"num_beams": 1}, "beams": {"length_penalty": 0.0}}
+            for name, options in searches.items():
                 ids = self.model.generate(source, do_sample=False, early_stopping=False, **options)[0].tolist()[1:]
                 found[name].append(ids[: ids.index(end) + 1] if end in ids else ids)
         found["log_probs"] = []
         for row, ids in zip(rows, found["beams"], strict=True):
-            inputs = [self.torch.tensor([each]) for each in (row, [start, *ids[:-1]])]
-            found["log_probs"].append(self.log_prob(ids, input_ids=inputs[0], decoder_input_ids=inputs[1]))
+            source, beginning = (self.torch.tensor([each]) for each in (row, [start, *ids[:-1]]))
+            found["log_probs"].append(self.log_prob(ids, input_ids=source, decoder_input_ids=beginning))
         return found
 
     def of_text(self, model: str, ids: range, size: int, never: list[int]) -> dict[str, Any]:

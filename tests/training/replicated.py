@@ -123,7 +123,8 @@ def two_learn_what_one_learns() -> None:
 
 def without_weights_the_mean_over_real_tokens_is_learned() -> None:
     """By one replica, by two, and by micro-batches."""
-    for options in {}, {"num_replicas": 2}, {"micro_batches": 5}:
+    cases: list[dict[str, Any]] = [{}, {"num_replicas": 2}, {"micro_batches": 5}]
+    for options in cases:
         assert_same(train(**options, weighted=False), train())
 
 
@@ -160,8 +161,12 @@ def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
                 weights[1::2] *= 1e30
             yield batch._replace(weights=weights)
 
+    def remembered() -> Any:
+        made.append(adam())
+        return made[-1]
+
     options: dict[str, Any] = {"dtype": "mixed_float16", "data": one_overflows, "with_graph": True}
-    weights, _ = train(2, lambda: made.append(adam()) or made[0], **options)
+    weights, _ = train(2, remembered, **options)
     assert all(np.isfinite(weight).all() for weight in weights)
     assert np.asarray(made[0].iterations) == STEPS - 1
 
@@ -201,7 +206,7 @@ def threads_are_those_asked_for() -> None:
 
 def _assert_spread_alike(part: str, of: Callable[[float], dict[str, Any]], spreads: list[dict[str, Any]]) -> None:
     """An auxiliary loss changes what is learned, not the loss that is told, and not with how the batch is spread."""
-    again = functools.partial(train, data=of_one_shape, num_layers=2)
+    again: Any = functools.partial(train, data=of_one_shape, num_layers=2)
     once, free = again(**{part: of(0.5)}), again(**{part: of(0.0)})
     assert max(np.abs(mine - theirs).max() for mine, theirs in zip(once[0], free[0], strict=True)) > 1e-4
     np.testing.assert_allclose(once[1]["loss"], free[1]["loss"], 0.02, err_msg="that of the labels alone")

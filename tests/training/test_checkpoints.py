@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model
         json.dumps(PROGRESS).encode() + b" " * 200_000,
         [Trap()],
     ],
-    ids=lambda progress: str(progress[:40]),
+    ids=lambda progress: str(progress[:40]) if isinstance(progress, bytes) else "a trap",
 )
 def test_a_progress_that_is_none_is_damage(folder, model, two, capsys, progress):
     path = folder / "00000007.state.npz"

@@ -99,6 +99,7 @@ def test_models_of_another_kind_are_refused_by_name(run, built_run, tmp_path):
     model = unpack("language-model", tmp_path / "run")
     (tmp_path / "lines").write_text("ba\n")
     files = ("--source", tmp_path / "lines", "--reference", tmp_path / "lines")
+    words: tuple[object, ...]
     message = f"{model}: expected a model of the kind translator; received language-model, which `generate` takes"
     for words in (("translate", model), ("evaluate", model, *files)):
         status, out, err = run(*words)

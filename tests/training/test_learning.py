@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def learned(folder) -> Path:
     for name, count in {"train": 800, "valid": 30}.items():
         draw = random.Random(name)
         lines = [draw.choices(list(DICTIONARY), k=draw.randint(1, 4)) for _ in range(count)]
-        for side, of in {"source": str, "target": DICTIONARY.__getitem__}.items():
+        sides: dict[str, Callable[[str], str]] = {"source": str, "target": DICTIONARY.__getitem__}
+        for side, of in sides.items():
             (folder / f"{name}.{side}").write_text("".join(" ".join(map(of, words)) + "\n" for words in lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "SHORTEST", 1000)  # such a run is not timed

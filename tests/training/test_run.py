@@ -77,7 +77,11 @@ def stopped(folder, tiny) -> list[str]:
     said, flags = [], f"{tiny} {OPTIONS}"
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for step, number in (2, signal.SIGINT), (3, signal.SIGTERM), (5, signal.SIGTERM):
-        with at_step(step, lambda _, number=number: os.kill(os.getpid(), number)):
+
+        def stop(_: Follow, number: int = number) -> None:
+            os.kill(os.getpid(), number)
+
+        with at_step(step, stop):
             said.append(trained(folder, f"{flags} --out 'a stop'", status=128 + number))
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers, "as before"
         shutil.copytree(folder / "a stop", folder / f"stopped at {step}")

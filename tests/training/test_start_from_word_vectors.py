@@ -94,7 +94,7 @@ def test_pieces_that_are_words_begin_with_the_vectors_and_others_as_without(begi
 )
 def test_one_of_two_embeddings_begins_with_them(begin, flags, begins, does_not):
     plain, made = begin(flags), begin(f"{flags} --word-vectors vectors")
-    np.testing.assert_array_equal(*(rows_of(getattr(each.model, does_not)) for each in (made, plain)))
+    np.testing.assert_array_equal(rows_of(getattr(made.model, does_not)), rows_of(getattr(plain.model, does_not)))
     one, other = (rows_of(getattr(each.model, begins)) for each in (made, plain))
     assert (one != other).any(axis=1).sum() == sum(word in made.run.vocabulary.words() for word in WORDS) >= 5
     if does_not == "target_embedding":

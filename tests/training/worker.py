@@ -30,7 +30,7 @@ def main(weights: str, last_step: int, flags: list[str]) -> int:
         np.savez(weights, *map(np.asarray, model.trainable_variables))
 
     callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
-    run.fit = fit_and_tell
+    run.fit = fit_and_tell  # type: ignore[assignment]
     return train.main(flags)
 
 
