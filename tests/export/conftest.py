@@ -63,9 +63,9 @@ def shared_by_workers(tmp_path_factory, name: str) -> Iterator[Path]:
 
 
 def write_validation(run: Path) -> None:
-    """Gives a run 40 pairs of validation sentences."""
+    """Gives a run 16 pairs of validation sentences."""
     for name, seed in {"validation.source": 5, "validation.target": 6}.items():
-        (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 40)), encoding="utf-8")
+        (run / name).write_text("".join(f"{line}\n" for line in lines(seed, 16)), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
