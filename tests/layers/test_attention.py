@@ -111,7 +111,8 @@ def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
     angles = np.arange(QUERIES)[:, None] * np.array([0.3, 1.1, 0.3, 1.1])
     cosines, sines = (wave(angles).astype("float32") for wave in (np.cos, np.sin))
     causal = np.tri(QUERIES, dtype=bool)[None]
-    whole = layer(x, x, causal, shared=Shared(bias, Rotation(cosines, sines, cosines, sines)))
+    tables = cosines, sines, 0.5 * cosines, 0.5 * sines  # as in xPos, those of keys have another length
+    whole = layer(x, x, causal, shared=Shared(bias, Rotation(*tables)))
     q, k, v, o = layer.get_weights()
 
     def heads(kernel):
@@ -121,14 +122,14 @@ def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
         numbers = (heads[..., :2] + 1j * heads[..., 2:]) * np.exp(1j * angles[:, None, :2])
         return np.concatenate([numbers.real, numbers.imag], axis=-1)
 
-    logits = np.einsum("tnh,snh->nts", turned(heads(q)), turned(heads(k))) / np.sqrt(key_dim) + bias
+    logits = np.einsum("tnh,snh->nts", turned(heads(q)), 0.5 * turned(heads(k))) / np.sqrt(key_dim) + bias
     scores = np.exp(np.where(causal, logits, -np.inf))
     scores /= scores.sum(-1, keepdims=True)
     expected = np.einsum("nts,snh->tnh", scores, heads(v)).reshape(QUERIES, -1) @ o
     assert_close(array(whole)[0], expected)
     cache = layer.init_cache(1, 1, QUERIES)
     for index in range(QUERIES):
-        shared = Shared(bias[:, index : index + 1], Rotation(*[wave[index] for wave in (cosines, sines) * 2]))
+        shared = Shared(bias[:, index : index + 1], Rotation(*[table[index] for table in tables]))
         step, cache = layer.step(ops.convert_to_tensor(x[:, index : index + 1]), cache, index, shared)
         assert_close(array(step)[0, 0], expected[index])
 
