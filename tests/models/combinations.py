@@ -70,7 +70,7 @@ def depth_of(parts: dict[str, Any]) -> int:
 COMBINATIONS = combinations()
 # Models that together have every part of the family, and every argument that is no part.
 MODELS: dict[str, dict[str, Any]] = {
-    **{name: VARIANTS[name] for name in ("post-norm", "key_dim", "unlike sides", "untied")},
+    **{name: VARIANTS[name] for name in ("key_dim", "unlike sides", "untied")},
     **COMBINATIONS,
 }
 
