@@ -114,5 +114,5 @@ def test_no_run_is_written(kind, tmp_path, capsys):
     assert "byte-level BPE" in (error := capsys.readouterr().err) and "no run can be written of it" in error
     if kind == "bart":
         with pytest.raises(RequestError, match="byte-level BPE"):
-            keras_transformer.import_huggingface(folder).save(tmp_path / "run")  # type: ignore[union-attr]
+            imported(tmp_path / "again", kind).save(tmp_path / "run")
     assert not (tmp_path / "run").exists()

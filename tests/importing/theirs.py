@@ -141,7 +141,7 @@ class Maker:
 
     def make_tokenizer(self) -> Any:
         """Saves the tokenizer, if it is not one of ids; puts its ids into the options of the model."""
-        tokenizer: Any
+        tokenizer: Any = None
         if self.kind.startswith("marian"):
             files = marian_files(self.kind)
             paths = {name: self.folder / name for name in files}
@@ -174,9 +174,8 @@ class Maker:
             names = [name for name in ("ViTImageProcessorPil", "ViTImageProcessor") if hasattr(self.library, name)]
             make = getattr(self.library, names[0])  # the one that resizes by Pillow
             tokenizer = make(size={"height": IMAGE, "width": IMAGE}, image_std=[0.2, 0.3, 0.4])
-        else:
-            return None
-        tokenizer.save_pretrained(str(self.folder))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(self.folder))
         return tokenizer
 
     def randomize(self) -> None:
@@ -189,12 +188,13 @@ class Maker:
             values = self.draw.normal(float(is_gain), 0.3, tuple(tensor.shape))
             values *= next((factor for part, factor in FACTORS.items() if part in name), 1)
             tensor.data.copy_(self.torch.from_numpy(np.round(values * 32) / 32))
-        bias: Any
-        bias, (_, end) = tensors.get("final_logits_bias"), STARTS.get(self.kind, (0, 0.0))
+        end = STARTS.get(self.kind, (0, 0.0))[1]
         if self.kind.startswith("marian"):
-            bias[0, :2] = self.torch.tensor([end, -100.0])  # no unknown id, which our search never emits
+            tensors["final_logits_bias"][0, :2] = self.torch.tensor(
+                [end, -100.0]
+            )  # no unknown id, which our search never emits
         elif self.kind == "bart":
-            bias[0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
+            tensors["final_logits_bias"][0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
         elif self.kind.startswith("t5"):
             self.model.get_output_embeddings().weight.data[1].mul_(2)  # some translations end
 
@@ -223,8 +223,8 @@ class Maker:
                 found[name].append(ids[: ids.index(end) + 1] if end in ids else ids)
         found["log_probs"] = []
         for row, ids in zip(rows, found["beams"], strict=True):
-            source, beginning = (self.torch.tensor([each]) for each in (row, [start, *ids[:-1]]))
-            found["log_probs"].append(self.log_prob(ids, input_ids=source, decoder_input_ids=beginning))
+            source, target = (self.torch.tensor([each]) for each in (row, [start, *ids[:-1]]))
+            found["log_probs"].append(self.log_prob(ids, input_ids=source, decoder_input_ids=target))
         return found
 
     def of_text(self, model: str, ids: range, size: int, never: list[int]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,100 +52,101 @@ def driver(tmp_path_factory) -> Iterator[Any]:
         yield driver
 
 
+class Page:
+    """The page of attention in a browser."""
+
+    def __init__(self, driver: Any, path: Path):
+        self.driver = driver
+        self.path = path
+
+    def show(self, attentions: Mapping[str, Attention], title: str = "Attention") -> None:
+        self.path.write_text(attention_page(attentions, title), encoding="utf-8")
+        self.driver.get(self.path.as_uri())
+
+    def requests(self) -> set[str]:
+        """The addresses that were asked for since the last call."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return {one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"}
+
+    def run(self, code: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(f"return {code}", *arguments)
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def pick(self, choice: str, value: str) -> None:
+        """Chooses a radio button as the mouse does, by its label."""
+        self.find(f"#{choice} label:has([value='{value}'])").click()
+
+    def pick_head(self, row: int, column: int) -> None:
+        """Clicks a cell of the matrix: row 0 is all layers, columns 0 and 1 are the mean and the maximum."""
+        self.find(f"#heads tr:nth-child({row + 2}) td:nth-child({column + 2})").click()
+
+    def press(self, *keys: str, held: str = "") -> None:
+        from selenium.webdriver import ActionChains
+
+        chain = ActionChains(self.driver)
+        for key in keys:
+            chain = chain.key_down(held).send_keys(key).key_up(held) if held else chain.send_keys(key)
+        chain.perform()
+
+    @property
+    def summary(self) -> str:
+        return self.run("document.getElementById('summary').textContent")
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers in the cells of the heat map."""
+        cells = "[...row.cells].slice(1).map(cell => +cell.textContent)"
+        return np.array(self.run(f"[...document.querySelectorAll('#map tr')].slice(1).map(row => {cells})"))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the page tells of a place: the summary, lines, numbers beside words, every head's favourite."""
+        return self.run("""({
+            summary: document.getElementById('summary').textContent,
+            lines: [...document.querySelectorAll('#some path')].map(path => path.outerHTML),
+            hidden: getComputedStyle(document.getElementById('all')).display,
+            options: [...document.querySelectorAll('[role=option]')].map(option => option.innerText),
+            headers: [...document.querySelectorAll('#map th.pointed')].map(header => header.textContent),
+            favourites: document.getElementById('favourites').innerText,
+        })""")
+
+    @property
+    def stops(self) -> list[str]:
+        """Where Tab stops, from the page's beginning to its end: the ids of the parts."""
+        from selenium.webdriver import Keys
+
+        self.find("h1").click()  # Tab goes on from there
+        found: list[str] = []
+        while len(found) < 20:
+            self.press(Keys.TAB)
+            stop = self.run("document.activeElement.closest('fieldset, #heads, #lines, #map, body').id")
+            if not stop or stop in found[:1]:
+                break
+            found.append(stop)
+        return found
+
+
 @pytest.fixture
-def show(driver, tmp_path) -> Iterator[Callable[..., None]]:
-    """`show(attentions, title)` opens their page; at the end no request and no message may be in the logs."""
-    path = tmp_path / "page.html"
+def page(driver, tmp_path) -> Iterator[Page]:
+    """At the end no request and no message may be in the logs."""
+    page = Page(driver, tmp_path / "page.html")
     driver.get("about:blank")
     for log in ("browser", "performance"):
         driver.get_log(log)
-
-    def show(attentions: Mapping[str, Attention], title: str = "Attention") -> None:
-        path.write_text(attention_page(attentions, title), encoding="utf-8")
-        driver.get(path.as_uri())
-
-    yield show
+    yield page
     assert driver.get_log("browser") == []
-    assert requests(driver) <= {path.as_uri(), "data:,"}
+    assert page.requests() <= {page.path.as_uri(), "data:,"}
     for command in ("Emulation.clearDeviceMetricsOverride", "Emulation.setEmulatedMedia"):
         driver.execute_cdp_cmd(command, {})
 
 
-def requests(driver: Any) -> set[str]:
-    """The addresses that were asked for since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return {
-        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
-    }
-
-
-def script(driver: Any, code: str, *arguments: Any) -> Any:
-    return driver.execute_script(f"return {code}", *arguments)
-
-
-def pick(driver: Any, choice: str, value: str) -> None:
-    """Chooses a radio button as the mouse does, by its label."""
-    driver.find_element("css selector", f"#{choice} label:has([value='{value}'])").click()
-
-
-def pick_head(driver: Any, row: int, column: int) -> None:
-    """Clicks a cell of the matrix: row 0 is all layers, columns 0 and 1 are the mean and the maximum."""
-    cell = f"#heads tr:nth-child({row + 2}) td:nth-child({column + 2})"
-    driver.find_element("css selector", cell).click()
-
-
-def press(driver: Any, *keys: str, held: str = "") -> None:
-    from selenium.webdriver import ActionChains
-
-    chain = ActionChains(driver)
-    for key in keys:
-        chain = chain.key_down(held).send_keys(key).key_up(held) if held else chain.send_keys(key)
-    chain.perform()
-
-
-def summary(driver: Any) -> str:
-    return script(driver, "document.getElementById('summary').textContent")
-
-
-def numbers(driver: Any) -> np.ndarray:
-    """The numbers in the cells of the heat map."""
-    rows = "[...document.querySelectorAll('#map tr')].slice(1)"
-    return np.array(script(driver, f"{rows}.map(row => [...row.cells].slice(1).map(cell => +cell.textContent))"))
-
-
-def told(driver: Any) -> dict[str, Any]:
-    """What the page tells of a place: the summary, the lines, the numbers beside words, every head's favourite."""
-    code = """({
-        summary: document.getElementById('summary').textContent,
-        lines: [...document.querySelectorAll('#some path')].map(path => path.outerHTML),
-        hidden: getComputedStyle(document.getElementById('all')).display,
-        options: [...document.querySelectorAll('[role=option]')].map(option => option.innerText),
-        headers: [...document.querySelectorAll('#map th.pointed')].map(header => header.textContent),
-        favourites: document.getElementById('favourites').innerText,
-    })"""
-    return script(driver, code)
-
-
-def stops(driver: Any) -> list[str]:
-    """Where Tab stops, from the page's beginning to its end: the ids of the parts."""
-    from selenium.webdriver import Keys
-
-    driver.find_element("css selector", "h1").click()  # Tab goes on from there
-    found: list[str] = []
-    while len(found) < 20:
-        press(driver, Keys.TAB)
-        stop = script(driver, "document.activeElement.closest('fieldset, #heads, #lines, #map, body').id")
-        if not stop or stop in found[:1]:
-            return found
-        found.append(stop)
-    return found
-
-
-def test_there_is_one_stop_for_each_part(driver, show):
-    show(translation(pieces(2, 1, 2)))
-    assert stops(driver) == ["theme", "attention", "unit", "view", "heads", "lines"]
-    pick(driver, "view", "map")
-    assert stops(driver) == ["theme", "attention", "unit", "view", "heads", "map"]
+def test_there_is_one_stop_for_each_part(page):
+    page.show(translation(pieces(2, 1, 2)))
+    assert page.stops == ["theme", "attention", "unit", "view", "heads", "lines"]
+    page.pick("view", "map")
+    assert page.stops == ["theme", "attention", "unit", "view", "heads", "map"]
 
 
 # For each part: the place in the matrix that is picked before, how often Tab is pressed, and a walk: a key, with ^ for
@@ -179,169 +181,169 @@ WALKS = {
 
 
 @pytest.mark.parametrize("part", WALKS)
-def test_keys_walk_and_the_summary_follows(part, driver, show):
+def test_keys_walk_and_the_summary_follows(part, page):
     from selenium.webdriver import Keys
 
     place, num_tabs, walk = WALKS[part]
-    show({"self": FIFTHS})
-    pick_head(driver, *place)
+    page.show({"self": FIFTHS})
+    page.pick_head(*place)
     if part == "lines":
-        assert summary(driver) == walk[-1][1], "the strongest look"
+        assert page.summary == walk[-1][1], "the strongest look"
     if part == "map":
-        pick(driver, "view", "map")
-    press(driver, *[Keys.TAB] * num_tabs)
+        page.pick("view", "map")
+    page.press(*[Keys.TAB] * num_tabs)
     for name, sentence in walk:
         key = name.lstrip("^")
         arrow = f"ARROW_{key}" if key in ("UP", "DOWN", "LEFT", "RIGHT") else key
-        press(driver, getattr(Keys, arrow) if key else "", held=Keys.CONTROL if name[:1] == "^" else "")
-        assert summary(driver).startswith(sentence)
+        page.press(getattr(Keys, arrow) if key else "", held=Keys.CONTROL if name[:1] == "^" else "")
+        assert page.summary.startswith(sentence)
         if part == "heads":
-            (selected,) = script(driver, "[...document.querySelectorAll('#heads [aria-selected=true]')]")
-            assert selected == driver.switch_to.active_element
+            (selected,) = page.run("[...document.querySelectorAll('#heads [aria-selected=true]')]")
+            assert selected == page.driver.switch_to.active_element
             assert f"{selected.get_attribute('aria-label').split(',')[0]}: " == sentence
 
 
 @pytest.mark.parametrize(
     ("view", "selector"), [("lines", "#queries"), ("lines", "#keys"), ("map", "#map tr:nth-child(3)")]
 )
-def test_the_pointer_and_the_focus_show_the_same(view, selector, driver, show):
+def test_the_pointer_and_the_focus_show_the_same(view, selector, page):
     from selenium.webdriver import ActionChains
 
-    show(translation(pieces(2, 1, 3), pieces(1, 2, 1)))
-    pick(driver, "view", view)
-    pick_head(driver, 2, 3)
-    before = told(driver)
-    target = driver.find_element("css selector", f"{selector} > :nth-child(2)")
-    ActionChains(driver).move_to_element(target).perform()
-    pointed = told(driver)
-    ActionChains(driver).move_to_element(driver.find_element("css selector", "h1")).perform()
-    assert told(driver) == before != pointed
-    script(driver, "arguments[0].tabIndex = 0", target)
-    script(driver, "arguments[0].focus()", target)
-    assert told(driver) == pointed
+    page.show(translation(pieces(2, 1, 3), pieces(1, 2, 1)))
+    page.pick("view", view)
+    page.pick_head(2, 3)
+    before = page.told
+    target = page.find(f"{selector} > :nth-child(2)")
+    ActionChains(page.driver).move_to_element(target).perform()
+    pointed = page.told
+    ActionChains(page.driver).move_to_element(page.find("h1")).perform()
+    assert page.told == before != pointed
+    page.run("arguments[0].tabIndex = 0", target)
+    page.run("arguments[0].focus()", target)
+    assert page.told == pointed
 
 
-def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(driver, show):
-    show({"self": FIFTHS})
-    pick_head(driver, 1, 2)
-    assert script(driver, "document.querySelectorAll('#all path').length") == 5
-    driver.find_element("css selector", "#queries > :first-child").click()
-    shown = told(driver)
+def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(page):
+    page.show({"self": FIFTHS})
+    page.pick_head(1, 2)
+    assert page.run("document.querySelectorAll('#all path').length") == 5
+    page.find("#queries > :first-child").click()
+    shown = page.told
     assert shown["hidden"] == "none" and len(shown["lines"]) == 2
     assert [text.split() for text in shown["options"][3:]] == [["one", "0.20"], ["two", "0.80"], ["three"]]
     strokes = "['stroke-width', 'stroke-opacity'].map(name => +path.getAttribute(name))"
     drawn = f"[...document.querySelectorAll('#some path')].map(path => {strokes})"
-    (thin, faint), (wide, dark) = script(driver, drawn)
+    (thin, faint), (wide, dark) = page.run(drawn)
     assert thin < wide and faint < dark, "width and opacity tell the score"
     assert shown["favourites"].split("\n") == [
         "Where each head looks from 'one'", "three\t2.1 1.00 2.2 0.60", "two\t1.1 0.80", "one\t1.2 1.00",
     ]  # fmt: skip
-    pick(driver, "view", "map")
+    page.pick("view", "map")
     rows = "[...document.querySelectorAll('#map tr')].slice(1)"
     marks = f"{rows}.map(row => [...row.cells].slice(1).map(cell => cell.getAttribute('aria-label')))"
     strongest = [[None, "0.80, strongest", None], [None, None, "0.60, strongest"], [None, None, "1.00, strongest"]]
-    assert script(driver, marks) == strongest
+    assert page.run(marks) == strongest
     shadows = "[...document.querySelectorAll('#map .strongest')].map(cell => getComputedStyle(cell).boxShadow)"
-    assert len(borders := script(driver, shadows)) == 3 and "none" not in borders
+    assert len(borders := page.run(shadows)) == 3 and "none" not in borders
     scores = np.array([[[[5, 0, 0], [4, 1, 0], [2, 2, 1]]]], "float32") / 5
-    show({"self": Attention(THREE, THREE, scores)})  # a first word that sees itself alone is no strongest look
-    assert summary(driver) == "mean of all heads: 'two' looks at 'one', 0.80 (then 'two', 0.20)"
+    page.show({"self": Attention(THREE, THREE, scores)})  # a first word that sees itself alone is no strongest look
+    assert page.summary == "mean of all heads: 'two' looks at 'one', 0.80 (then 'two', 0.20)"
 
 
-def test_numbers_are_the_attentions_in_pieces_and_in_words(driver, show):
+def test_numbers_are_the_attentions_in_pieces_and_in_words(page):
     attentions = translation(pieces(8, 1, 2, 5), pieces(1, 8, 3))
-    show(attentions)
-    pick(driver, "view", "map")
+    page.show(attentions)
+    page.pick("view", "map")
     for at, attention in enumerate(attentions.values()):
-        pick(driver, "attention", str(at))
+        page.pick("attention", str(at))
         for unit, one in (("pieces", attention), ("words", attention.joined())):
-            pick(driver, "unit", unit)
+            page.pick("unit", unit)
             expected = {
                 (0, 0): one.scores.mean((0, 1)), (0, 1): one.scores.max((0, 1)), (1, 0): one.scores[0].mean(0),
                 (2, 1): one.scores[1].max(0), (2, 4): one.scores[1, 2],
             }  # fmt: skip
             for place, scores in expected.items():
-                pick_head(driver, *place)
-                np.testing.assert_allclose(numbers(driver), scores, atol=0.01)
+                page.pick_head(*place)
+                np.testing.assert_allclose(page.numbers, scores, atol=0.01)
 
 
-def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted(driver, show):
+def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted(page):
     attentions = translation(pieces(2, 1, 3))
-    show(attentions)
-    pick(driver, "unit", "pieces")
+    page.show(attentions)
+    page.pick("unit", "pieces")
     cells = (
         "[...document.querySelectorAll('#heads td[aria-label^=head]')].map(cell => cell.innerText.trim().split(/\\s+/))"
     )
     places = np.abs(np.arange(6)[:, None] - np.arange(6)).mean()
     distances = attentions["encoder"].mean_distances().ravel()
-    words = script(driver, cells)
+    words = page.run(cells)
     assert [word for _, word in words] == ["far" if distance > places else "near" for distance in distances]
     assert {word for _, word in words} == {"far", "near"}, "or this test sees one kind alone"
     np.testing.assert_allclose([float(number) for number, _ in words], distances, atol=0.06)
-    pick(driver, "attention", "2")
-    assert script(driver, cells) == [[""]] * 6, "a distance between two texts has no meaning"
+    page.pick("attention", "2")
+    assert page.run(cells) == [[""]] * 6, "a distance between two texts has no meaning"
 
 
-def test_text_shows_as_itself(driver, show):
+def test_text_shows_as_itself(page):
     tokens = Tokens.of_whole(ODD)
-    show({"self": some_attention(tokens, tokens)}, ODD[0])
+    page.show({"self": some_attention(tokens, tokens)}, ODD[0])
     texts = "[...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
-    assert script(driver, texts, "h1") == [ODD[0]] and driver.title == ODD[0]
-    assert script(driver, texts, "#queries bdi") == script(driver, texts, "#keys bdi") == ODD
-    pick(driver, "view", "map")
-    assert script(driver, texts, "#map [scope=row]") == script(driver, texts, "#map [scope=col]") == ODD
-    pick(driver, "view", "lines")
-    for label, word in zip(ODD, driver.find_elements("css selector", "#queries [role=option]"), strict=True):
+    assert page.run(texts, "h1") == [ODD[0]] and page.driver.title == ODD[0]
+    assert page.run(texts, "#queries bdi") == page.run(texts, "#keys bdi") == ODD
+    page.pick("view", "map")
+    assert page.run(texts, "#map [scope=row]") == page.run(texts, "#map [scope=col]") == ODD
+    page.pick("view", "lines")
+    for label, word in zip(ODD, page.driver.find_elements("css selector", "#queries [role=option]"), strict=True):
         word.click()
-        assert f"mean of all heads: '{label}' looks at '" in summary(driver)
+        assert f"mean of all heads: '{label}' looks at '" in page.summary
     lefts = "[...one.children].map(part => part.getBoundingClientRect().left)"
     sides = f"[...document.querySelectorAll('#keys [role=option]')].map(one => {lefts})"
-    assert all(token < score for token, score in script(driver, sides)), "no direction of a script moves the numbers"
+    assert all(token < score for token, score in page.run(sides)), "no direction of a script moves the numbers"
 
 
-def test_light_and_dark(driver, show):
-    show({"self": FIFTHS})
+def test_light_and_dark(page):
+    page.show({"self": FIFTHS})
     paper = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(255, 255, 255)", "rgb(20, 22, 26)"
     for system, shown in (("light", light), ("dark", dark)):
         features = [{"name": "prefers-color-scheme", "value": system}]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         for theme, expected in (("auto", shown), ("light", light), ("dark", dark)):
-            pick(driver, "theme", theme)
-            assert script(driver, paper) == expected
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert script(driver, paper) == light, "paper is white"
+            page.pick("theme", theme)
+            assert page.run(paper) == expected
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert page.run(paper) == light, "paper is white"
     hidden = "['theme', 'controls', 'heads'].map(id => getComputedStyle(document.getElementById(id)).display)"
-    assert script(driver, hidden) == ["none"] * 3
+    assert page.run(hidden) == ["none"] * 3
 
 
-def test_a_narrow_window_does_not_scroll_sideways(driver, show):
-    show(translation(pieces(*[1] * 40)))
+def test_a_narrow_window_does_not_scroll_sideways(page):
+    page.show(translation(pieces(*[1] * 40)))
     size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     for view in ("lines", "map"):
-        pick(driver, "view", view)
-        assert script(driver, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        page.pick("view", view)
+        assert page.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_200_tokens_are_usable(driver, show):
-    show({"self": some_attention(pieces(*[1] * 200), pieces(*[1] * 200), layers=6, heads=8, causal=True)})
-    pick_head(driver, 3, 2)
-    assert script(driver, "document.querySelectorAll('#all path').length") < 40_000
+def test_200_tokens_are_usable(page):
+    page.show({"self": some_attention(pieces(*[1] * 200), pieces(*[1] * 200), layers=6, heads=8, causal=True)})
+    page.pick_head(3, 2)
+    assert page.run("document.querySelectorAll('#all path').length") < 40_000
     start = time.perf_counter()
-    pick(driver, "view", "map")
-    script(driver, "document.querySelector('#map table').offsetHeight")
+    page.pick("view", "map")
+    page.run("document.querySelector('#map table').offsetHeight")
     assert time.perf_counter() - start < 10, "it takes a fifth of a second on an idle machine"
-    assert numbers(driver).shape == (200, 200)
-    assert stops(driver) == ["theme", "view", "heads", "map"]
+    assert page.numbers.shape == (200, 200)
+    assert page.stops == ["theme", "view", "heads", "map"]
 
 
-def test_a_real_table_stands_behind_the_heat_map(driver, show):
-    show({"self": FIFTHS})
-    pick(driver, "view", "map")
-    table = driver.find_element("css selector", "#map table")
+def test_a_real_table_stands_behind_the_heat_map(page):
+    page.show({"self": FIFTHS})
+    page.pick("view", "map")
+    table = page.find("#map table")
     assert table.get_attribute("role") == "grid" and table.find_elements("css selector", "tbody, tr")
-    nodes = driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     names = {
         role: [n["name"]["value"] for n in nodes if n["role"]["value"] == role]
         for role in ("columnheader", "rowheader")
@@ -351,16 +353,16 @@ def test_a_real_table_stands_behind_the_heat_map(driver, show):
     assert len(cells[-9:]) == 9 and all(name[0] in "01" for name in cells[-9:])
 
 
-def test_texts_without_words_and_of_one_word(driver, show):
+def test_texts_without_words_and_of_one_word(page):
     for count, told in enumerate(["There is no text to look at.", "mean of all heads: 'w0.0' looks at 'w0.0', 1.00"]):
-        show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
+        page.show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
         for view in ("lines", "map"):
-            pick(driver, "view", view)
-            assert summary(driver) == told
+            page.pick("view", view)
+            assert page.summary == told
 
 
-def test_the_browser_itself_forbids_requests(driver, show):
-    show({"self": FIFTHS})
+def test_the_browser_itself_forbids_requests(page):
+    page.show({"self": FIFTHS})
     code = """
         const [address, done] = arguments, blocked = [];
         document.addEventListener('securitypolicyviolation', event => blocked.push(event.effectiveDirective));
@@ -370,9 +372,9 @@ def test_the_browser_itself_forbids_requests(driver, show):
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(1)
-        blocked = driver.execute_async_script(code, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        blocked = page.driver.execute_async_script(code, f"http://127.0.0.1:{server.getsockname()[1]}/")
         assert blocked == [["connect-src", "img-src", "script-src-elem"], False]
         with pytest.raises(TimeoutError):
             server.accept()
-    assert len(driver.get_log("browser")) >= 2, "Chromium tells of what it blocked, and nothing else"
-    requests(driver)  # it tells of these too, though it sent none
+    assert len(page.driver.get_log("browser")) >= 2, "Chromium tells of what it blocked, and nothing else"
+    page.requests()  # it tells of these too, though it sent none

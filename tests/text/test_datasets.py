@@ -164,9 +164,8 @@ def test_validation_files_and_two_vocabularies(files, backwards, tmp_path) -> No
     (tmp_path / "valid").mkdir()
     of_valid = write_corpus(tmp_path / "valid", 17)
     reverse = Tokenizer.train(files[1].read_text().splitlines(), 28)
-    train, valid = datasets_from_files(
-        files[0], files[1], backwards, reverse, valid_source=of_valid[0], valid_target=of_valid[1]
-    )
+    options = {"valid_source": of_valid[0], "valid_target": of_valid[1]}
+    train, valid = datasets_of(files, backwards, target_tokenizer=reverse, **options)
     sides = [path.read_text().splitlines() for path in of_valid]
     assert Counter(pairs_of(epoch_of(valid))) == encoded(zip(*sides, strict=True), backwards, reverse)
     assert len(pairs_of(epoch_of(train))) == 240
