@@ -108,24 +108,25 @@ def litter() -> set[str]:
     }
 
 
-# The slowest files, minutes each. They run first, so that at the end no worker is left alone with one of them.
+# The slowest files. They run first, so that at the end no worker is left alone with one of them.
 LONGEST = [
     "export/test_matrix.py",
-    "benchmarks/test_benchmarks.py",
-    "training/test_run.py",
-    "training/test_replicas.py",
-    "test_seam.py",
-    "test_notebooks.py",
-    "test_tutorials.py",
     "models/test_backends.py",
-    "training/test_learning.py",
-    "training/test_family_runs.py",
-    "training/test_workers.py",
     "golden/test_golden.py",
+    "training/test_run.py",
+    "training/test_workers.py",
+    "export/test_artefacts.py",
     "test_wheel.py",
-    "decoding/test_search.py",
-    "decoding/test_translator.py",
+    "export/test_planted_faults.py",
+    "training/test_replicas.py",
     "export/test_onnx.py",
+    "training/test_family_runs.py",
+    "test_seam.py",
+    "export/test_export_command.py",
+    "importing/test_huggingface.py",
+    "commands/test_engines.py",
+    "test_tutorials.py",
+    "benchmarks/test_benchmarks.py",
 ]
 
 

@@ -337,6 +337,12 @@ def test_names_of_test_files_are_unique() -> None:
     assert [name for name, times in names.items() if times > 1] == []
 
 
+def test_a_test_file_says_in_its_first_line_what_it_proves() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        assert len(first.split()) >= 5, f"{path.name}: {first!r}"
+
+
 def test_no_large_file_in_git() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:

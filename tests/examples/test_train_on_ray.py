@@ -1,5 +1,4 @@
-"""Ray's workers learn what two processes learn that were launched by hand, though the program is stopped and a worker
-killed on the way."""
+"""Ray's workers learn what two processes learn that were launched by hand, though one is killed on the way."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The run folder: one process trains in it, and a run that --overwrite replaces is there again unless the new one has
-a checkpoint."""
+"""One process trains in a run folder, and what --overwrite replaces is there until the new run has a checkpoint."""
 
 from __future__ import annotations
 
