@@ -47,6 +47,17 @@ SECONDS_BY_THE_CLOCK = 1200  # of a test that waits for what never comes
 OPERATORS = [get_operator(name)() for name in sorted(operator_names()) if not get_operator(name).arguments()]
 MOST_TESTS = 300  # of a mutant, those that run the fewest lines
 SURVIVED, NO_TEST, KILLED, HANGS = "survived", "no test runs it", "killed", "killed: a test hangs"
+ERROR, UNSOUND = "pytest cannot run", "fails without it too"
+VERDICTS = {
+    pytest.ExitCode.OK: SURVIVED,
+    pytest.ExitCode.NO_TESTS_COLLECTED: SURVIVED,
+    pytest.ExitCode.TESTS_FAILED: KILLED,
+    pytest.ExitCode.INTERRUPTED: KILLED,  # a module could not be imported
+    -signal.SIGALRM: HANGS,
+    -signal.SIGPROF: HANGS,
+    -signal.SIGABRT: KILLED,
+    -signal.SIGSEGV: KILLED,
+}
 
 
 @dataclass(frozen=True)
@@ -199,8 +210,8 @@ class Chosen:
 
 
 def run_tests(copy: Path, tests: Sequence[str], log: Path) -> None:
-    """Runs tests in a copy, in a process of its own, whose exit status is that of pytest."""
-    os.setsid()  # what the tests start ends with this process: see `outcome_of`
+    """Runs tests in a copy, and ends this process with the exit status of pytest."""
+    os.setsid()  # what the tests start ends with this process: see `status_of`
     os.chdir(copy)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
@@ -213,23 +224,36 @@ def run_tests(copy: Path, tests: Sequence[str], log: Path) -> None:
     os._exit(pytest.main(arguments, plugins=[Chosen(tests)]))
 
 
+def status_of(copy: Path, tests: Sequence[str], log: Path) -> int:
+    """The exit status of pytest, or less the signal that ended its process."""
+    if not (child := os.fork()):
+        run_tests(copy, tests, log)
+    _, ended = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(ended)
+
+
 def outcome_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, float, str]:
-    """What becomes of a mutant, the seconds that it took, and the last lines of its tests."""
+    """What becomes of a mutant, the seconds that it took, and the last lines of its tests.
+
+    A test that fails kills the mutant only if it passes on the code as it is, in the same kind of process.
+    """
     start = time.monotonic()
     if not mutant.tests:
         return NO_TEST, 0.0, ""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy, log = copied(root, Path(folder) / "copy"), Path(folder) / "log"
         (copy / mutant.file).write_text(mutant.code, encoding="utf-8")
-        if not (child := os.fork()):
-            run_tests(copy, mutant.tests[:MOST_TESTS], log)
-        _, ended = os.waitpid(child, 0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        status = status_of(copy, mutant.tests[:MOST_TESTS], log)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    status = os.waitstatus_to_exitcode(ended)
-    survived = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    verdict = SURVIVED if survived else HANGS if status in (-signal.SIGALRM, -signal.SIGPROF) else KILLED
+        verdict = VERDICTS.get(status, f"{ERROR}: {status}")
+        if status == pytest.ExitCode.TESTS_FAILED:
+            told = [line.partition(" ")[2] + " " for line in lines if line.startswith(("FAILED ", "ERROR "))]
+            killers = [test for test in mutant.tests if any(line.startswith(f"{test} ") for line in told)]
+            shutil.copy(root / mutant.file, copy / mutant.file)
+            if killers and status_of(copy, killers, log) != pytest.ExitCode.OK:
+                verdict = UNSOUND
     return verdict, time.monotonic() - start, " | ".join(lines[-3:])
 
 
@@ -303,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with multiprocessing.get_context("fork").Pool(arguments.jobs, preload) as pool:
         for mutant, (verdict, seconds, last) in zip(mutants, pool.imap(outcome_of, mutants), strict=True):
             print(f"{verdict:<22}{seconds:6.1f} s  {mutant.file}:{mutant.line}", flush=True)
-            if verdict in (SURVIVED, NO_TEST):
+            if not verdict.startswith(KILLED):
                 alive.append(mutant)
                 print(f"{mutant.difference()}\n  {last}", flush=True)
     minutes = (time.monotonic() - start) / 60
