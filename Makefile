@@ -10,7 +10,7 @@ PEERS ?= keras-hub==0.32.0 transformers==5.23.0 sacremoses x-transformers==2.31.
   ray[data,train]==2.60.0
 # What `make test BROWSER=1` drives Chromium with.
 SELENIUM ?= selenium==4.51.0
-# What `make mutants` changes the code with. They stay out of the lock: no test needs them.
+# What `make mutants` changes the code with. They stay out of the lock, as what `make test PARITY=1` compares with.
 MUTATION ?= cosmic-ray==8.7.0 coverage==7.17.5
 # What `make docs` needs. It stays out of the lock, as no test needs it.
 SITE ?= mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
@@ -105,7 +105,7 @@ endif
 # The peers must not change the pinned versions; the last command checks this.
 $(PARITY_ENVIRONMENT): $(ENVIRONMENT)
 	$(PIP) install --no-deps --retries 2 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS)
+	$(PIP) install -c $(CONSTRAINTS) '$(TORCH)' '$(JAX)' $(PEERS) $(MUTATION)
 	$(PIP) install --quiet --dry-run --no-index --no-deps -r $(CONSTRAINTS)
 	@touch $@
 
