@@ -120,7 +120,12 @@ def assert_same_end(one: Path, other: Path, step: int) -> None:
 
 def assert_same_model(one: Path, other: Path) -> None:
     """The models of two runs have the same bits."""
-    for mine, theirs in zip(*(load_model(folder).get_weights() for folder in (one, other)), strict=True):
+    assert_weights_of(load_model(one), other)
+
+
+def assert_weights_of(model: Any, folder: Path) -> None:
+    """The model has the weights of the run in the folder, to the bit."""
+    for mine, theirs in zip(model.get_weights(), load_model(folder).get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 

@@ -16,7 +16,7 @@ from keras_transformer.run_folder import load_model, read_config
 from tests.golden.cases import write_labelled
 from tests.golden.stored import unpack
 from tests.interrupted import interrupt
-from tests.training.runs import assert_same_end, begun, column, trained
+from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
 
 FLAGS = (
     "--task classification --text text --vocabulary-size 36 --num-layers 1 --num-heads 2 --hidden-dim 16 "
@@ -63,8 +63,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(folder):
     made = begun(folder, "--task classification --text text --init-from whole --steps 2 --devices cpu --out tuned")
     assert read_config(folder / "tuned")["model"] == read_config(folder / "whole")["model"]
-    for mine, theirs in zip(made.model.get_weights(), load_model(folder / "whole").get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_weights_of(made.model, folder / "whole")
 
 
 def test_classify_a_line_for_a_line(learned, run):

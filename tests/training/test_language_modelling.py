@@ -12,7 +12,7 @@ from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.training.settings import resolve
 from tests.golden.stored import unpack
 from tests.interrupted import interrupt
-from tests.training.runs import assert_same_end, begun, column, trained
+from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
 
 pytest_plugins = ["tests.tiny_run"]
 
@@ -67,8 +67,7 @@ def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(folde
     whole, tuned = folder / "whole", folder / "tuned"
     assert read_config(tuned)["model"] == read_config(whole)["model"]
     assert (tuned / "tokenizer.model").read_bytes() == (whole / "tokenizer.model").read_bytes()
-    for mine, theirs in zip(made.model.get_weights(), load_model(whole).get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_weights_of(made.model, whole)
 
 
 def test_generate(folder, run, tmp_path):

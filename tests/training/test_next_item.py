@@ -16,7 +16,7 @@ from keras_transformer.text.logs import read_log
 from keras_transformer.training.settings import resolve
 from tests.golden.stored import unpack
 from tests.interrupted import interrupt
-from tests.training.runs import assert_same_end, begun, column, trained
+from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
 
 SMALL = "--num-layers 1 --num-heads 2 --hidden-dim 16 --intermediate-dim 32 --context-length 8 --token-budget 256"
 FLAGS = f"--task next-item --log log {SMALL} --warmup-steps 5 --average-last 1 --devices cpu --residual pre_norm"
@@ -103,8 +103,7 @@ def test_a_run_that_is_fine_tuned_begins_with_items_and_weights(folder):
     made = begun(folder, "--task next-item --log other --init-from learned --steps 2 --devices cpu --out tuned")
     assert read_config(tuned)["model"] == read_config(learned)["model"]
     assert (tuned / "items.txt").read_bytes() == (learned / "items.txt").read_bytes()
-    for mine, theirs in zip(made.model.get_weights(), load_model(learned).get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_weights_of(made.model, learned)
     assert "warning: 1 event(s) are left out: the vocabulary does not hold their items" in made.said
     assert "warning: 1 held-out event(s) have items that are not trained on, and count as missed" in made.said
 

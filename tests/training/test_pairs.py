@@ -13,7 +13,7 @@ from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.golden.stored import unpack
 from tests.interrupted import interrupt
-from tests.training.runs import assert_same_end, begun, column, trained
+from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo"]  # a source begins with one of them; the target is "the one is …"
 SIZES = "--num-layers 1 --num-heads 2 --hidden-dim 16 --intermediate-dim 32 --devices cpu --residual pre_norm"
@@ -129,8 +129,7 @@ def test_a_run_of_pairs_may_begin_with_one_of_text(folder, tmp_path):
     assert read_config(folder / "tuned")["answer_length"] == len("ba") + 1
     assert (folder / "tuned/tokenizer.model").read_bytes() == (prose / "tokenizer.model").read_bytes()
     assert (folder / "tuned/validation.target").read_text() == "ba\ndo\n"
-    for mine, theirs in zip(made.model.get_weights(), load_model(prose).get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_weights_of(made.model, prose)
 
 
 def test_texts_and_pairs_are_scored_each_in_its_way(folder, learned, run, tmp_path):
