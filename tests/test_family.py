@@ -35,7 +35,7 @@ def offered(part_class: type) -> set[str]:
 
 
 @EVERY_ROW
-def test_every_part_exists_and_has_the_methods_of_the_first_part_in_its_slot(slot, name):
+def test_every_part_has_the_methods_of_the_first_in_its_slot_and_the_defaults_of_its_class(slot, name):
     row, first = family.ALL_SLOTS[slot][name], next(iter(family.ALL_SLOTS[slot].values()))
     part_class = row.load()
     assert issubclass(part_class, keras.layers.Layer)
@@ -43,14 +43,9 @@ def test_every_part_exists_and_has_the_methods_of_the_first_part_in_its_slot(slo
     assert row.options.keys() <= parameters_of(part_class), "its options are arguments of its constructor"
     assert row.help and row.source
     assert keras.saving.get_registered_name(part_class) == f"keras_transformer>{part_class.__name__}"
-
-
-@EVERY_ROW
-def test_the_defaults_of_a_row_are_those_of_its_class(slot, name):
-    row = family.ALL_SLOTS[slot][name]
     defaults = {
         key: parameter.default
-        for one in reversed(row.load().__mro__)
+        for one in reversed(part_class.__mro__)
         if "__init__" in vars(one)
         for key, parameter in inspect.signature(vars(one)["__init__"]).parameters.items()
     }
@@ -69,9 +64,6 @@ def test_the_model_has_the_arguments_and_defaults_of_the_table():
     for name, parameter in parameters.items():
         default = family.ARGUMENTS[name].default
         assert (type(parameter.default), parameter.default) == (type(default), default), name
-
-
-def test_every_slot_is_an_argument_whose_default_is_its_first_part():
     assert {family.ARGUMENTS[name].slot for name in family.PART_ARGUMENTS} == set(family.SLOTS)
     for name in family.PART_ARGUMENTS:
         option = family.ARGUMENTS[name]
@@ -113,111 +105,70 @@ def test_complete_is_data_and_its_own_fixed_point():
 
 
 ARGUMENTS = ", ".join(family.ARGUMENTS)
-GROUPS = {"name": "full", "num_key_value_heads": 4}
 EXPERTS = {"name": "experts", "num_experts": 2, "top_k": 3}
+A_PART = "must be a name, or a dictionary with a name. Received: "
+A_RATE = "`dropout` must be a number of at least 0 and less than 1. Received: dropout="
+A_SCALE = "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale="
+HEADS = "`num_heads` must be an integer from 1 to 1,024. Received: num_heads="
+FLOAT16 = "later keys would leave the range of float16. Received: "
+
+
+def groups(count: int) -> dict:
+    return {"name": "full", "num_key_value_heads": count}
+
+
 REFUSED: list[tuple[dict, str]] = [
     ({"depth": 3}, f"expected arguments among {ARGUMENTS}; received 'depth'"),
     ({5: 3}, f"expected arguments among {ARGUMENTS}; received '5'"),
     ({"positions": "absolute"}, f"`positions` must be one of {POSITIONS}. Received: positions='absolute'"),
-    (
-        {"decoder_attention": {"name": "none"}},
-        "`decoder_attention` must be one of full, windowed, local, compressed. Received: decoder_attention='none'",
-    ),
-    (
-        {"positions": {"name": "learned", "offsets": 2}},
-        "`positions`: 'learned' has the options offset, separate. Received: offsets",
-    ),
+    ({"decoder_attention": {"name": "none"}},
+     "`decoder_attention` must be one of full, windowed, local, compressed. Received: decoder_attention='none'"),
+    ({"positions": {"name": "learned", "offsets": 2}},
+     "`positions`: 'learned' has the options offset, separate. Received: offsets"),
     ({"residual": {"name": "pre_norm", "offset": 2}}, "`residual`: 'pre_norm' has no options. Received: offset"),
-    (
-        {"positions": {"name": "learned", "offset": -1}},
-        "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=-1",
-    ),
-    (
-        {"norm": {"name": "layer", "epsilon": 0}},
-        "`norm:epsilon` must be a number from 1e-12 to 1.0. Received: norm:epsilon=0",
-    ),
-    ({"norm": 5}, "`norm` must be a name, or a dictionary with a name. Received: norm=5"),
-    (
-        {"norm": {"epsilon": 1e-6}},
-        "`norm` must be a name, or a dictionary with a name. Received: norm={'epsilon': 1e-06}",
-    ),
-    ({"norm": {"name": ["x"]}}, "`norm` must be a name, or a dictionary with a name. Received: norm={'name': ['x']}"),
-    ({"positions": None}, "`positions` must be a name, or a dictionary with a name. Received: positions=None"),
+    ({"positions": {"name": "learned", "offset": -1}},
+     "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=-1"),
+    ({"norm": {"name": "layer", "epsilon": 0}},
+     "`norm:epsilon` must be a number from 1e-12 to 1.0. Received: norm:epsilon=0"),
+    ({"norm": 5}, f"`norm` {A_PART}norm=5"),
+    ({"norm": {"epsilon": 1e-6}}, f"`norm` {A_PART}norm={{'epsilon': 1e-06}}"),
+    ({"norm": {"name": ["x"]}}, f"`norm` {A_PART}norm={{'name': ['x']}}"),
+    ({"positions": None}, f"`positions` {A_PART}positions=None"),
     ({"tied_output": 1}, "`tied_output` must be true or false. Received: tied_output=1"),
-    (
-        {"embedding_scale": 0},
-        "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale=0",
-    ),
-    (
-        {"embedding_scale": float("nan")},
-        "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale=nan",
-    ),
-    (
-        {"vocabulary_size": None},
-        "`vocabulary_size` must be an integer from 1 to 4,000,000. Received: vocabulary_size=None",
-    ),
-    ({"num_heads": 2.0}, "`num_heads` must be an integer from 1 to 1,024. Received: num_heads=2.0"),
-    ({"num_heads": True}, "`num_heads` must be an integer from 1 to 1,024. Received: num_heads=True"),
+    ({"embedding_scale": 0}, f"{A_SCALE}0"),
+    ({"embedding_scale": float("nan")}, f"{A_SCALE}nan"),
+    ({"vocabulary_size": None}, "`vocabulary_size` must be an integer from 1 to 4,000,000. "
+     "Received: vocabulary_size=None"),
+    ({"num_heads": 2.0}, f"{HEADS}2.0"),
+    ({"num_heads": True}, f"{HEADS}True"),
     ({"key_dim": 10**9}, "`key_dim` must be an integer from 1 to 65,536. Received: key_dim=1000000000"),
-    ({"dropout": 1}, "`dropout` must be a number of at least 0 and less than 1. Received: dropout=1"),
-    ({"dropout": float("nan")}, "`dropout` must be a number of at least 0 and less than 1. Received: dropout=nan"),
+    ({"dropout": 1}, f"{A_RATE}1"),
+    ({"dropout": float("nan")}, f"{A_RATE}nan"),
     ({"num_control_ids": 3}, "`num_control_ids` must be an integer from 4 to 10,000. Received: num_control_ids=3"),
-    (
-        {"num_control_ids": 9},
-        "`vocabulary_size` must be larger than `num_control_ids`. Received: vocabulary_size=9, num_control_ids=9",
-    ),
-    (
-        {"num_heads": 5, "hidden_dim": 12},
-        "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. Received: num_heads=5, hidden_dim=12",
-    ),
-    (
-        {"num_heads": 3, "hidden_dim": 9},
-        "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9",
-    ),
-    (
-        {"num_heads": 6, "hidden_dim": 12, "attention": GROUPS},
-        "`attention:num_key_value_heads` must divide `num_heads`. "
-        "Received: attention:num_key_value_heads=4, num_heads=6",
-    ),
-    (
-        {"decoder_attention": {**GROUPS, "num_key_value_heads": 3}},
-        "`decoder_attention:num_key_value_heads` must divide `num_heads`. "
-        "Received: decoder_attention:num_key_value_heads=3, num_heads=8",
-    ),
-    (
-        {"num_heads": 3, "hidden_dim": 9, "positions": "rotary"},
-        "`key_dim` must be even for rotary positions. Received: key_dim=3",
-    ),
+    ({"num_control_ids": 9},
+     "`vocabulary_size` must be larger than `num_control_ids`. Received: vocabulary_size=9, num_control_ids=9"),
+    ({"num_heads": 5, "hidden_dim": 12},
+     "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. Received: num_heads=5, hidden_dim=12"),
+    ({"num_heads": 3, "hidden_dim": 9}, "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9"),
+    *(({argument: groups(3)}, f"`{argument}:num_key_value_heads` must divide `num_heads`. "
+       f"Received: {argument}:num_key_value_heads=3, num_heads=8") for argument in ("attention", "decoder_attention")),
+    ({"num_heads": 3, "hidden_dim": 9, "positions": "rotary"},
+     "`key_dim` must be even for rotary positions. Received: key_dim=3"),
     ({"key_dim": 5, "positions": "xpos"}, "`key_dim` must be even for xpos positions. Received: key_dim=5"),
-    (
-        {"positions": {"name": "xpos", "scale_base": 100}},
-        "`max_source_length` must be at most four times `positions:scale_base`, 400: later keys would leave "
-        "the range of float16. Received: max_source_length=512",
-    ),
-    (
-        {"positions": {"name": "xpos", "scale_base": 10}, "max_source_length": 40},
-        "`positions:scale_base` must be at least a seventh of the longest translation, 90: later keys would leave "
-        "the range of float16. Received: scale_base=10",
-    ),
-    (
-        {"feed_forward": EXPERTS},
-        "`feed_forward:top_k` must be at most `feed_forward:num_experts`. "
-        "Received: feed_forward:top_k=3, feed_forward:num_experts=2",
-    ),
-    (
-        {"positions": {"name": "buckets", "num_buckets": 9}},
-        "`positions:num_buckets` must be even. Received: num_buckets=9",
-    ),
-    (
-        {"positions": {"name": "buckets", "max_distance": 16}},
-        "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16",
-    ),
-    (
-        {"residual": "pre_norm", "normalize_first": False},
-        "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'",
-    ),
+    ({"positions": {"name": "xpos", "scale_base": 100}},
+     f"`max_source_length` must be at most four times `positions:scale_base`, 400: {FLOAT16}max_source_length=512"),
+    ({"positions": {"name": "xpos", "scale_base": 10}, "max_source_length": 40},
+     f"`positions:scale_base` must be at least a seventh of the longest translation, 90: {FLOAT16}scale_base=10"),
+    ({"feed_forward": EXPERTS}, "`feed_forward:top_k` must be at most `feed_forward:num_experts`. "
+     "Received: feed_forward:top_k=3, feed_forward:num_experts=2"),
+    ({"positions": {"name": "buckets", "num_buckets": 9}},
+     "`positions:num_buckets` must be even. Received: num_buckets=9"),
+    ({"positions": {"name": "buckets", "max_distance": 16}},
+     "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16"),
+    ({"residual": "pre_norm", "normalize_first": False},
+     "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'"),
     ({"learned_positions": 1}, "`learned_positions` must be true or false. Received: learned_positions=1"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda one: "" if isinstance(one, str) else str(one))
@@ -226,56 +177,34 @@ def test_values_that_are_not_allowed_are_refused(given, message):
         family.complete({**SMALLEST, **given})
 
 
-def test_a_long_value_is_cut_in_the_message():
+def test_a_long_value_is_cut_in_the_message_and_one_argument_may_allow_values_of_another():
     with pytest.raises(ValueError) as caught:
         family.complete({**SMALLEST, "dropout": "x" * 500})
     assert len(str(caught.value)) < 200
-
-
-def test_one_argument_may_allow_values_of_another():
     assert family.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
     assert family.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
-
-
-@pytest.mark.parametrize(
-    ("slot", "text", "config"),
-    [
-        ("positions", "learned:offset=2", {"name": "learned", "offset": 2, "separate": False}),
-        ("positions", "learned", {"name": "learned", "offset": 0, "separate": False}),
-        ("norm", "layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
-        ("residual", "pre_norm", {"name": "pre_norm"}),
-        ("attention", "full:num_key_value_heads=2", {"name": "full", "num_key_value_heads": 2}),
-    ],
-)
-def test_a_part_has_one_spelling(slot, text, config):
-    assert family.parse(text, slot) == config
-    assert family.spelled(config, slot) == text
-    assert family.row(slot, config) is family.SLOTS[slot][config["name"]]
-
-
-def other_value(option):
-    """A value that is not the default."""
-    return not option.default if option.kind is bool else option.most
 
 
 @EVERY_ROW
 def test_spelling_and_parsing_are_inverse(slot, name):
     options = family.ALL_SLOTS[slot][name].options
-    config = {"name": name, **{key: other_value(option) for key, option in options.items()}}
+    other_values = {key: not one.default if one.kind is bool else one.most for key, one in options.items()}
+    config = {"name": name, **other_values}
     text = family.spelled(config, slot)
-    assert family.parse(text, slot) == config
+    assert family.parse(text, slot) == config and family.row(slot, config) is family.ALL_SLOTS[slot][name]
     assert text.startswith(name) and (":" in text) == bool(options)
     assert family.spelled(name, slot) == name, "defaults are left out"
+
+
+OFFSET = "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset="
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "learned:offset=two",
-            "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset='two'",
-        ),
-        ("learned:offset", "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=''"),
+        ("learned:offset=two", f"{OFFSET}'two'"),
+        ("learned:offset", f"{OFFSET}''"),
+        ("learned:offset=None", f"{OFFSET}'None'"),
         (
             "learned:offset=1,offset=2",
             "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'",
@@ -290,16 +219,11 @@ def test_a_wrong_spelling_is_refused(text, message):
         family.parse(text, "positions")
 
 
-def test_an_integer_is_allowed_for_a_float():
+def test_an_integer_is_allowed_for_a_float_and_none_where_it_is_a_value():
     config = family.parse("layer:epsilon=1", "norm")
     assert family.part("norm", {"name": "layer", "epsilon": 1}) == config
     assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
-
-
-def test_none_is_spelled_where_it_is_a_value():
     assert family.parse("full:num_key_value_heads=None", "attention") == family.part("attention", "full")
-    with pytest.raises(ValueError, match="`positions:offset` must be an integer.*Received: positions:offset='None'"):
-        family.parse("learned:offset=None", "positions")
 
 
 def test_a_switch_is_spelled_true_or_false():
