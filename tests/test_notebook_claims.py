@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 NUMBER = "nine hundred and eighty-seven thousand, six hundred and five"
@@ -23,79 +22,45 @@ def told(name: str) -> str:
     return "\n".join(text for some in texts for text in some)
 
 
-@pytest.fixture(scope="module")
-def training() -> str:
-    return told("train_with_model_fit")
+TRAINING, EXPORTING, LOOKING, COMPARING, SWAPPING, TUNING = map(
+    told,
+    ["train_with_model_fit", "export_and_serve", "attention_step_by_step", "word_vectors", "the_family", "fine_tune"],
+)
 
 
-@pytest.fixture(scope="module")
-def exporting() -> str:
-    return told("export_and_serve")
-
-
-@pytest.fixture(scope="module")
-def looking() -> str:
-    return told("attention_step_by_step")
-
-
-@pytest.fixture(scope="module")
-def comparing() -> str:
-    return told("word_vectors")
-
-
-@pytest.fixture(scope="module")
-def swapping() -> str:
-    return told("the_family")
-
-
-@pytest.fixture(scope="module")
-def tuning() -> str:
-    return told("fine_tune")
-
-
-def test_numbers_that_were_never_seen_are_translated(training):
-    share, count = re.findall(r"([\d.]+)% of (\d+) [\w ,-]*exactly", training)[0]
+def test_training_lowers_every_loss_and_numbers_that_were_never_seen_are_translated():
+    share, count = re.findall(r"([\d.]+)% of (\d+) [\w ,-]*exactly", TRAINING)[0]
     assert float(share) >= 95 and int(count) >= 500
-    assert IN_GERMAN in training and "einundzwanzig" in training
-
-
-def test_training_lowers_every_loss(training):
+    assert IN_GERMAN in TRAINING and "einundzwanzig" in TRAINING
     for name, most in (("loss", 1.0), ("val_loss", 1.0), ("val_perplexity", 1.15)):
-        values = [float(value) for value in re.findall(rf"\b(?<!val_){name}: ([\d.]+)", training)]
+        values = [float(value) for value in re.findall(rf"\b(?<!val_){name}: ([\d.]+)", TRAINING)]
         assert len(values) >= 5 and values[-1] < 0.5 * values[0] and values[-1] < most, name
-    assert float(re.findall(r"val_accuracy: ([\d.]+)", training)[-1]) > 0.99
+    assert float(re.findall(r"val_accuracy: ([\d.]+)", TRAINING)[-1]) > 0.99
 
 
-def test_the_saved_run_translates_alike(training):
-    assert re.search(r"^True$", training, re.MULTILINE) and not re.search(r"^False$", training, re.MULTILINE)
-
-
-def test_the_parameters_are_those_of_the_model(training):
+def test_the_parameters_are_those_of_the_model():
     from keras_transformer.models import count_parameters
 
     sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 512}
-    (told_number,) = re.findall(r"([\d,]+) parameters", training)
+    (told_number,) = re.findall(r"([\d,]+) parameters", TRAINING)
     assert told_number == f"{count_parameters({'vocabulary_size': 200, **sizes}):,}"
 
 
-def test_every_runtime_translates_as_keras_does(exporting):
-    lines = re.findall(r"^(SavedModel|ONNX|TFLite|Keras) +(\[.*\])$", exporting, re.MULTILINE)
+def test_every_runtime_translates_as_keras_does_and_the_certificate_holds():
+    lines = re.findall(r"^(SavedModel|ONNX|TFLite|Keras) +(\[.*\])$", EXPORTING, re.MULTILINE)
     assert [name for name, _ in lines] == ["SavedModel", "ONNX", "TFLite", "Keras"]
     assert len({translations for _, translations in lines}) == 1
     assert "'zweiundvierzig'" in lines[0][1] and IN_GERMAN in lines[0][1]
-
-
-def test_the_certificate_holds(exporting):
-    assert re.search(r"^exit status 0$", exporting, re.MULTILINE)
-    assert exporting.count("exit status 0") == 2 and "exit status 1" not in exporting
-    rows = re.findall(r"^\| `([^`]+)` \| (\S+) \| (\d+) \| ([\d.]+)% ", exporting, re.MULTILINE)
+    assert re.search(r"^exit status 0$", EXPORTING, re.MULTILINE)
+    assert EXPORTING.count("exit status 0") == 2 and "exit status 1" not in EXPORTING
+    rows = re.findall(r"^\| `([^`]+)` \| (\S+) \| (\d+) \| ([\d.]+)% ", EXPORTING, re.MULTILINE)
     assert len(rows) >= 20
     for name, holds, sentences, identical in rows:
         assert holds == "yes" and int(sentences) >= 200 and float(identical) >= (90 if "int8" in name else 99), name
 
 
-def test_the_table_has_every_precision_and_search_and_int8_is_less_than_half(exporting):
-    rows = re.findall(r"^\| (\w+) \| (float32|int8) \| (4|1) \| ([\d.]+)% \| ([\d.]+) \|", exporting, re.MULTILINE)
+def test_the_table_has_every_precision_and_search_and_int8_is_less_than_half():
+    rows = re.findall(r"^\| (\w+) \| (float32|int8) \| (4|1) \| ([\d.]+)% \| ([\d.]+) \|", EXPORTING, re.MULTILINE)
     sizes = {(name, precision, beams): float(size) for name, precision, beams, _, size in rows}
     formats = [
         ("SavedModel", "float32"),
@@ -107,23 +72,20 @@ def test_the_table_has_every_precision_and_search_and_int8_is_less_than_half(exp
         assert precision == "float32" or sizes[name, "int8", beams] < 0.5 * sizes[name, "float32", beams]
 
 
-def test_the_best_translation_stands_first(exporting):
-    found = re.findall(r"^ +(-\d+\.\d{4})  (\w+)$", exporting, re.MULTILINE)
+def test_the_best_translation_stands_first():
+    found = re.findall(r"^ +(-\d+\.\d{4})  (\w+)$", EXPORTING, re.MULTILINE)
     scores = [float(score) for score, _ in found]
     assert len(found) >= 4 and scores == sorted(scores, reverse=True)
     assert found[0][1] == "zweiundvierzig" and scores[0] > scores[1] + 1
 
 
-def test_word_vectors_are_near_what_they_should_be_near(comparing):
+def test_word_vectors_are_near_what_they_should_be_near_and_gloves_agree_least():
     ways = r"counts \+ SVD|skip-gram|CBOW|GloVe"
-    neighbours = re.findall(rf"^    ({ways}) +([a-z, ]+)$", comparing, re.MULTILINE)
+    neighbours = re.findall(rf"^    ({ways}) +([a-z, ]+)$", COMPARING, re.MULTILINE)
     of_list, of_true = (neighbours[4 * place : 4 * place + 4] for place in (0, 5))
     assert len(neighbours) == 24 and [name for name, _ in of_list] == ["counts + SVD", "skip-gram", "CBOW", "GloVe"]
     assert all("tuple" in found for _, found in of_list) and all(found.startswith("false,") for _, found in of_true)
-
-
-def test_gloves_neighbours_agree_least_and_counts_with_skip_gram_most(comparing):
-    rows = re.findall(r"^(\S[\w +-]{12})((?: +\d+\.\d){4})$", comparing, re.MULTILINE)
+    rows = re.findall(r"^(\S[\w +-]{12})((?: +\d+\.\d){4})$", COMPARING, re.MULTILINE)
     shared = [[float(number) for number in numbers.split()] for _, numbers in rows]
     assert [row[place] for place, row in enumerate(shared)] == [10.0] * 4
     others = {(one, other): shared[one][other] for one in range(4) for other in range(one)}
@@ -133,8 +95,8 @@ def test_gloves_neighbours_agree_least_and_counts_with_skip_gram_most(comparing)
     )
 
 
-def test_a_classifier_begins_better_with_skip_grams_vectors(comparing):
-    found = re.findall(r"^(random|skip-gram|GloVe) +([\d.% ]+) mean ([\d.]+) %$", comparing, re.MULTILINE)
+def test_a_classifier_begins_better_with_skip_grams_vectors():
+    found = re.findall(r"^(random|skip-gram|GloVe) +([\d.% ]+) mean ([\d.]+) %$", COMPARING, re.MULTILINE)
     draws = {name: [float(share) for share in shares.split("%")[:-1]] for name, shares, _ in found}
     means = {name: float(mean) for name, _, mean in found}
     assert all(more > less for more, less in zip(draws["skip-gram"], draws["random"], strict=True))
@@ -142,46 +104,36 @@ def test_a_classifier_begins_better_with_skip_grams_vectors(comparing):
     assert sum(more < less for more, less in zip(draws["GloVe"], draws["random"], strict=True)) == 1
 
 
-def test_scores_by_hand_are_those_of_the_text(looking):
-    """The softmax of 3, 0 and 0, divided by the root of 4."""
-    shares = [math.exp(product / 2) / (math.exp(1.5) + 2) for product in (3, 0, 0)]
-    assert f"{{'animal': {shares[0]:.2f}, 'street': {shares[1]:.2f}, 'it': {shares[2]:.2f}}}" in looking
-    assert looking.count("True") == 3 and "False" not in looking
-
-
-def test_without_the_division_one_key_gets_nearly_everything(looking):
-    divided, not_divided = zip(*re.findall(r"H = +\d+: ([\d.]+) divided, ([\d.]+) not divided", looking), strict=True)
+def test_scores_sinusoids_and_norms_are_as_the_text_says():
+    for row in re.findall(r"^distance \d+: +\[(.*)\]$", LOOKING, re.MULTILINE):
+        assert len(set(row.split(", "))) == 1
+    assert float(re.findall(r"BatchNormalization +differs by ([\d.]+)", LOOKING)[0]) > 0.5
+    assert float(re.findall(r"LayerNorm +differs by ([\d.]+)", LOOKING)[0]) == 0
+    divided, not_divided = zip(*re.findall(r"H = +\d+: ([\d.]+) divided, ([\d.]+) not divided", LOOKING), strict=True)
     assert len(divided) == 3 and max(map(float, divided)) < 0.4
     assert float(not_divided[-1]) > 0.95
+    shares = [math.exp(product / 2) / (math.exp(1.5) + 2) for product in (3, 0, 0)]
+    assert f"{{'animal': {shares[0]:.2f}, 'street': {shares[1]:.2f}, 'it': {shares[2]:.2f}}}" in LOOKING
+    assert LOOKING.count("True") == 3 and "False" not in LOOKING
 
 
-def test_distances_of_sinusoids_and_norms_are_as_the_text_says(looking):
-    for row in re.findall(r"^distance \d+: +\[(.*)\]$", looking, re.MULTILINE):
-        assert len(set(row.split(", "))) == 1
-    assert float(re.findall(r"BatchNormalization +differs by ([\d.]+)", looking)[0]) > 0.5
-    assert float(re.findall(r"LayerNorm +differs by ([\d.]+)", looking)[0]) == 0
-
-
-def test_the_pronouns_are_right_and_two_heads_look_there(looking):
-    assert float(re.findall(r"([\d.]+)% of 300 pronouns", looking)[0]) >= 98
-    assert looking.count("weil es zu müde war.") == looking.count("weil sie zu breit war.") == 2
+def test_the_pronouns_are_right_and_two_heads_look_there():
+    assert float(re.findall(r"([\d.]+)% of 300 pronouns", LOOKING)[0]) >= 98
+    assert LOOKING.count("weil es zu müde war.") == LOOKING.count("weil sie zu breit war.") == 2
     shares = dict(
-        re.findall(r"^(cross|decoder): head \d\.\d looks there in (\d+)% of 40 sentences$", looking, re.MULTILINE)
+        re.findall(r"^(cross|decoder): head \d\.\d looks there in (\d+)% of 40 sentences$", LOOKING, re.MULTILINE)
     )
     assert len(shares) == 2 and min(map(int, shares.values())) >= 90
 
 
-def test_fine_tuning_forgets_and_old_pairs_mend_it(tuning):
-    rows = re.findall(r"^(\w[\w -]*\w) +old +([\d.]+) % +new +([\d.]+) %$", tuning, re.MULTILINE)
+def test_fine_tuning_forgets_and_old_pairs_mend_it():
+    rows = re.findall(r"^(\w[\w -]*\w) +old +([\d.]+) % +new +([\d.]+) %$", TUNING, re.MULTILINE)
     old, new = ({row[0]: float(row[place]) for row in rows} for place in (1, 2))
     assert [*old] == ["parent", "from scratch", "fine-tuned", "fine-tuned on both"]
     assert old["parent"] > 90 and new["parent"] == old["from scratch"] == 0
     assert new["from scratch"] < 70 and new["fine-tuned"] > 85 and old["fine-tuned"] < 20
     assert old["fine-tuned on both"] > 90 and abs(new["fine-tuned on both"] - new["fine-tuned"]) < 5
-
-
-def test_a_run_that_forgot_writes_ordinal_numbers_alone(tuning):
-    told_lines = re.sub(r"\n+", "\n", tuning)
+    told_lines = re.sub(r"\n+", "\n", TUNING)
     asked = re.findall(r"^(forty-\w+)\n((?:    .+\n){4})", told_lines, re.MULTILINE)
     answers = {text: dict(re.findall(r"^    (\w[\w -]*\w)  +(\S+)$", lines, re.MULTILINE)) for text, lines in asked}
     assert {*answers} == {"forty-two", "forty-second"}
@@ -190,35 +142,33 @@ def test_a_run_that_forgot_writes_ordinal_numbers_alone(tuning):
     assert answers["forty-second"]["fine-tuned on both"] == "zweiundvierzigste"
 
 
-def test_positions_and_residual_sums_are_needed_and_other_parts_come_near(swapping):
+def test_positions_and_residual_sums_are_needed_and_other_parts_come_near():
     rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in swapping.splitlines() if line.count("|") == 8
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in SWAPPING.splitlines() if line.count("|") == 8
     ]
     exact = {(part, variant): int(share.rstrip("%")) for part, variant, *_, share in rows if share.endswith("%")}
     assert len(exact) == 9
     without_positions, without_residual = exact.pop(("positions", "none")), exact.pop(("residual", "none"))
     assert 40 <= without_positions <= 60 and without_residual <= 10 and min(exact.values()) >= 85
-
-
-def test_the_sources_of_parts_are_those_of_the_family(swapping):
     from keras_transformer.family import SLOTS
 
-    for part, variant, help, source in re.findall(r"^\| (\w+) \| `(\w+)` \| (.+?) \| (.+?) \|", swapping, re.MULTILINE):
+    for part, variant, help, source in re.findall(r"^\| (\w+) \| `(\w+)` \| (.+?) \| (.+?) \|", SWAPPING, re.MULTILINE):
         assert (SLOTS[part][variant].help, SLOTS[part][variant].source) == (help, source)
 
 
-def test_relatives_of_the_translator_work(swapping):
-    accuracies = [float(share) for share in re.findall(r"accuracy ([\d.]+)$", swapping, re.MULTILINE)]
+def test_relatives_of_the_translator_work():
+    accuracies = [float(share) for share in re.findall(r"accuracy ([\d.]+)$", SWAPPING, re.MULTILINE)]
     assert len(accuracies) == 2 and accuracies[0] > 0.95 and accuracies[1] > 0.9
-    assert re.findall(r"^\S.* +(\w\w), \d+%$", swapping, re.MULTILINE) == ["en", "de", "fr", "es", "it"]
-    logs = [float(number) for number in re.findall(r"^log P = +(-[\d.]+)  ", swapping, re.MULTILINE)]
+    assert re.findall(r"^\S.* +(\w\w), \d+%$", SWAPPING, re.MULTILINE) == ["en", "de", "fr", "es", "it"]
+    logs = [float(number) for number in re.findall(r"^log P = +(-[\d.]+)  ", SWAPPING, re.MULTILINE)]
     assert len(logs) == 4 and logs[0] > logs[1] + 5 and logs[2] > logs[3] + 5
-    known, count = map(int, re.findall(r"^(\d+) of (\d+) lines are numbers", swapping, re.MULTILINE)[0])
+    known, count = map(int, re.findall(r"^(\d+) of (\d+) lines are numbers", SWAPPING, re.MULTILINE)[0])
     assert count >= 20 and known > 0.8 * count
 
 
-def test_training_goes_on_with_the_same_weights(training):
-    assert training.count("True") == 2
-    assert "computes in bfloat16 with weights in float32" in training
-    watched = re.findall(r"^(\d\.\d{3}) ", training, re.MULTILINE)
+def test_the_saved_run_translates_alike_and_training_goes_on_with_the_same_weights():
+    assert TRAINING.count("True") == 2
+    assert "computes in bfloat16 with weights in float32" in TRAINING
+    watched = re.findall(r"^(\d\.\d{3}) ", TRAINING, re.MULTILINE)
     assert len(watched) == 2 and float(watched[1]) < float(watched[0])
+    assert re.search(r"^True$", TRAINING, re.MULTILINE) and not re.search(r"^False$", TRAINING, re.MULTILINE)
