@@ -7,13 +7,11 @@ from typing import Any
 from keras import ops
 
 from keras_transformer import family
-from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.residual import PreNorm
 from keras_transformer.layers.score import Score
 from keras_transformer.layers.self_attention import SelfAttention
-from keras_transformer.layers.shared import Rotation
 from keras_transformer.layers.stack import Stack
 
 
@@ -35,31 +33,17 @@ class SlopedPositions(Positions):
         return hidden_dim
 
 
-class TurnedPositions(Positions):
-    """Rotates queries and keys by their positions."""
-
-    def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.key_dim = key_dim
-        self.base = base
-
-    def rotation(self, positions: Any, is_causal: bool) -> Rotation:
-        half = self.key_dim // 2
-        frequencies = self.base ** (-ops.arange(half, dtype="float32") / half)
-        angles = ops.cast(positions, "float32")[..., None] * ops.concatenate([frequencies, frequencies])
-        return Rotation(*[ops.cos(angles), ops.sin(angles)] * 2)
-
-
 class DistancePositions(Positions):
     """Subtracts from the logits a multiple of the distance. Each head has its own factor."""
 
-    def __init__(self, num_heads: int, **kwargs: Any):
+    def __init__(self, num_heads: int, rate: float = 1.0, **kwargs: Any):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.rate = rate
 
     def bias(self, queries: Any, keys: Any, is_causal: bool) -> Any:
         distances = ops.abs(ops.cast(queries, "float32")[:, None] - ops.cast(keys, "float32")[None])  # (T, S)
-        rates = 2.0 ** -(1.0 + ops.arange(self.num_heads, dtype="float32"))
+        rates = self.rate * 2.0 ** -(1.0 + ops.arange(self.num_heads, dtype="float32"))
         return -rates[:, None, None] * distances
 
 
@@ -86,14 +70,6 @@ class Bilinear(Score):
 
     def num_parameters(self, key_dim: int) -> int:
         return key_dim**2
-
-
-class SelfGated(FeedForward):
-    """Multiplies the inner states by their sigmoid."""
-
-    def call(self, x: Any) -> Any:
-        x = ops.matmul(x, self.kernel_in) + self.bias_in
-        return ops.matmul(x * ops.sigmoid(x), self.kernel_out) + self.bias_out
 
 
 class RunningMean(SelfAttention):
@@ -148,11 +124,9 @@ def row(name: str, options: dict[str, family.Option] | None = None) -> family.Pa
 
 ROWS = {
     ("positions", "sloped"): row("SlopedPositions"),
-    ("positions", "turned"): row("TurnedPositions", {"base": family.Option(1e4, "of the wavelengths", float, least=1)}),
-    ("positions", "distance"): row("DistancePositions"),
+    ("positions", "distance"): row("DistancePositions", {"rate": family.Option(1.0, "of all heads", float, least=0.5)}),
     ("residual", "inner_norm"): row("InnerNorm"),
     ("score", "bilinear"): row("Bilinear"),
-    ("feed_forward", "self_gated"): row("SelfGated"),
     ("attention", "running_mean"): row("RunningMean"),
     ("stack", "repeated"): row("Repeated"),
 }
