@@ -8,7 +8,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -57,7 +56,7 @@ hypothesis.settings.load_profile("repeatable")
 def seed() -> None:
     """Seeds Python and NumPy, from which Keras draws the seeds of its layers.
 
-    TensorFlow gets no seed: with a new one it forgets what it made of every graph, and each test would pay for that again.
+    TensorFlow gets no seed: a new one makes it forget what it made of every graph, and each test would pay for that.
     """
     random.seed(1)
     np.random.seed(1)
