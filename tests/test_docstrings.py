@@ -47,8 +47,9 @@ def translator_of(pairs: dict[str, str]) -> Any:
     source_ids, target_ids = padded([[*row, END] for row in sources]), padded([[START, *row] for row in targets])
     inputs = {"source_ids": source_ids, "target_ids": target_ids}
     model = keras_transformer.Transformer(tokenizer.vocabulary_size, 1, 2, 16, 32, dropout=0.0)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(inputs, labels, sample_weight=(labels != 0).astype("float32"), epochs=100, verbose=0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, run_eagerly=True)
+    model.fit(inputs, labels, sample_weight=(labels != 0).astype("float32"), epochs=20, verbose=0)
     return keras_transformer.Translator(model, tokenizer)
 
 
