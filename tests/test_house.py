@@ -58,36 +58,11 @@ CIRCLES = [
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
 
 # These run on every backend of Keras, so they know none of them.
-BACKEND_FREE = [
-    f"{PACKAGE}.{name}"
-    for name in (
-        "options",
-        "slots",
-        "family",
-        "auxiliary_losses",
-        "weighted_fit",
-        "lengths",
-        "ranking",
-        "layers",
-        "models",
-        "decoding.computations",
-        "decoding.loop",
-        "decoding.prompts",
-        "decoding.sampling",
-        "decoding.search",
-        "training.losses",
-        "training.metrics",
-        "training.schedules",
-    )
-]
-EXPORT_ONLY = {
-    "onnx",
-    "tf2onnx",
-    "onnxruntime",
-    "onnxruntime_extensions",
-    "ai_edge_litert",
-    "tensorflow_text",
-}
+BACKEND_FREE = """
+options slots family auxiliary_losses weighted_fit lengths ranking layers models decoding.computations decoding.loop
+decoding.prompts decoding.sampling decoding.search training.losses training.metrics training.schedules
+"""
+EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 
 # The export builds graphs; this module runs them, where it is asked to.
 RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_decoder")
@@ -214,40 +189,26 @@ def test_files_import_one_another_without_circles() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_tensorflow_is_imported_late() -> None:
-    wrong = [
-        place(path, found)
-        for path, _, found in read_imports(PACKAGE)
-        if found.at_once and found.name.split(".")[0].startswith("tensorflow")
-    ]
-    assert not wrong, "\n".join(wrong)
+LIBRARIES: dict[str, Callable[[str, str, Import], bool]] = {
+    "TensorFlow is imported within functions": lambda library, _, found: (
+        found.at_once and library.startswith("tensorflow")
+    ),
+    "what runs on every backend names none": lambda library, module, _: (
+        library in ("tensorflow", "jax", "torch")
+        and any(under(module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
+    ),
+    "what exports stays in export": lambda library, module, _: (
+        library in EXPORT_ONLY and (library, module) != RUNS_GRAPHS
+    ),
+}
 
 
-def test_what_runs_on_every_backend_names_none() -> None:
-    wrong = [
-        place(path, found)
-        for path, module, found in read_imports(PACKAGE)
-        if any(under(module, name) for name in BACKEND_FREE)
-        and found.name.split(".")[0] in ("tensorflow", "jax", "torch")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_export_libraries_stay_in_export() -> None:
+@pytest.mark.parametrize("rule", LIBRARIES)
+def test_libraries_stay_where_they_belong(rule: str) -> None:
     wrong = [
         place(path, found)
         for path, module, found in read_imports("train.py", PACKAGE)
-        if found.name.split(".")[0] in EXPORT_ONLY and (found.name, module) != RUNS_GRAPHS
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_notebooks_define_nothing() -> None:
-    wrong = [
-        f"{path.name} defines {node.name}"
-        for path in python_files("notebooks")
-        for node in ast.walk(ast.parse(source(path)))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if LIBRARIES[rule](found.name.partition(".")[0], module, found)
     ]
     assert not wrong, "\n".join(wrong)
 
