@@ -52,7 +52,7 @@ def run(run_folder, translator, monkeypatch, capfdbinary):
     return run
 
 
-def test_a_run_is_read_from_the_disk(run_folder, translator, monkeypatch, capfdbinary):
+def test_a_line_in_is_a_line_out_in_order_by_a_run_on_the_disk(run_folder, translator, monkeypatch, capfdbinary):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(SOURCE)))
     assert main(["translate", str(run_folder), "--max-length", "9"]) == 0
     out, err = capfdbinary.readouterr()
@@ -72,16 +72,10 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(command, tmp_path, monke
     Path(name).mkdir()
     given = ["--out"] if command.startswith("train") else []
     needed = {
-        "evaluate": "--source a --reference b",
-        "score": "--source a --target b",
-        "distill": "--source a",
-        "attention": "text --out a",
-        "neighbours": "a",
-        "average": "--last 1",
+        "evaluate": "--source a --reference b", "score": "--source a --target b", "distill": "--source a",
+        "attention": "text --out a", "neighbours": "a", "average": "--last 1", "import": "a", "embed": "--out a",
         "compare": "b --source a --reference b",
-        "import": "a",
-        "embed": "--out a",
-    }
+    }  # fmt: skip
     flags = [*([command] if command in COMMANDS else []), *given, name, *needed.get(command, "").split()]
     assert main_of(command)(flags) == 2
     out, err = capsys.readouterr()
@@ -93,12 +87,6 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(command, tmp_path, monke
     monkeypatch.chdir(name)
     with pytest.raises(RequestError, match=r"expected arguments and names of files in UTF-8; received .*caf\\xe9/run"):
         check_writable(Path("run"))
-
-
-def test_a_line_in_is_a_line_out_in_order(run, translator):
-    status, out, err = run("translate", stdin=SOURCE)
-    assert (status, err) == (0, "")
-    assert out.decode() == "".join(f"{text}\n" for text in translator.translate(SOURCE.decode().split("\n")[:-1]))
 
 
 GARBAGE = {
@@ -126,14 +114,9 @@ def test_whatever_comes_has_a_line_out_for_each_line_in(run, stdin, num_lines):
     assert ("1 line(s) were over" in err) == (stdin.count(b"one ") == 5000)
 
 
-def test_a_carriage_return_before_the_end_and_a_missing_end_change_nothing(run):
-    _, expected, _ = run("translate", stdin=b"one two\nseven\n")
-    assert run("translate", stdin=b"one two\r\nseven")[1] == expected
-
-
-def test_invalid_utf8_is_replaced_and_counted(run):
+def test_carriage_returns_change_nothing_and_invalid_utf8_is_replaced_and_counted(run):
     _, expected, _ = run("translate", stdin="one\ufffdtwo\none\n\ufffd\n".encode())
-    status, out, err = run("translate", stdin=b"one\xfftwo\none\n\xc3\n")
+    status, out, err = run("translate", stdin=b"one\xfftwo\r\none\n\xc3")
     assert (status, out) == (0, expected)
     assert err == "warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n"
 
@@ -144,16 +127,13 @@ def test_lines_are_told_apart_by_newlines_alone():
     assert lines.num_invalid == 0
 
 
-def test_scores_and_alignments_are_columns(run, translator):
-    hypotheses = translator.n_best(SOURCE.decode().split("\n")[:-1], alignments=True)
+def test_scores_and_alignments_are_columns_and_lists_are_in_the_format_of_moses(run, translator):
+    lines = SOURCE.decode().split("\n")[:-1]
     _, out, _ = run("translate", "--scores", "--alignments", stdin=SOURCE)
-    for line, (best,) in zip(out.decode().split("\n"), hypotheses, strict=False):
+    for line, (best,) in zip(out.decode().split("\n"), translator.n_best(lines, alignments=True), strict=False):
         pairs = " ".join(f"{source}-{target}" for source, target in best.alignment)
         assert line == f"{best.score:.4f}\t{best.text}\t{pairs}"
-
-
-def test_n_best_lists_are_in_the_format_of_moses(run, translator):
-    lists = translator.n_best(SOURCE.decode().split("\n")[:-1], n_best=3)
+    lists = translator.n_best(lines, n_best=3)
     expected = [f"{n} ||| {one.text} ||| {one.score:.4f}" for n, some in enumerate(lists) for one in some]
     _, out, _ = run("translate", "--n-best", 3, stdin=SOURCE)
     assert out.decode().split("\n")[:-1] == expected
@@ -295,12 +275,6 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert exit_status(lambda: say("the next command")) == 0
 
 
-def test_on_windows_a_command_says_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert main(["info", "run"]) == 2
-    assert capsys.readouterr().err == "error: keras_transformer does not run on Windows: run it in WSL (Linux)\n"
-
-
 def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):
     from keras_transformer.text import number_words
 
@@ -364,12 +338,19 @@ def test_without_standard_error_nothing_is_said_on_standard_output(monkeypatch, 
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("stream", ["stdin", "stdout"])
-def test_a_stream_closed_from_the_start_is_no_traceback(monkeypatch, capsys, stream):
-    monkeypatch.setattr(sys, stream, None)
-    assert exit_status(lambda: None) == 0
-    assert main(["translate", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("error: standard input and standard output must be open")
+@pytest.mark.parametrize(
+    ("name", "value", "command", "error"),
+    [
+        ("stdin", None, "translate", "standard input and standard output must be open"),
+        ("stdout", None, "translate", "standard input and standard output must be open"),
+        ("platform", "win32", "info", "keras_transformer does not run on Windows: run it in WSL (Linux)\n"),
+    ],
+)
+def test_a_closed_stream_and_windows_are_no_traceback(monkeypatch, capsys, name, value, command, error):
+    monkeypatch.setattr(sys, name, value)
+    assert exit_status(lambda: None) == (2 if name == "platform" else 0)
+    assert main([command, "nowhere"]) == 2
+    assert f"error: {error}" in capsys.readouterr().err
 
 
 def test_given_translations_are_scored_one_by_one_and_together(run, translator, tmp_path):
