@@ -18,8 +18,7 @@ from keras_transformer import family
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
-from keras_transformer.models import count_parameters, model_config
-from keras_transformer.models.transformer import Transformer
+from keras_transformer.models import model_config
 
 pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
@@ -51,10 +50,7 @@ KINDS, POSITIONS = ", ".join(family.KINDS), ", ".join(family.SLOTS["positions"])
 DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "not JSON": ("{", "Expecting"),
     "not UTF-8": (b'{"format": "\xff"}', "'utf-8' codec"),
-    "too large": (
-        b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES,
-        "larger than 1,000,000",
-    ),
+    "too large": (b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES, "larger than 1,"),
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "without a model": ('{"format": 1, "settings": {}}', "expected an object with the keys"),
@@ -69,31 +65,17 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "another kind": (of_model(kind="painter"), f"expected a model of the kinds {KINDS}; received 'painter'"),
     "a list for a kind": (of_model(kind=[]), r"expected a model of the kinds .*; received \[\]"),
     "an unknown model key": (of_model(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "an unknown model key of format 1": (
-        lambda config: of_model(class_name="Lambda")({**config, "format": 1}),
-        "expected arguments among vocabulary_size, .*; received 'class_name'",
-    ),
+    "an unknown model key of format 1": (lambda config: of_model(class_name="Lambda")({**config, "format": 1}),
+                                         "expected arguments among vocabulary_size, .*; received 'class_name'"),
     "an unknown part": (of_model(norm="Lambda"), "`norm` must be one of layer, rms. Received: norm='Lambda'"),
-    "a text for a size": (
-        of_model(num_layers="2"),
-        "`num_layers` must be an integer from 1 to 512. Received: num_layers",
-    ),
+    "a text for a size": (of_model(num_layers="2"), "`num_layers` must be an integer from 1 to 512. Received"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
-    "a switch of format 1 in format 2": (
-        of_model(normalize_first=True),
-        "expected only known keys; received 'normalize_first'",
-    ),
+    "a switch of format 1 in format 2": (of_model(normalize_first=True), "only known keys; received 'normalize_first'"),
     "a number for an old switch among the settings": (
-        beside(settings={"learned_positions": 1}),
-        "`learned_positions` must be true or false. Received: learned_positions=1",
-    ),
-    "a key of no newer version": (by_version("0.0.9", of_model(drop_path=1)), "only known keys; received 'drop_path'"),
-    "a key of this version": (
-        by_version(keras_transformer.__version__, of_model(drop_path=1)),
-        "only known keys; received 'drop_path'",
-    ),
-    "a key of a version without number": (by_version("dev", of_model(drop_path=1)), "only known keys; received"),
-}
+        beside(settings={"learned_positions": 1}), "`learned_positions` must be true or false. Received: .*=1"),
+    **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
+       for version in ("0.0.9", keras_transformer.__version__, "dev")},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -113,16 +95,12 @@ NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
     "a format, of another shape": (beside(format=3, model=[], weights=1), "format 3"),
     "a key of the model": (of_model(drop_path=0.1), "the key 'drop_path'"),
     "a kind": (of_model(kind="seer"), f"expected a model of the kinds {KINDS}; received 'seer'"),
-    "a part": (
-        of_model(positions={"name": "absolute"}),
-        f"`positions` must be one of {POSITIONS}. Received: positions='absolute'",
-    ),
-    "an option of a part": (
-        of_model(positions={"name": "learned", "scale": 2}),
-        "`positions`: 'learned' has the options offset, separate. Received: scale",
-    ),
+    "a part": (of_model(positions={"name": "absolute"}),
+               f"`positions` must be one of {POSITIONS}. Received: positions='absolute'"),
+    "an option of a part": (of_model(positions={"name": "learned", "scale": 2}),
+                            "`positions`: 'learned' has the options offset, separate. Received: scale"),
     "a key beside the model": (beside(lineage=[]), "the key 'lineage'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NEWER)
@@ -153,21 +131,6 @@ def test_a_missing_run_is_named(tmp_path):
     (tmp_path / "certificate.json").touch()
     with pytest.raises(RequestError, match="found none in .* it is an export: give the run"):
         runs.read_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"key_dim": 5, "num_heads": 3, "source_vocabulary_size": 13},
-        {"positions": "learned", "max_source_length": 7, "residual": "pre_norm"},
-        {"encoder_layers": 1, "tied_output": False, "output_bias": True, "attention_bias": True},
-    ],
-    ids=str,
-)
-def test_parameters_are_counted_without_a_model(options):
-    sizes = {"vocabulary_size": 11, "num_layers": 2, "num_heads": 2, "hidden_dim": 14, "intermediate_dim": 17}
-    model = Transformer(**{**sizes, **options})
-    assert count_parameters(model_config(model)) == model.count_params() > 0
 
 
 def test_save_and_load_keep_every_weight(run_folder, tiny_model):
