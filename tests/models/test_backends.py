@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from tests.layer_check import array
-from tests.models.combinations import COMBINATIONS, MODELS, make_model
+from tests.models.combinations import COMBINATIONS, make_model
 from tests.models.variants import cached_logits, make_inputs
 
-MARKS = {"tensorflow": pytest.mark.long, "jax": pytest.mark.parity, "torch": pytest.mark.parity}
-BACKENDS = pytest.mark.parametrize("backend", [pytest.param(name, marks=mark) for name, mark in MARKS.items()])
 TESTS = Path(__file__).resolve().parents[1]
 LOSSES = [
     *(f"training/test_{name}.py" for name in ("losses", "metrics", "label_weights", "schedules")),
@@ -26,11 +24,11 @@ ON_JAX = [
     *(f"layers/test_{name}.py" for name in ("embedding", "image_layers", "masks")),
     "layers/test_attention.py::test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients",
     "layers/test_attention.py::test_softmax_runs_in_float32_and_scores_have_the_type_of_queries",
-    "models/test_base.py::test_it_learns[image-classifier]",
+    "models/test_base.py::test_a_classifier_learns_in_which_half_a_bright_patch_is",
 ]
 ON_TORCH = ["layers", "models/test_token_model.py", "models/test_image_classifier.py"]
 # The models that train: those with every part that has a loss of its own, and windows, gates and general scores.
-TRAINED = list(COMBINATIONS)[:3]
+TRAINED = list(COMBINATIONS)[:2]
 
 
 def run(backend: str, folder: Path, *arguments: str) -> None:
@@ -42,10 +40,10 @@ def run(backend: str, folder: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder of saved models, and what each computes here."""
+def expected(tmp_path_factory):
+    """What each of the saved models computes here, and what the first backend's training comes to, for the others."""
     folder, expected = tmp_path_factory.mktemp("models"), {}
-    for name in MODELS:
+    for name in COMBINATIONS:
         model = make_model(name)
         model.save(folder / f"{name}.keras")
         expected[f"{name}: logits"] = array(model(make_inputs()))
@@ -53,26 +51,23 @@ def models(tmp_path_factory):
     return folder, expected
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """What the first backend's training came to, for the others to equal."""
-    return {}
-
-
-@BACKENDS
-def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(backend, models, trained, tmp_path):
-    folder, expected = models
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("tensorflow", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.parity) for name in ("jax", "torch")),
+    ],
+)
+def test_forward_steps_training_and_a_compiled_model_that_is_saved_and_loaded(backend, expected, tmp_path):
+    folder, values = expected
     program, results = TESTS / "models" / "on_backend.py", tmp_path / "results.npz"
     run(backend, tmp_path, str(program), str(folder), str(results), ",".join(TRAINED))
-    found = dict(np.load(results))
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=2e-5, err_msg=name)
-    for name in TRAINED:
-        for part in (f"{name}: losses", f"{name}: trained"):
-            assert np.isfinite(found[part]).all()
-            np.testing.assert_allclose(found[part], trained.setdefault(part, found[part]), 1e-4, 1e-4, err_msg=part)
-        (first, second), *_ = found[f"{name}: losses"]
-        assert second < first
+    for name, found in dict(np.load(results)).items():
+        of_training = name.endswith("losses")
+        rtol, atol = (1e-4, 1e-4) if of_training else (0.0, 2e-5)
+        np.testing.assert_allclose(found, values.setdefault(name, found), rtol, atol, err_msg=name)
+        if of_training:
+            assert found[0, 0] > found[0, 1] > found[0, 2], "it goes on where it stopped"
 
 
 @pytest.mark.parity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +19,7 @@ from keras_transformer.layers.compressed import STRIDE, CompressedAttention
 from keras_transformer.layers.local import LocalAttention
 from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.lengths import EXTRA_LENGTH
-from keras_transformer.models import PRESETS, Transformer, count_parameters, model_config
+from keras_transformer.models import Transformer, count_parameters, model_config
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized
 from tests.layer_check import random as noise
@@ -28,7 +29,6 @@ from tests.models.variants import SIZES, beams_of, cached_logits, make_inputs, m
 
 INPUTS = make_inputs(target_width=8)  # several windows, blocks and compressed keys
 REAL = {side: INPUTS[f"{side}_ids"] != 0 for side in ("source", "target")}
-LATER = {"name": "learned", "offset": 2}
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
@@ -36,55 +36,53 @@ def logits_of(model, inputs=INPUTS):
     return array(model(inputs))
 
 
-@pytest.mark.parametrize(("preset", "parameters"), [("base", 63_045_632), ("big", 214_171_648)])
-def test_the_papers_sizes(preset, parameters):
-    sizes = {name: value for name, value in PRESETS[preset].items() if name in SIZES}
-    assert count_parameters(sizes) == parameters and sizes["vocabulary_size"] == 37_000
-    if preset == "base":
-        default = family.complete({"vocabulary_size": 37_000})
-        assert count_parameters(default) == parameters and default.items() >= sizes.items(), "it is the default"
-
-
 @EVERY_MODEL
-def test_steps_equal_the_full_pass(name):
-    model, num_beams = model_of(name), 2
-    steps = cached_logits(model, INPUTS, num_beams)
-    for beam, target_ids in enumerate(np.moveaxis(beams_of(INPUTS["target_ids"], num_beams), 1, 0)):
-        full = logits_of(model, {**INPUTS, "target_ids": target_ids})
-        assert_close(steps[:, beam][REAL["target"]], full[REAL["target"]], atol=1e-4)
-
-
-@EVERY_MODEL
-def test_padding_the_future_and_other_sentences_change_nothing(name):
-    model, real = model_of(name), REAL["target"]
-    whole = logits_of(model)
-    padded = logits_of(model, {side: np.pad(ids, ((0, 1), (0, 3))) for side, ids in INPUTS.items()})
-    assert np.isfinite(padded).all(), "of a row of padding alone too"
-    assert_close(padded[:3, : real.shape[1]][real], whole[real], atol=2e-5)
+def test_steps_padding_the_future_and_other_sentences_change_nothing(name):
+    """One pass has every row beside other texts and padding: with the words of two beams, and with a changed word."""
+    model, (first, second) = model_of(name), np.moveaxis(beams_of(INPUTS["target_ids"], 2), 1, 0)
+    targets = [first, second]
+    for position in (1, 6):
+        targets.append(first.copy())
+        targets[-1][0, position] = (first[0, position] - 3) % 19 + 4
+    rows = {"source_ids": np.tile(INPUTS["source_ids"], (4, 1)), "target_ids": np.concatenate(targets)}
+    logits = logits_of(model, {side: np.pad(ids, ((0, 1), (0, 3))) for side, ids in rows.items()})
+    assert np.isfinite(logits).all(), "of a row of padding alone too"
+    whole, of_beam, *others = np.split(logits[:-1, :8], 4)
+    for position, other in zip((1, 6), others, strict=True):
+        assert_close(other[:, :position], whole[:, :position], atol=1e-6)
+        assert (np.abs(other[0, position] - whole[0, position]) > 1e-4).any()
     for row, lengths in ((1, (4, 3)), (2, (1, 2))):
         alone = {side: ids[row : row + 1, :length] for (side, ids), length in zip(INPUTS.items(), lengths, strict=True)}
         assert_close(logits_of(model, alone)[0], whole[row, : lengths[1]], atol=1e-4)
-    for position in (1, 6):
-        changed = {**INPUTS, "target_ids": INPUTS["target_ids"].copy()}
-        changed["target_ids"][0, position] = (changed["target_ids"][0, position] - 3) % 19 + 4
-        logits = logits_of(model, changed)
-        assert_equal(logits[:, :position], whole[:, :position])
-        assert (logits[0, position] != whole[0, position]).any()
+    steps, real = cached_logits(model, INPUTS, num_beams=2), REAL["target"]
+    for beam, expected in enumerate((whole, of_beam)):
+        assert_close(steps[:, beam][real], expected[real], atol=1e-4)
 
 
 @EVERY_MODEL
-def test_scores_of_a_query_sum_to_1_and_are_0_where_a_key_is_hidden(name):
-    model, real = model_of(name), REAL
+def test_scores_are_those_of_call_sum_to_1_and_are_0_where_a_key_is_hidden(name, monkeypatch):
+    model, real, masked_softmax, used = model_of(name), REAL, attention.masked_softmax, []
+
+    def recorded(*given):
+        used.append(masked_softmax(*given))
+        return used[-1]
+
+    if name == "unlike sides":
+        monkeypatch.setattr(attention, "masked_softmax", recorded)
+        model(INPUTS)
+        monkeypatch.undo()
+    in_call = {"encoder": used[:1], "decoder": used[1::2], "cross": used[2::2]}
     sides = {
         "encoder": (real["source"][:, None, None], real["source"]),
         "decoder": (real["target"][:, None, None] & np.tri(8, dtype=bool), real["target"]),
         "cross": (real["source"][:, None, None], real["target"]),
     }
     for side, scores in model.attention_scores(INPUTS).items():
-        seen, queries = sides[side]
-        scores = array(scores)
+        (seen, queries), scores = sides[side], array(scores)
         layers = model.encoder_layers if side == "encoder" else model.decoder_layers
         assert scores.shape == (layers, 3, model.num_heads, queries.shape[1], seen.shape[-1])
+        if used:
+            assert_close(scores, np.stack([array(each) for each in in_call[side]]), atol=1e-6)
         assert (np.where(seen, 0, scores) == 0).all()
         for layer, totals in enumerate(scores.sum(-1)):  # (B, N, T)
             of_layer = model.decoder_blocks[layer % len(model.decoder_blocks)].self_attention
@@ -94,26 +92,7 @@ def test_scores_of_a_query_sum_to_1_and_are_0_where_a_key_is_hidden(name):
             assert_close(totals, np.ones_like(totals))
 
 
-@pytest.mark.parametrize("variant", ["unlike sides", "rotary positions", "buckets"])
-def test_scores_are_those_of_call(variant, monkeypatch):
-    model, masked_softmax, used = make_model(variant), attention.masked_softmax, []
-
-    def recorded(*given):
-        used.append(masked_softmax(*given))
-        return used[-1]
-
-    monkeypatch.setattr(attention, "masked_softmax", recorded)
-    model(INPUTS)
-    monkeypatch.undo()
-    of_encoder = model.encoder_layers
-    in_call = {"encoder": used[:of_encoder], "decoder": used[of_encoder::2], "cross": used[of_encoder + 1 :: 2]}
-    scores = model.attention_scores(INPUTS)
-    assert list(scores) == list(in_call)
-    for side, expected in in_call.items():
-        assert_close(scores[side], np.stack([array(each) for each in expected]), atol=1e-6)
-
-
-@EVERY_MODEL
+@pytest.mark.parametrize("name", ["unlike sides", "untied", *list(combinations.COMBINATIONS)[:2]])
 def test_every_weight_exists_before_the_first_call_and_is_used(name):
     tf = pytest.importorskip("tensorflow")
     model = combinations.make_model(name)
@@ -128,18 +107,22 @@ def test_every_weight_exists_before_the_first_call_and_is_used(name):
         assert slope.any() or path.endswith("/key_bias"), path
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("mixed_bfloat16", 0.05), ("mixed_float16", 0.01)])
-@pytest.mark.parametrize("name", combinations.COMBINATIONS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "most"),
+    [*((name, "float16", 0.01) for name in combinations.COMBINATIONS), ("learned", "bfloat16", 0.05)],
+)
 def test_mixed_precision_is_near(name, dtype, most):
-    model, real = combinations.make_model(name, dtype=dtype), REAL["target"]
+    model, real = combinations.make_model(name, dtype=f"mixed_{dtype}"), REAL["target"]
     expected, logits = logits_of(model_of(name)), model(INPUTS)
-    assert keras.backend.standardize_dtype(logits.dtype) == dtype.removeprefix("mixed_")
+    assert keras.backend.standardize_dtype(logits.dtype) == dtype
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    assert np.abs(array(logits) - expected)[real].mean() < most * np.abs(expected[real]).mean()
+    found = [array(logits)]
     if name == "learned":
         steps = cached_logits(model, INPUTS, 1)
         assert steps.dtype == "float32"
-        assert np.abs(steps[:, 0] - expected)[real].mean() < most * np.abs(expected[real]).mean()
+        found.append(steps[:, 0])
+    for each in found:
+        assert np.abs(each - expected)[real].mean() < most * np.abs(expected[real]).mean()
 
 
 def test_no_seed_is_drawn_to_count_parameters():
@@ -153,19 +136,16 @@ def test_arguments_by_position_and_old_switches_are_those_of_version_0_1():
     names = ("key_dim", "attention_dropout", "source_vocabulary_size", "max_source_length")
     assert [given[name] for name in names] == [5, 0.2, 29, 11]
     assert (given["residual"]["name"], given["positions"]["name"]) == ("pre_norm", "learned")
-    model = Transformer(**SIZES, normalize_first=True, learned_positions=True)
-    learned = {"name": "learned", "offset": 0, "separate": False}
-    assert (model.arguments()["residual"], model.arguments()["positions"]) == ({"name": "pre_norm"}, learned)
-    old = {**SIZES, "normalize_first": True, "learned_positions": True, "max_source_length": 9}  # as version 0.1 wrote
-    again = Transformer.from_config(old)
-    assert again.arguments() == {**model.arguments(), "max_source_length": 9}
+    old = {**SIZES, "num_layers": 1, "normalize_first": True, "learned_positions": True}  # as version 0.1 wrote
+    again, same = Transformer.from_config(old), {"residual": "pre_norm", "positions": "learned"}
+    assert again.arguments() == Transformer(**SIZES | {"num_layers": 1} | same).arguments()
     assert again.encoder_norm is not None and again.decoder_norm is not None
-    plain = Transformer(**SIZES, normalize_first=False, learned_positions=False)
-    assert plain.arguments() == Transformer(**SIZES).arguments()
+    off = Transformer(**old | {"normalize_first": False, "learned_positions": False})
+    assert off.arguments() == Transformer(**SIZES | {"num_layers": 1}).arguments()
 
 
 @pytest.mark.parametrize(
-    "positions", [*family.SLOTS["positions"], {"name": "sinusoidal", "interpolation": 1.5}], ids=str
+    "positions", ["none", "rotary", "alibi", {"name": "sinusoidal", "interpolation": 1.5}], ids=str
 )
 def test_only_without_positions_the_encoder_knows_no_order(positions):
     model = make_model(positions=positions, num_layers=1, max_source_length=40)
@@ -181,12 +161,15 @@ def test_only_without_positions_the_encoder_knows_no_order(positions):
 
 @pytest.mark.parametrize(
     ("positions", "embedding_norm", "scale"),
-    [({"name": "sinusoidal", "offset": 2}, False, 0.5), (LATER, True, None), ({**LATER, "separate": True}, True, 0.5)],
+    [
+        ({"name": "sinusoidal", "offset": 2}, False, 0.5),
+        ({"name": "learned", "offset": 2, "separate": True}, True, None),
+    ],
 )
 def test_the_input_of_the_stacks_is_the_papers_sum(positions, embedding_norm, scale):
     """On both sides the sum of scaled embedding and position, and if `embedding_norm` is set, the norm of the sum."""
     options = {"embedding_scale": scale, "embedding_norm": embedding_norm, "source_vocabulary_size": 29}
-    model = make_model(positions=positions, **options)
+    model = make_model(positions=positions, num_layers=1, **options)
     if positions["name"] == "learned":  # they reach as far as a translation may, whatever the offset
         assert model.positions.max_length == model.max_source_length + EXTRA_LENGTH
         assert model.positions.embeddings.shape[0] == model.positions.max_length + 2
@@ -202,32 +185,32 @@ def test_the_input_of_the_stacks_is_the_papers_sum(positions, embedding_norm, sc
         assert_close(x, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_half_of_an_embedding_is_dropped_and_the_rest_doubled(side, rate):
+def test_half_of_an_embedding_is_dropped_and_the_rest_doubled():
     """Dropout acts on the sums of embedding and position (paper, 5.4), in training alone."""
-    model, ids = make_model(dropout=rate), INPUTS["source_ids" if side == "encoder" else "target_ids"]
-    plain, dropped = (array(getattr(model, f"_{side}_inputs")(ids, training)[0]) for training in (False, True))
-    assert np.mean(dropped == 0) == pytest.approx(rate, abs=0.15)
-    assert_close(dropped[dropped != 0], plain[dropped != 0] / (1 - rate))
-    without = make_model()
+    model, without = (make_model(dropout=rate, num_layers=1) for rate in (0.5, 0.0))
     without.set_weights(model.get_weights())
+    for side, ids in (("encoder", INPUTS["source_ids"]), ("decoder", INPUTS["target_ids"])):
+        inputs = getattr(model, f"_{side}_inputs")
+        plain, dropped = (array(inputs(ids, training)[0]) for training in (False, True))
+        assert np.mean(dropped == 0) == pytest.approx(0.5, abs=0.15)
+        assert_close(dropped[dropped != 0], 2 * plain[dropped != 0])
+        assert_equal(getattr(without, f"_{side}_inputs")(ids, True)[0], plain)
     assert_equal(logits_of(model), logits_of(without))
-    assert (np.abs(array(model(INPUTS, training=True)) - logits_of(model)).max() > 0.1) == (rate > 0)
+    assert np.abs(array(model(INPUTS, training=True)) - logits_of(model)).max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{"output_bias": True}, {"output_bias": True, "tied_output": False}])
-def test_an_output_bias_is_added_to_the_logits_and_an_untied_output_leaves_the_embedding_alone(options):
-    model = make_model(**options)
-    states, whole, steps = array(model.encode(INPUTS["source_ids"])), logits_of(model), cached_logits(model, INPUTS, 1)
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_bias_is_added_to_the_logits_and_an_untied_output_leaves_the_embedding_alone(tied):
+    model, inputs = make_model(output_bias=True, tied_output=tied, num_layers=1), make_inputs(target_width=3)
+    states, whole = array(model.encode(inputs["source_ids"])), logits_of(model, inputs)
     bias = model.output_embedding.bias
     assert bias is not None
     bias.assign(bias + np.arange(23, dtype="float32"))
-    assert_close(logits_of(model), whole + np.arange(23), atol=1e-3)
-    assert_close(cached_logits(model, INPUTS, 1), steps + np.arange(23), atol=1e-3)
+    assert_close(logits_of(model, inputs), whole + np.arange(23), atol=1e-3)
     model.output_embedding.embeddings.assign(0 * model.output_embedding.embeddings)
-    assert np.array_equal(array(model.encode(INPUTS["source_ids"])), states) == ("tied_output" in options)
-    assert_equal(logits_of(model), np.broadcast_to(array(bias), whole.shape))
+    assert np.array_equal(array(model.encode(inputs["source_ids"])), states) != tied
+    for logits in (logits_of(model, inputs), cached_logits(model, inputs, 1)[:, 0]):
+        assert_equal(logits, np.broadcast_to(array(bias), whole.shape))
 
 
 def test_each_side_has_its_window_and_the_decoder_may_have_another_self_attention():
@@ -243,22 +226,24 @@ def test_each_side_has_its_window_and_the_decoder_may_have_another_self_attentio
             np.testing.assert_array_equal(seen, (distances >= -before) & (distances <= after))
 
 
-@pytest.mark.parametrize("num_layers", [1, 4, 5])
-def test_compressed_layers_alternate_with_local_ones(num_layers):
-    model = Transformer(**{**SIZES, "num_layers": num_layers}, decoder_attention={"name": "compressed", "width": 2})
+def test_compressed_layers_alternate_with_local_ones():
+    sizes = {**SIZES, "encoder_layers": 1, "decoder_layers": 3}
+    model = Transformer(**sizes, decoder_attention={"name": "compressed", "width": 2})
     kinds = [(type(block.self_attention), block.self_attention.width) for block in model.decoder_blocks]
-    assert kinds == ([(LocalAttention, 2), (CompressedAttention, 2)] * 3)[:num_layers]
+    assert kinds == [(LocalAttention, 2), (CompressedAttention, 2), (LocalAttention, 2)]
     assert count_parameters(model_config(model)) == model.count_params()
 
 
 @pytest.mark.parametrize(
-    ("attention", "positions"), [("windowed", "alibi"), ("local", "buckets"), ("compressed", "none")]
+    ("of_encoder", "of_decoder", "positions"), [("windowed", "local", "buckets"), ("compressed", "compressed", "none")]
 )
-def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(attention, positions):
+def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(of_encoder, of_decoder, positions):
     """Neither a bias nor a mask. Compressed attention has a third of all pairs for each head."""
     tf = pytest.importorskip("tensorflow")
-    num_layers = 2 if attention == "compressed" else 1  # its first layer is a local one
-    model = make_model(attention={"name": attention, "width": 4}, positions=positions, num_layers=num_layers)
+    parts: dict[str, Any] = {"attention": {"name": of_encoder, "width": 4}, "positions": positions}
+    parts |= {"decoder_attention": {"name": of_decoder, "width": 4}}
+    # The first layer with compressed attention is a local one.
+    model = make_model(**parts, num_layers=2 if of_encoder == "compressed" else 1)
     sizes = {"source_ids": 211, "target_ids": 223}  # no other sizes of the model
 
     def gradients(ids):
@@ -271,28 +256,26 @@ def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(attention, p
         assert any(size in shape for shape in shapes)
         assert not [shape for shape in shapes if shape.count(size) > 1]
     of_one_side = [shape for shape in shapes if not {211, 223} <= set(shape)]
-    assert attention == "compressed" or max(map(math.prod, of_one_side)) < 211**2
+    assert of_encoder == "compressed" or max(map(math.prod, of_one_side)) < 211**2
 
 
 def refusals():
     """Wrong arguments, and what the model says."""
     for name, option in family.ARGUMENTS.items():
         if option.kind is int:
-            for size in (0, -1, 2.5, "8", True, 10**12):
+            for size in (0, 2.5, True, 10**12):
                 bounds = f"an integer from {option.least:,} to {option.most:,}"
                 yield {name: size}, f"`{name}` must be {bounds}. Received: {name}={size!r}"
-    for name in ("dropout", "attention_dropout"):
-        for rate in (-0.1, 1, float("nan"), True):
-            yield {name: rate}, f"`{name}` must be a number of at least 0 and less than 1. Received: {name}={rate!r}"
+    for rate in (-0.1, 1, float("nan"), True):
+        yield {"dropout": rate}, f"`dropout` must be a number of at least 0 and less than 1. Received: dropout={rate!r}"
     yield ({"num_heads": 5}, "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
            "Received: num_heads=5, hidden_dim=12")  # fmt: skip
     yield {"hidden_dim": 9}, "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9"
     few = {"positions": ("sinusoidal or learned or none", "alibi"), "stack": ("layers", "universal")}
-    for slot, (allowed, wrong) in few.items():
-        for argument in ("attention", "decoder_attention"):
+    for argument in ("attention", "decoder_attention"):
+        for slot, (allowed, wrong) in few.items():
             message = f"`{slot}` must be {allowed} with compressed attention. Received: {slot}='{wrong}'"
             yield {slot: wrong, argument: "compressed"}, message
-    for argument in ("attention", "decoder_attention"):
         message = f"`{argument}` must be 'full' for the score 'location', which needs the positions of all keys. "
         yield {"score": "location", argument: "local"}, f"{message}Received: {argument}='local'"
     yield {"normalize_first": 1}, "`normalize_first` must be true or false. Received: normalize_first=1"
