@@ -39,22 +39,17 @@ def test_equals_keras_attention(memory_dim, use_bias, mask):
     assert_close(ours.attention_scores(QUERY, memory, mask), scores, atol=1e-6)
 
 
-def test_a_hidden_key_weighs_exactly_nothing_beside_any_bias_of_positions():
+def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients():
     logits = ops.convert_to_tensor(np.array([[0.0, 1e4, -1e4]], "float32"))
     assert array(masked_softmax(logits, np.array([True, False, True]))).tolist() == [[1, 0, 0]] and HIDDEN < -1e8
-
-
-def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients():
-    mask = MASK.copy()
+    mask, layer = MASK.copy(), MultiHeadAttention(NUM_HEADS, KEY_DIM)
     mask[1, 2] = False
-    layer = MultiHeadAttention(NUM_HEADS, KEY_DIM)
     output = array(layer(QUERY, MEMORY, mask))
-    assert (output[1, 2] == 0).all()
-    assert np.isfinite(output).all() and (output != 0).any(axis=-1).sum() == BATCH * QUERIES - 1
+    assert np.isfinite(output).all() and (output[1, 2] == 0).all()
+    assert (output != 0).any(axis=-1).sum() == BATCH * QUERIES - 1
     of_query = gradient(lambda query: ops.sum(layer(query, MEMORY, mask) ** 2), QUERY)
     of_memory = gradient(lambda memory: ops.sum(layer(QUERY, memory, mask) ** 2), MEMORY)
-    for slope in (of_query, of_memory):
-        assert np.isfinite(slope).all() and slope.any()
+    assert np.isfinite(of_query).all() and np.isfinite(of_memory).all() and of_query.any() and of_memory.any()
     assert not of_query[1, 2].any()
 
 
@@ -69,18 +64,16 @@ def test_a_mask_that_the_memory_carries_hides_its_keys():
         assert_equal(found, layer(QUERY, memory, mask))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("query", (7, 11)), ("memory", (2, 2, 7, 11)), ("attention_mask", (7, 7)), ("memory_mask", (7,))],
-)
-def test_another_number_of_axes_is_refused(name, shape):
+def test_another_number_of_axes_is_refused():
     x = random(7, 7, HIDDEN_DIM)  # as many sentences as keys: of another rank, the mask would broadcast
-    inputs = {"query": x, "memory": x, name: np.ones(shape, bool if "mask" in name else "float32")}
-    symbolic = {name: keras.KerasTensor(x.shape, str(x.dtype)) for name, x in inputs.items()}
-    message = rf"`{name}` must have (three|two) axes.*Received the shape {re.escape(str(shape))}"
-    for given in (inputs, symbolic):
-        with pytest.raises(ValueError, match=message):
-            MultiHeadAttention(NUM_HEADS, KEY_DIM)(**given)
+    shapes = {"query": (7, 11), "memory": (2, 2, 7, 11), "attention_mask": (7, 7), "memory_mask": (7,)}
+    for name, shape in shapes.items():
+        inputs = {"query": x, "memory": x, name: np.ones(shape, bool if "mask" in name else "float32")}
+        symbolic = {name: keras.KerasTensor(x.shape, str(x.dtype)) for name, x in inputs.items()}
+        message = rf"`{name}` must have (three|two) axes.*Received the shape {re.escape(str(shape))}"
+        for given in (inputs, symbolic):
+            with pytest.raises(ValueError, match=message):
+                MultiHeadAttention(NUM_HEADS, KEY_DIM)(**given)
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])
@@ -88,44 +81,28 @@ def test_kernels_begin_as_glorots_and_a_gain_is_of_values_and_output_alone(gain)
     """As in DeepNet. Initial queries and keys, and so the scores, are the same as without a gain."""
     layer = MultiHeadAttention(7, 11, gain=gain)
     layer.build((None, None, 64))
-    bound = np.sqrt(6 / (64 + 7 * 11))
-    found = {name: np.abs(kernel).max() / bound for name, kernel in weights_of(layer).items()}
+    kernels = {name: kernel / np.sqrt(6 / (64 + 7 * 11)) for name, kernel in weights_of(layer).items()}
     expected = {"query": 1, "key": 1, "value": gain, "output": gain}
-    assert found == pytest.approx(expected, rel=0.01) and max(found.values()) <= 1
-    deviations = {name: kernel.std() / bound * 3**0.5 for name, kernel in weights_of(layer).items()}
-    assert deviations == pytest.approx(expected, rel=0.05), "uniform"
-
-
-def test_an_inner_norm_stands_before_the_output():
-    layer = built(MultiHeadAttention(NUM_HEADS, KEY_DIM, inner_norm="layer"), QUERY.shape)
-    before = array(layer(QUERY, QUERY))
-    layer.value_kernel.assign(50.0 * layer.value_kernel)  # the norm removes a factor on the heads
-    assert_close(layer(QUERY, QUERY), before, atol=1e-4)
-    assert [weight.shape for weight in layer.inner_norm.get_weights()] == [(NUM_HEADS * KEY_DIM,)] * 2
+    largest = {name: np.abs(kernel).max() for name, kernel in kernels.items()}
+    assert largest == pytest.approx(expected, rel=0.01) and max(largest.values()) <= 1
+    assert {name: kernel.std() * 3**0.5 for name, kernel in kernels.items()} == pytest.approx(expected, rel=0.05)
 
 
 def test_a_bias_and_a_rotation_of_positions_reach_the_scores():
     """The bias is added to the logits, the rotation turns queries and keys, in whole sequences and in steps."""
-    x, bias, key_dim = QUERY[:1], random(NUM_HEADS, QUERIES, QUERIES, seed=2), 4
-    layer = MultiHeadAttention(NUM_HEADS, key_dim)
+    x, bias, layer = QUERY[:1], random(NUM_HEADS, QUERIES, QUERIES, seed=2), MultiHeadAttention(NUM_HEADS, 4)
     angles = np.arange(QUERIES)[:, None] * np.array([0.3, 1.1, 0.3, 1.1])
     cosines, sines = (wave(angles).astype("float32") for wave in (np.cos, np.sin))
     causal = np.tri(QUERIES, dtype=bool)[None]
     tables = cosines, sines, 0.5 * cosines, 0.5 * sines  # as in xPos, those of keys have another length
     whole = layer(x, x, causal, shared=Shared(bias, Rotation(*tables)))
-    q, k, v, o = layer.get_weights()
-
-    def heads(kernel):
-        return (x[0] @ kernel).reshape(QUERIES, NUM_HEADS, key_dim)
-
-    def turned(heads):  # by complex numbers: the pair (i, i + H/2) is one
-        numbers = (heads[..., :2] + 1j * heads[..., 2:]) * np.exp(1j * angles[:, None, :2])
-        return np.concatenate([numbers.real, numbers.imag], axis=-1)
-
-    logits = np.einsum("tnh,snh->nts", turned(heads(q)), 0.5 * turned(heads(k))) / np.sqrt(key_dim) + bias
+    q, k, v = ((x[0] @ kernel).reshape(QUERIES, NUM_HEADS, 4) for kernel in layer.get_weights()[:3])
+    # By complex numbers: the pair (i, i + H/2) is one.
+    turned, keys = ((each[..., :2] + 1j * each[..., 2:]) * np.exp(1j * angles[:, None, :2]) for each in (q, k))
+    logits = np.einsum("tnh,snh->nts", turned, 0.5 * keys.conj()).real / np.sqrt(4) + bias
     scores = np.exp(np.where(causal, logits, -np.inf))
     scores /= scores.sum(-1, keepdims=True)
-    expected = np.einsum("nts,snh->tnh", scores, heads(v)).reshape(QUERIES, -1) @ o
+    expected = np.einsum("nts,snh->tnh", scores, v).reshape(QUERIES, -1) @ layer.get_weights()[3]
     assert_close(array(whole)[0], expected)
     cache = layer.init_cache(1, 1, QUERIES)
     for index in range(QUERIES):
@@ -156,20 +133,11 @@ def test_a_lone_key_is_seen_without_a_warning():
     assert not gradient(lambda query: ops.sum(layer(query, memory)), QUERY).any()
 
 
-def test_dropout_acts_on_scores_while_training_alone():
-    dropping, plain = (MultiHeadAttention(NUM_HEADS, KEY_DIM, dropout=rate) for rate in (0.5, 0.0))
-    expected = array(plain(QUERY, QUERY))
-    dropping.build(QUERY.shape)
-    dropping.set_weights(plain.get_weights())
-    assert_equal(dropping(QUERY, QUERY), expected)
-    assert np.abs(array(dropping(QUERY, QUERY, training=True)) - expected).max() > 1e-3
-
-
 def attention(num_groups, **settings):
     return built(MultiHeadAttention(6, KEY_DIM, num_key_value_heads=num_groups, **settings), QUERY.shape, scale=0.1)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2, 6])
+@pytest.mark.parametrize("num_groups", [1, 2])
 def test_fewer_key_heads_equal_full_attention_with_repeated_heads(num_groups):
     """In whole sequences, in the steps of beams, and in what beams see of a memory."""
     layer, full, shared = attention(num_groups, use_bias=True), attention(None, use_bias=True), Shared(BIAS)
@@ -195,6 +163,6 @@ def test_fewer_key_heads_equal_full_attention_with_repeated_heads(num_groups):
 
 
 def test_key_heads_that_do_not_divide_the_heads_are_refused():
-    message = "`num_key_value_heads` must divide `num_heads`. Received: num_key_value_heads=4, num_heads=6"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = "^`num_key_value_heads` must divide `num_heads`. Received: num_key_value_heads=4, num_heads=6$"
+    with pytest.raises(ValueError, match=message):
         attention(4)

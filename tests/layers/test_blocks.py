@@ -82,15 +82,6 @@ def test_every_sublayer_has_its_dropout_in_training_alone(name):
         assert (moved(encoder, X) > 1e-3) == (acts and name != "cross_attention"), rates
 
 
-@BLOCKS
-def test_a_bias_for_each_projection_of_each_attention(block_class):
-    plain, biased = (block_class(2, 3, 8, attention_bias=bias) for bias in (False, True))
-    for block in (plain, biased):
-        block.build((None, None, 6))
-    attentions = 2 if block_class is DecoderBlock else 1
-    assert biased.count_params() - plain.count_params() == attentions * (3 * 2 * 3 + 6)
-
-
 def test_encoder_decoder_attention_has_the_key_heads_of_the_decoders_self_attention():
     part = {"name": "full", "num_key_value_heads": 1}
     block = DecoderBlock(**SETTINGS, attention=part)

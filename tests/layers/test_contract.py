@@ -23,6 +23,9 @@ NORM = {"name": "layer", "epsilon": 1e-3}
 HEADS = {"num_heads": 3, "key_dim": 4}
 OF_ATTENTION = {"dropout": 0.1, "score": {"name": "scaled_dot"}, "use_bias": True, "inner_norm": NORM, "gain": 0.5}
 NETWORK = {"intermediate_dim": 11, "activation": {"name": "silu"}, "inner_norm": NORM, "gain": 0.5}
+EXPERTS = {**NETWORK, "num_experts": 3, "top_k": 2, "alpha": 0.1}
+RESIDUAL = {"dropout": 0.1, "norm": NORM}
+WINDOW = {**HEADS, "width": 3, "is_causal": True}
 PATCHES = {"patch_size": 2, "channels": 5, "hidden_dim": 7}
 OF_BLOCK = {"dropout": 0.1, "attention_dropout": 0.2, "attention": {"name": "full"}, "score": {"name": "scaled_dot"}}
 PARTS = {"norm": NORM, "feed_forward": {"name": "plain"}, "activation": {"name": "relu"}, "attention_bias": True}
@@ -40,21 +43,13 @@ CASES: list[tuple[type[Any], dict[str, Any], tuple[np.ndarray, ...]]] = [
     (layers.SinusoidalPositions, {"hidden_dim": 10, "offset": 2, "interpolation": 1.5}, (IDS,)),
     (layers.LearnedPositions, {"max_length": 13, "hidden_dim": 7, "offset": 2}, (IDS,)),
     (layers.MultiHeadAttention, {**HEADS, **OF_ATTENTION, "num_key_value_heads": 1}, (X, MEMORY, SEEN)),
-    *(
-        (one, {**HEADS, "width": 3, "is_causal": True}, (X, X, CAUSAL))
-        for one in (layers.WindowedAttention, layers.LocalAttention, layers.CompressedAttention)
-    ),
+    *((one, WINDOW, (X, X, CAUSAL)) for one in (layers.WindowedAttention, layers.LocalAttention)),
+    (layers.CompressedAttention, WINDOW, (X, X, CAUSAL)),
     (layers.FeedForward, NETWORK, (X,)),
-    *((layers.GatedFeedForward, {**NETWORK, "use_bias": use_bias}, (X,)) for use_bias in (False, True)),
-    *(
-        (layers.Experts, {**NETWORK, "num_experts": 3, "top_k": 2, "gated": gated, "alpha": 0.1}, (X,))
-        for gated in (False, True)
-    ),
+    (layers.GatedFeedForward, NETWORK, (X,)),
+    *((layers.Experts, {**EXPERTS, "gated": gated}, (X,)) for gated in (False, True)),
     (HeadLayer, {"activation": {"name": "gelu"}, "norm": NORM}, (X,)),
-    *(
-        (one, {"dropout": 0.1, "norm": NORM}, (X,))
-        for one in (layers.PostNorm, layers.PreNorm, layers.NoResidual, layers.SubNorm)
-    ),
+    *((one, RESIDUAL, (X,)) for one in (layers.PostNorm, layers.PreNorm, layers.NoResidual, layers.SubNorm)),
     (layers.EncoderBlock, {**BLOCK, "residual": "pre_norm"}, (X, CAUSAL)),
     (layers.CausalBlock, {**BLOCK, "residual": "sub_norm"}, (X, CAUSAL)),
     (layers.DecoderBlock, {**BLOCK, "residual": "post_norm"}, (X, MEMORY, CAUSAL, SEEN)),
@@ -68,8 +63,8 @@ CASES: list[tuple[type[Any], dict[str, Any], tuple[np.ndarray, ...]]] = [
     (layers.ImageAttention, {"reduction": 2}, (IMAGES,)),
     (layers.AttentiveStem, {**PATCHES, "filters": 9}, (IMAGES,)),
 ]
-# These make biases and rotations, and are not called.
-POSITIONS: list[tuple[type[Any], dict[str, Any]]] = [
+# These make biases and rotations, and are not called; or have other arguments than above.
+OTHERS: list[tuple[type[Any], dict[str, Any]]] = [
     (layers.NoPositions, {}),
     (layers.AlibiPositions, {"num_heads": 3}),
     (layers.BucketPositions, {"num_heads": 3, "hidden_dim": 10, "num_buckets": 8, "max_distance": 9}),
@@ -77,6 +72,7 @@ POSITIONS: list[tuple[type[Any], dict[str, Any]]] = [
     (layers.XposPositions, {"key_dim": 6, "base": 100.0, "scale_base": 9}),
     (layers.LearnedPositions, {"max_length": 13, "hidden_dim": 7, "separate": True}),
     (layers.TokenEmbedding, {"vocabulary_size": 7, "hidden_dim": 11, "output_bias": True}),
+    (layers.GatedFeedForward, {**NETWORK, "use_bias": True}),
 ]
 
 
@@ -86,7 +82,7 @@ def test_a_layer_keeps_the_contract(layer_class, settings, inputs, tmp_path):
     check_layer(layer_class, settings, inputs, tmp_path, **functions)
 
 
-@pytest.mark.parametrize(("layer_class", "settings"), POSITIONS)
+@pytest.mark.parametrize(("layer_class", "settings"), OTHERS)
 def test_a_configuration_makes_the_layer_again_and_wrong_sizes_are_refused(layer_class, settings):
     check_config(layer_class, settings)
     check_refusals(layer_class, settings)
@@ -96,4 +92,4 @@ def test_every_layer_is_checked():
     public = [getattr(layers, name) for name in layers.__all__]
     parts = [part.load() for slot in family.ALL_SLOTS.values() for part in slot.values()]
     every = {one for one in (*public, *parts) if isinstance(one, type)}
-    assert every - {case[0] for case in (*CASES, *POSITIONS)} == {layers.Positions, layers.Residual}, "the bases alone"
+    assert every - {case[0] for case in (*CASES, *OTHERS)} == {layers.Positions, layers.Residual}, "the bases alone"

@@ -21,8 +21,7 @@ def test_the_plain_network_equals_two_convolutions_of_kernel_one():
     assert_close(layer(X), convolutions(X))
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(("activation", "use_bias"), [("silu", False), ("relu", True)])
 def test_the_gated_network_equals_dense_layers_of_which_the_activated_one_is_the_gate(activation, use_bias):
     layer = built(GatedFeedForward(11, activation=activation, use_bias=use_bias), X.shape)
     weights = weights_of(layer)
@@ -34,23 +33,17 @@ def test_the_gated_network_equals_dense_layers_of_which_the_activated_one_is_the
         theirs.set_weights([kernel, weights[f"bias_{name}"]] if use_bias else [kernel])
         return theirs
 
-    def gelu_tanh(x):
-        return keras.activations.gelu(x, approximate=True)
-
-    activate = {"gelu_tanh": gelu_tanh}.get(activation, activation)
-    assert_close(layer(X), dense("out")(dense("gate", activate)(X) * dense("in")(X)))
+    assert_close(layer(X), dense("out")(dense("gate", activation)(X) * dense("in")(X)))
 
 
 def test_an_inner_norm_stands_before_the_last_product():
-    plain, gated = (built(one(11, inner_norm="layer"), X.shape) for one in (FeedForward, GatedFeedForward))
-    weights = weights_of(plain)
-    inner = np.maximum(X @ weights["kernel_in"] + weights["bias_in"], 0)
-    inner = normalized(inner, weights["gamma"], weights["beta"])
-    assert_close(plain(X), inner @ weights["kernel_out"] + weights["bias_out"], atol=1e-4)
-    weights = weights_of(gated)
-    inner = np.maximum(X @ weights["kernel_gate"], 0) * (X @ weights["kernel_in"])
-    inner = normalized(inner, weights["gamma"], weights["beta"])
-    assert_close(gated(X), inner @ weights["kernel_out"], atol=1e-4)
+    for layer_class in (FeedForward, GatedFeedForward):
+        layer = built(layer_class(11, inner_norm="layer"), X.shape)
+        weights = weights_of(layer)
+        inner = np.maximum(X @ weights.get("kernel_gate", weights["kernel_in"]) + weights.get("bias_in", 0), 0)
+        inner = inner * (X @ weights["kernel_in"]) if "kernel_gate" in weights else inner
+        inner = normalized(inner, weights["gamma"], weights["beta"])
+        assert_close(layer(X), inner @ weights["kernel_out"] + weights.get("bias_out", 0), atol=1e-4)
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])

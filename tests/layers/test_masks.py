@@ -18,18 +18,12 @@ def assert_mask(mask, expected):
     assert mask.shape == np.shape(expected)
 
 
-def test_padding_is_hidden_from_every_query():
-    assert_mask(padding_mask(IDS), REAL)
-    assert_mask(padding_mask(IDS, pad_token_id=3), [[True, False, True], [True] * 3])
-    assert_mask(keys_mask(padding_mask(IDS)), [[row] for row in REAL])
-
-
-def test_a_position_sees_itself_and_what_came_before():
-    assert_mask(causal_mask(5), np.tri(5, dtype=bool)[None])
-
-
-def test_a_joint_mask_shows_what_both_masks_show():
+def test_padding_and_later_positions_are_hidden_and_a_joint_mask_shows_what_both_show():
     causal, real = causal_mask(3), padding_mask(IDS)
+    assert_mask(real, REAL)
+    assert_mask(padding_mask(IDS, pad_token_id=3), [[True, False, True], [True] * 3])
+    assert_mask(keys_mask(real), [[row] for row in REAL])
+    assert_mask(causal, np.tri(3, dtype=bool)[None])
     assert joint_mask(None, None) is None and joint_mask(causal, None) is causal
     assert_mask(joint_mask(None, real), [[row] for row in REAL])
     assert_mask(joint_mask(causal, real), np.tri(3, dtype=bool) & np.array(REAL)[:, None])

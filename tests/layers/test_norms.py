@@ -27,11 +27,10 @@ def test_equals_the_formula(arguments, epsilon):
     assert_equal(rms(X), theirs(X))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_squares_in_float32(dtype):
+def test_half_precision_squares_in_float32():
     """In float16 the squares would be infinite."""
-    layer, large = RmsNorm(dtype=f"mixed_{dtype}"), 1e5 * X
-    found = layer(ops.cast(large, dtype))
+    large = 1e5 * X
+    found = RmsNorm(dtype="mixed_float16")(ops.cast(large, "float16"))
     assert_close(found, large / np.sqrt((large**2).mean(-1, keepdims=True)), rtol=0.02, atol=0.01)
 
 

@@ -39,13 +39,12 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
         assert again.get_config() == told and again.compute_dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("required", [{"gain": 0.5}, {"inner_norm": "layer"}])
-def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch, required):
+def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch):
     row = replace(family.SLOTS["feed_forward"]["plain"], home=f"{__name__}:Bare")
     monkeypatch.setitem(family.SLOTS["feed_forward"], "bare", row)
-    (name,) = required
-    message = f"^`feed_forward` must be a part that takes '{name}': another part requires it. Received: 'bare'$"
-    with pytest.raises(ValueError, match=message):
-        make_part("feed_forward", "bare", "float32", {}, **required)
+    for name, value in {"gain": 0.5, "inner_norm": "layer"}.items():
+        message = f"^`feed_forward` must be a part that takes '{name}': another part requires it. Received: 'bare'$"
+        with pytest.raises(ValueError, match=message):
+            make_part("feed_forward", "bare", "float32", {}, **{name: value})
     nothing = {"gain": 1.0, "inner_norm": None, "use_bias": False}
     assert isinstance(make_part("feed_forward", "bare", "float32", {}, **nothing), Bare)

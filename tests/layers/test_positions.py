@@ -8,51 +8,32 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.positions import (
-    LearnedPositions,
-    Positions,
-    SinusoidalPositions,
-    positions_of,
-    sinusoidal_positions,
-)
+from keras_transformer.layers.positions import LearnedPositions, Positions, SinusoidalPositions, positions_of
 from tests.layer_check import array, assert_close, assert_equal, built
 
-POSITIONS = np.array([[0, 1, 2], [5, 3, 11]], "int32")
 HIDDEN_DIM = 6
-ANY_TYPE = pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
 
 
-def sinusoids(positions):
-    return array(sinusoidal_positions(np.asarray(positions, "float32"), HIDDEN_DIM))
-
-
-@pytest.mark.parametrize("of_states", [False, True], ids=["ids", "states"])
 @pytest.mark.parametrize("layer", [SinusoidalPositions(HIDDEN_DIM), LearnedPositions(9, HIDDEN_DIM)])
-def test_positions_in_a_functional_model_of_variable_length(layer, of_states):
+def test_positions_in_a_functional_model_of_variable_length(layer):
     ids = keras.Input((None,), dtype="int32")
     states = TokenEmbedding(20, HIDDEN_DIM)(ids)
-    model = keras.Model(ids, [states, states + layer(positions_of(states if of_states else ids))])
+    model = keras.Model(ids, [states, states + layer(positions_of(states)), states + layer(positions_of(ids))])
     for batch_size, length in ((2, 5), (0, 3)):
-        without, with_positions = map(array, model(np.ones((batch_size, length), "int32")))
+        without, *others = map(array, model(np.ones((batch_size, length), "int32")))
         expected = np.broadcast_to(array(layer(np.arange(length))), (batch_size, length, HIDDEN_DIM))
-        assert_close(with_positions - without, expected, atol=1e-6)
+        for with_positions in others:
+            assert_close(with_positions - without, expected, atol=1e-6)
 
 
-def test_sinusoids_by_hand():
-    assert_equal(sinusoids(0), [0, 1, 0, 1, 0, 1])
-    angles = [7, 7 / 10000 ** (1 / 3), 7 / 10000 ** (2 / 3)]
-    assert_close(sinusoids(7), [wave(angle) for angle in angles for wave in (np.sin, np.cos)], atol=1e-6)  # interleaved
-
-
-@pytest.mark.parametrize(("interpolation", "offset"), [(1.0, 0), (1.5, 0), (2.0, 2)])
-def test_far_positions_are_as_right_as_near_ones(interpolation, offset):
-    """Against NumPy in float64, up to position 8,192, eagerly and in a graph of unknown length."""
+@pytest.mark.parametrize(("interpolation", "offset"), [(1.0, 0), (1.5, 2)])
+def test_sinusoids_are_the_papers_and_far_positions_as_right_as_near_ones(interpolation, offset):
+    """Interleaved; against NumPy in float64, up to position 8,192, eagerly and in a graph of unknown length."""
     positions = np.arange(8_193, dtype="int32")
     angles = (positions[:, None] / interpolation + offset) / 10_000.0 ** (2 * np.arange(64) / 128)
     expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1, 128)
-    layer = SinusoidalPositions(128, offset, interpolation)
+    layer, ids = SinusoidalPositions(128, offset, interpolation), keras.Input((None,), dtype="int32")
     assert_close(layer(positions), expected, atol=1e-6)
-    ids = keras.Input((None,), dtype="int32")
     found = keras.Model(ids, layer(positions_of(ids))).predict(positions[None] + 1, verbose=0)
     assert_close(found[0], expected, atol=1e-6)
 
@@ -64,15 +45,13 @@ def test_what_has_no_sinusoids_is_refused():
         SinusoidalPositions(6, interpolation=0.5)
 
 
-@ANY_TYPE
-@pytest.mark.parametrize("offset", [0, 2])
-def test_an_offset_moves_every_position_on_and_the_last_vector_serves_beyond(dtype, offset):
-    moved = SinusoidalPositions(HIDDEN_DIM, offset)(POSITIONS.astype(dtype))
-    assert_close(moved, sinusoids(POSITIONS + offset), atol=1e-6)
-    layer = built(LearnedPositions(4, 7, offset), (None,))
-    (rows,) = layer.get_weights()
-    assert rows.shape == (4 + offset, 7), "as many positions as without one, and the offset's"
-    assert_equal(layer(np.array([[0, 3], [4, 1000]], dtype)), rows[offset:][[[0, 3], [3, 3]]])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_an_offset_moves_every_position_on_and_the_last_vector_serves_beyond(dtype):
+    for offset in (0, 2):
+        layer = built(LearnedPositions(4, 7, offset), (None,))
+        (rows,) = layer.get_weights()
+        assert rows.shape == (4 + offset, 7), "as many positions as without one, and the offset's"
+        assert_equal(layer(np.array([[0, 3], [4, 1000]], dtype)), rows[offset:][[[0, 3], [3, 3]]])
 
 
 def test_the_decoder_may_have_vectors_of_its_own():

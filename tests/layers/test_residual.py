@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer.layers.blocks import DecoderBlock
 from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
 from keras_transformer.layers.stack import Stack
 from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
@@ -30,10 +28,9 @@ FORMULAS = {
 def test_equals_its_formula_with_the_configured_norm(residual_class):
     for config, epsilon in (("layer", 1e-6), ({"name": "layer", "epsilon": 0.01}, 0.01)):
         layer = built(residual_class(norm=config), X.shape)
-        norm = partial(
-            normalized, **dict(zip(("gain", "shift"), layer.norm.get_weights(), strict=True)), epsilon=epsilon
-        )
-        assert_close(layer(X, sublayer=lambda x: 2 * x + 1), FORMULAS[residual_class](X, norm), atol=1e-4)
+        gain, shift = layer.norm.get_weights()
+        expected = FORMULAS[residual_class](X, lambda x: normalized(x, gain, shift, epsilon))  # noqa: B023
+        assert_close(layer(X, sublayer=lambda x: 2 * x + 1), expected, atol=1e-4)
     assert layer.closes_stack == (residual_class in (PreNorm, SubNorm))
     assert layer.has_inner_norm == (residual_class is SubNorm)
 
@@ -44,9 +41,8 @@ def test_dropout_acts_on_the_sublayers_output_while_training_alone():
     dropped = array(layer(x, sublayer=ops.ones_like, training=True))
     assert set(np.unique(dropped)) == {3.0, 5.0}, "nothing is added, or twice as much"
     assert abs((dropped == 3).mean() - 0.5) < 0.06
-    assert_equal(layer(x, sublayer=ops.ones_like), np.full_like(x, 4.0))
-    for residual_class, x in [(one, random(2, 5, 6)) for one in FORMULAS]:
-        layer = built(residual_class(0.5), x.shape)
+    for residual_class in FORMULAS:
+        layer, x = built(residual_class(0.5), (2, 5, 6)), random(2, 5, 6)
         assert np.abs(array(layer(x, sublayer=ops.sin, training=True)) - array(layer(x, sublayer=ops.sin))).max() > 0.1
         assert_equal(layer(x, sublayer=ops.zeros_like, training=True), layer(x, sublayer=ops.zeros_like))
 
@@ -57,49 +53,40 @@ def test_a_configuration_of_version_0_1_names_its_residual():
         assert type(layer) is residual_class and layer.dropout_rate == 0.25 and layer.name == "old"
 
 
-SIZES: dict[str, Any] = {"num_heads": 2, "key_dim": 4, "intermediate_dim": 24, "residual": "sub_norm", "norm": "rms"}
-STATES, MEMORY = random(2, 5, 12), random(2, 3, 12, seed=1)
-
-
-@pytest.mark.parametrize(("block_class", "feed_forward"), [(EncoderBlock, "gated"), (DecoderBlock, "plain")])
-def test_sub_norm_stands_before_the_last_product_of_self_attention_and_feed_forward(block_class, feed_forward):
+def test_sub_norm_stands_before_the_last_product_of_self_attention_and_feed_forward():
     """So it does not matter how large the numbers before it are. Encoder-decoder attention has only its norm before."""
-    block = block_class(**SIZES, feed_forward=feed_forward)
-    inputs = (STATES, MEMORY) if block_class is DecoderBlock else (STATES,)
+    inputs, block = (
+        (random(2, 5, 12), random(2, 3, 12, seed=1)),
+        DecoderBlock(2, 4, 24, residual="sub_norm", norm="rms"),
+    )
     before = array(block(*inputs))
     for kernel in (block.self_attention.value_kernel, block.feed_forward.kernel_in):
         kernel.assign(50 * kernel)
     assert_close(block(*inputs), before, atol=1e-3)
     assert block.self_attention.inner_norm.count_params() == 8 and block.feed_forward.inner_norm.count_params() == 24
-    if block_class is DecoderBlock:
-        assert block.cross_attention.inner_norm is None and block.cross_attention_residual.norm.count_params() == 12
-        block.cross_attention.value_kernel.assign(50 * block.cross_attention.value_kernel)
-        assert np.abs(array(block(*inputs)) - before).max() > 0.1
+    assert block.cross_attention.inner_norm is None and block.cross_attention_residual.norm.count_params() == 12
+    block.cross_attention.value_kernel.assign(50 * block.cross_attention.value_kernel)
+    assert np.abs(array(block(*inputs)) - before).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("layers_and_side", "squared"),
-    [
-        ((6, 6, False), math.log(18) * math.log(12) / 3),
-        ((12, 3, False), math.log(9) * math.log(24) / 3),
-        ((12, 3, True), math.log(9)),
-        ((24, 0, False), math.log(48)),
-        ((0, 24, True), math.log(48)),
-    ],
-)
-def test_the_gain_of_sub_norm_depends_on_the_depth_of_both_sides(layers_and_side, squared):
-    assert SubNorm.gain(*layers_and_side) == pytest.approx(math.sqrt(squared))
-    assert PreNorm.gain(*layers_and_side) == 1
+def test_the_gain_of_sub_norm_depends_on_the_depth_of_both_sides():
+    squares = {
+        (6, 6, False): math.log(18) * math.log(12) / 3,
+        (12, 3, False): math.log(9) * math.log(24) / 3,
+        (12, 3, True): math.log(9),
+        (24, 0, False): math.log(48),
+        (0, 24, True): math.log(48),
+    }
+    for layers_and_side, squared in squares.items():
+        assert SubNorm.gain(*layers_and_side) == pytest.approx(math.sqrt(squared))
+        assert PreNorm.gain(*layers_and_side) == 1
 
 
 def in_depth(residual, depth):
-    """The mean cosine of the outputs of two positions of a stack, and how much the first update changes the outputs.
-
-    The inputs are independent: their mean cosine is nearly 0. The update is the first one of Adam: every weight moves
-    by the learning rate, against the sign of its gradient.
+    """The mean cosine of the outputs of two positions of a stack, whose inputs are independent; and how much the first
+    update of Adam changes the outputs: it moves every weight by the learning rate, against the sign of its gradient.
     """
-    import tensorflow as tf
-
+    tf = pytest.importorskip("tensorflow")
     keras.utils.set_random_seed(1)
     x, direction = random(4, 8, 32), random(4, 8, 32, seed=1)
     stack = Stack(depth, {"num_heads": 2, "key_dim": 16, "intermediate_dim": 64, "residual": residual})
@@ -115,12 +102,9 @@ def in_depth(residual, depth):
 
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="gradients by TensorFlow's tape")
-@pytest.mark.parametrize(
-    ("residual", "cosines", "changes"),
-    [("none", (0.957, 1.0), None), ("sub_norm", (0.33, 0.79), (0.103, 0.26)), ("post_norm", None, (0.075, 0.99))],
-)
-def test_what_becomes_of_states_and_of_the_first_update_in_deep_stacks(residual, cosines, changes):
+def test_what_becomes_of_states_and_of_the_first_update_in_deep_stacks():
     """As benchmarks/RESULTS.md tells of 2 and 16 layers: sub-norm keeps positions apart and the first update small."""
-    measured = [in_depth(residual, depth) for depth in (2, 16)]
-    assert cosines is None or [each[0] for each in measured] == pytest.approx(cosines, rel=0.1)
-    assert changes is None or [each[1] for each in measured] == pytest.approx(changes, rel=0.1)
+    cosines, changes = zip(*(in_depth("sub_norm", depth) for depth in (2, 16)), strict=True)
+    assert (*cosines, *changes) == pytest.approx((0.33, 0.79, 0.103, 0.26), rel=0.1)
+    assert [in_depth("none", depth)[0] for depth in (2, 16)] == pytest.approx([0.957, 1.0], rel=0.1)
+    assert [in_depth("post_norm", depth)[1] for depth in (2, 16)] == pytest.approx([0.075, 0.99], rel=0.1)

@@ -34,48 +34,39 @@ def by_formula(queries, keys, zeta=1.0, scale_base=512):
     return products.real.sum(-1)
 
 
-@pytest.mark.parametrize("layer_class", [RotaryPositions, XposPositions])
-def test_odd_heads_and_small_bases_are_refused(layer_class):
-    with pytest.raises(ValueError, match="^`key_dim` must be even: .*. Received: key_dim=7$"):
-        layer_class(7)
-    with pytest.raises(ValueError, match="^`base` must be at least 1. Received: base=0.5$"):
-        layer_class(H, 0.5)
+def test_odd_heads_and_small_bases_are_refused():
+    for layer_class in (RotaryPositions, XposPositions):
+        with pytest.raises(ValueError, match="^`key_dim` must be even: .*. Received: key_dim=7$"):
+            layer_class(7)
+        with pytest.raises(ValueError, match="^`base` must be at least 1. Received: base=0.5$"):
+            layer_class(H, 0.5)
 
 
-def test_rotary_by_complex_numbers():
-    queries, keys = [0, 3, 11], [0, 1, 7, 40]
+def test_rotary_and_xpos_are_the_papers_formula_and_xpos_decays():
+    queries, keys, zeta = [0, 3, 11, 20], [0, 1, 7, 40], (2 * np.arange(H // 2) / H + 0.4) / 1.4
     assert_close(logits(RotaryPositions(H, base=100.0), queries, keys), by_formula(queries, keys))
-
-
-@pytest.mark.parametrize("base", [1e4, 5e5])
-def test_far_rotations_are_as_right_as_near_ones(base):
-    """Up to the last position of the longest contexts, against NumPy in float64."""
-    positions = np.concatenate([np.arange(8_193), [65_535, 131_071]])
-    angles = np.tile(positions[:, None] / base ** (2 * np.arange(32) / 64), 2)
-    rotation = RotaryPositions(64, base).rotation(ops.convert_to_tensor(positions.astype("int32")), True)
-    assert_close(rotation.query_cosines, np.cos(angles), atol=2e-6)
-    assert_close(rotation.key_sines, np.sin(angles), atol=2e-6)
-
-
-@pytest.mark.parametrize("scale_base", [512, 7])
-def test_xpos_is_the_papers_formula_and_decays(scale_base):
-    layer = XposPositions(H, base=100.0, scale_base=scale_base)
-    zeta = (2 * np.arange(H // 2) / H + 0.4) / 1.4
-    queries, keys = [0, 3, 11, 20], [0, 1, 7, 11]
-    assert_close(logits(layer, queries, keys), by_formula(queries, keys, zeta, scale_base), rtol=1e-4, atol=1e-4)
-    norms = np.linalg.norm(turned(layer, QUERY, [0, 50]), axis=-1)
-    assert (norms[:, 1] < norms[:, 0]).all()
-
-
-def test_xpos_is_rotary_where_later_keys_are_seen():
+    for scale_base in (512, 20):
+        layer = XposPositions(H, base=100.0, scale_base=scale_base)
+        assert_close(logits(layer, queries, keys), by_formula(queries, keys, zeta, scale_base), rtol=1e-4, atol=1e-4)
+        near, far = np.moveaxis(np.linalg.norm(turned(layer, QUERY, [0, 50]), axis=-1), 1, 0)
+        assert (far < near).all()
     plain, other = RotaryPositions(H, 50.0), XposPositions(H, 50.0, scale_base=3)
     for one, same in zip(plain.rotation(np.arange(9), False), other.rotation(np.arange(9), False), strict=True):
-        assert_equal(same, one)
+        assert_equal(same, one)  # where later keys are seen
+
+
+def test_far_rotations_are_as_right_as_near_ones():
+    """Up to the last position of the longest contexts, against NumPy in float64."""
+    positions = np.concatenate([np.arange(8_193), [65_535, 131_071]])
+    for base in (1e4, 5e5):
+        angles = np.tile(positions[:, None] / base ** (2 * np.arange(32) / 64), 2)
+        rotation = RotaryPositions(64, base).rotation(ops.convert_to_tensor(positions.astype("int32")), True)
+        assert_close(rotation.query_cosines, np.cos(angles), atol=2e-6)
+        assert_close(rotation.key_sines, np.sin(angles), atol=2e-6)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("scale_base", [512, 9])
-def test_xpos_gives_the_logits_of_x_transformers(scale_base):
+def test_xpos_gives_the_logits_of_x_transformers(scale_base=9):
     import torch
     from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
 

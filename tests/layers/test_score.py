@@ -30,48 +30,16 @@ def score_of(config, dtype="float32", shapes=(QUERY.shape, KEY.shape)):
     return layer
 
 
-def located(logits, num_keys):
-    """Logits (..., T, `max_length`) of positions → of keys. A key without a position has the exponential 0."""
-    missing = max(num_keys - logits.shape[-1], 0)
-    return np.pad(logits, [*[(0, 0)] * (logits.ndim - 1), (0, missing)], constant_values=-1e9)[..., :num_keys]
-
-
-def by_numpy(layer, query, key):
-    """The formula of each score."""
-    weights, products = weights_of(layer), "...th,...sh->...ts"
-    return {
-        "ScaledDot": lambda: np.einsum(products, query, key) / np.sqrt(query.shape[-1]),
-        "Dot": lambda: np.einsum(products, query, key),
-        "Additive": lambda: (
-            np.tanh((query @ weights["query_kernel"])[..., :, None, :] + (key @ weights["key_kernel"])[..., None, :, :])
-            @ weights["v"]
-        ),
-        "Location": lambda: located(np.einsum("...th,lh->...tl", query, weights["kernel"]), key.shape[-2]),
-        "General": lambda: np.einsum("...tg,gh,...sh->...ts", query, weights["kernel"], key),
-    }[type(layer).__name__]()
-
-
 @EVERY_SCORE
-def test_a_score_is_its_formula_in_float32(config):
-    layer = score_of(config)
-    expected = by_numpy(layer, QUERY, KEY)
-    assert_close(layer(QUERY, KEY), expected, rtol=1e-5)
-    half_layer = score_of(config, "mixed_bfloat16")
-    half_layer.set_weights(layer.get_weights())
-    half = half_layer(QUERY, KEY)
-    assert keras.backend.standardize_dtype(half.dtype) == "float32"
-    assert_close(half, expected, rtol=1e-6, atol=0.03 * np.abs(expected[expected > -1e8]).max())
-
-
-@EVERY_SCORE
-def test_no_product_overflows_in_float16(config):
+def test_a_score_is_of_float32_and_no_product_overflows_in_float16(config):
     """A dot product of 100,000 is beyond float16, which ends at 65,504."""
-    query, key = QUERY + 150.0, KEY + 150.0
-    layer, exact = score_of(config, "mixed_float16"), score_of(config)
-    layer.set_weights(exact.get_weights())
-    found, expected = array(layer(query, key)), array(exact(query, key))
-    assert np.isfinite(found).all()
-    assert_close(found, expected, rtol=0.02, atol=0.02 * np.abs(expected[expected > -1e8]).max())
+    exact = score_of(config)
+    for dtype, query, key in (("bfloat16", QUERY, KEY), ("float16", QUERY + 150.0, KEY + 150.0)):
+        layer = score_of(config, f"mixed_{dtype}")
+        layer.set_weights(exact.get_weights())
+        found, expected = layer(query, key), array(exact(query, key))
+        assert keras.backend.standardize_dtype(found.dtype) == "float32" and np.isfinite(array(found)).all()
+        assert_close(found, expected, rtol=0.02, atol=0.03 * np.abs(expected[expected > -1e8]).max())
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "dot", "general", "additive"])
@@ -93,9 +61,10 @@ def test_attention_with_a_score_equals_keras_attention(name):
 
 def test_the_score_by_location_depends_on_positions_alone():
     layer = score_of({"name": "location", "max_length": 6})
-    logits = array(layer(QUERY, KEY))
-    assert_equal(layer(QUERY, -9 * KEY), logits)
-    assert_equal(layer(QUERY, KEY[..., :4, :]), logits[..., :4])
+    logits, (kernel,) = array(layer(QUERY, KEY)), layer.get_weights()
+    assert_close(logits[..., :6], QUERY @ kernel.T)
+    assert (logits[..., 6:] <= -1e9).all(), "a key without a position has the exponential 0"
+    assert_equal(layer(QUERY, -9 * KEY[..., :4, :]), logits[..., :4])
     x, memory = random(BATCH, QUERIES, 11), random(BATCH, KEYS, 11, seed=1)
     attention = built(MultiHeadAttention(HEADS, KEY_DIM, score={"name": "location", "max_length": 5}), x.shape)
     found = array(attention.attention_scores(x, memory))

@@ -16,7 +16,6 @@ BATCH, TARGET, SOURCE, HIDDEN_DIM, STEPS = 2, 5, 6, 10, 4
 BLOCK = {"num_heads": 2, "key_dim": 5, "intermediate_dim": 9}
 X, MEMORY = random(BATCH, TARGET, HIDDEN_DIM), random(BATCH, SOURCE, HIDDEN_DIM, seed=1)
 MEMORY_MASK = np.arange(SOURCE) < np.array([[[SOURCE]], [[4]]])  # (B, 1, S)
-ADAPTIVE = pytest.mark.parametrize("adaptive", [True, False])
 
 
 def stack(is_decoder=False, residual="post_norm", **options):
@@ -40,8 +39,7 @@ def by_numpy(positions, step):
 
 def states_of(layer, mask=None):
     """The states (B, T, D) of `X` after each step, if nobody halts."""
-    states, x = [], ops.convert_to_tensor(X)
-    memory = [MEMORY] if layer.is_decoder else []
+    states, x, memory = [], ops.convert_to_tensor(X), [MEMORY] if layer.is_decoder else []
     for step in range(layer.num_layers):
         x = x + ops.convert_to_tensor(by_numpy(range(TARGET), step), "float32")
         x = layer.blocks[0](x, *memory, attention_mask=mask)
@@ -60,9 +58,10 @@ def test_with_coordinates_added_it_is_one_block_again_and_again(residual):
     layer, causal = stack(residual=residual, adaptive=False), causal_mask(TARGET)
     last = states_of(layer, causal)[-1]
     assert_close(layer(X, causal), last if layer.norm is None else layer.norm(last))
+    assert len(layer.blocks) == 1 and layer.num_parameters(HIDDEN_DIM, 99) == layer.count_params()
 
 
-@ADAPTIVE
+@pytest.mark.parametrize("adaptive", [True, False])
 def test_scores_of_every_step_come_with_the_output(adaptive):
     layer = stack(True, adaptive=adaptive)
     inputs = ops.convert_to_tensor(X), causal_mask(TARGET), *map(ops.convert_to_tensor, (MEMORY, MEMORY_MASK))
@@ -71,8 +70,6 @@ def test_scores_of_every_step_come_with_the_output(adaptive):
     assert tuple(scores["self"].shape) == (STEPS, BATCH, 2, TARGET, TARGET)
     assert tuple(scores["cross"].shape) == (STEPS, BATCH, 2, TARGET, SOURCE)
     assert np.abs(array(scores["self"][0] - scores["self"][1])).max() > 1e-3
-    assert len(layer.blocks) == 1
-    assert layer.num_parameters(HIDDEN_DIM, 99) == layer.count_params(), "however many steps there are"
 
 
 def pondered(layer, *inputs):
@@ -107,10 +104,9 @@ def test_the_output_is_the_mean_of_the_states_weighted_by_halting_probabilities(
 
 
 def test_a_halted_position_stays_frozen():
-    layer = stack()
+    layer, seen = stack(), []
     layer.halting_bias.assign([20.0])  # all halt after the first step
     assert_close(layer(X), states_of(layer)[0])
-    seen = []
 
     def block(step, x):
         seen.append(x)
@@ -149,20 +145,16 @@ def test_a_stack_by_itself_adds_the_gradient_of_its_loss_alone():
             layer(x, training=True)
         return auxiliary_losses.total(found)
 
-    found = gradient(cost, X)
-    assert np.abs(found).max() > 0
+    assert np.abs(found := gradient(cost, X)).max() > 0
     assert_close(found, gradient(value, X), atol=1e-7)
 
 
-def test_halting_probabilities_begin_near_three_quarters():
+def test_halting_probabilities_begin_near_three_quarters_and_an_odd_width_is_refused():
     layer = UniversalStack(2, BLOCK)
     layer.build(X.shape)
     assert array(layer.halting_bias).tolist() == [1.0]
     probability = array(layer.halting_probability(ops.convert_to_tensor(0 * X)))
     assert_close(probability, np.full_like(probability, 1 / (1 + np.exp(-1))), atol=1e-6)
-
-
-def test_an_odd_width_is_refused():
     with pytest.raises(ValueError, match=r"^`hidden_dim` must be even.*Received: hidden_dim=9$"):
         UniversalStack(2, BLOCK).build((None, None, 9))
     config = {"vocabulary_size": 9, "hidden_dim": 9, "num_heads": 3, "positions": "learned", "stack": "universal"}

@@ -64,7 +64,7 @@ def shared_of(layer, positions, is_causal):
 @SIDES
 @CLASSES
 def test_equals_full_attention_under_a_mask_of_the_window(layer_class, is_causal):
-    for width, length in ((1, LENGTH), (2, LENGTH), (3, 1), (3, LENGTH), (4, 2), (10, LENGTH), (40, LENGTH)):
+    for width, length in ((1, LENGTH), (3, 1), (3, LENGTH), (4, 2), (40, LENGTH)):
         layer, full = layers(layer_class, width, is_causal)
         x, mask = X[:2, :length], seen(layer_class, length, width, is_causal)
         output, scores = layer.with_scores(x, x)
@@ -75,9 +75,15 @@ def test_equals_full_attention_under_a_mask_of_the_window(layer_class, is_causal
         assert_equal(layer(x, x), output)
 
 
-@SIDES
-@CLASSES
-@pytest.mark.parametrize("width", [4, 5])
+@pytest.mark.parametrize(
+    ("layer_class", "width", "is_causal"),
+    [
+        (WindowedAttention, 4, False),
+        (WindowedAttention, 5, True),
+        (LocalAttention, 5, False),
+        (LocalAttention, 4, True),
+    ],
+)
 def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, width, is_causal):
     layer, full = layers(layer_class, width, is_causal)
     band, buckets = seen(layer_class, LENGTH, width, is_causal)[None], BucketPositions(NUM_HEADS, 5, 8, 6)
@@ -93,12 +99,10 @@ def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, wid
         expected = full.with_scores(X, X, band if mask is None else mask & band, memory_mask, of_pairs)
         for found, each in zip(layer.with_scores(X, X, mask, memory_mask, shared), expected, strict=True):
             assert_close(found, each)
-        without, _ = layer.with_scores(X, X, mask, memory_mask)
-        assert np.abs(array(without) - array(expected[0])).max() > 1e-2, "positions matter"
 
 
 @CLASSES
-@pytest.mark.parametrize("width", [1, 3, 5, 40])
+@pytest.mark.parametrize("width", [1, 5, 40])
 def test_steps_in_a_ring_equal_the_whole_sequence(layer_class, width):
     layer, positions = layers(layer_class, width, is_causal=True)[0], PairPositions()
     x, num_beams = random(2, 2, LENGTH, 5, seed=3), 2
