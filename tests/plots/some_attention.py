@@ -10,10 +10,8 @@ from keras_transformer.text.tokenizer import SPACE
 
 def some_attention(queries: Tokens, keys: Tokens, layers: int = 2, heads: int = 3, causal: bool = False) -> Attention:
     """An attention whose rows sum to 1; where it is causal, a query sees no key after itself."""
-    shape = (layers, heads, len(queries.labels), len(keys.labels))
-    scores = np.random.default_rng(1).exponential(size=shape) ** 3
-    if causal:
-        scores = np.tril(scores)
+    scores = np.random.default_rng(1).exponential(size=(layers, heads, len(queries.labels), len(keys.labels))) ** 3
+    scores = np.tril(scores) if causal else scores
     return Attention(queries, keys, (scores / scores.sum(-1, keepdims=True)).astype("float32"))
 
 

@@ -8,40 +8,29 @@ from matplotlib import font_manager
 
 from keras_transformer.decoding.attention import Attention, Tokens
 from keras_transformer.plots import WordLines, attention_picture, fonts, word_lines_picture
+from tests.plots.some_attention import some_attention
 
 STRANGE = ("$x$", "</s>", "_a^b", "\\frac", "%")
 
 
-def attention(queries=("a", "b"), keys=("c", "d", "e"), layers=2, heads=3) -> Attention:
-    numbers = np.random.default_rng(1).random((layers, heads, len(queries), len(keys))).astype("float32")
-    scores = numbers / numbers.sum(-1, keepdims=True)
-    return Attention(Tokens.of_whole(queries), Tokens.of_whole(keys), scores)
+def attention(queries: tuple[str, ...] = ("a", "b"), keys: tuple[str, ...] = ("c", "d", "e")) -> Attention:
+    return some_attention(Tokens.of_whole(queries), Tokens.of_whole(keys))
 
 
-def maps_of(figure):
-    return {axes.get_title(): axes for part in figure.subfigs for axes in part.axes}
-
-
-def test_a_map_for_each_layer_and_head_with_its_scores():
-    one = attention()
-    maps = maps_of(attention_picture({"cross": one}))
+def test_a_map_for_each_layer_and_head_or_for_the_chosen_ones():
+    both = {"cross": attention(), "decoder": attention()}
+    figure = attention_picture(both)
+    assert [part.get_suptitle() for part in figure.subfigs] == ["encoder-decoder attention", "decoder self-attention"]
+    maps = {axes.get_title(): axes for axes in figure.subfigs[0].axes}
     assert list(maps) == [f"head {layer}.{head}" for layer in (1, 2) for head in (1, 2, 3)]
     axes = maps["head 2.3"]
-    np.testing.assert_array_equal(axes.images[0].get_array(), one.scores[1, 2])
+    np.testing.assert_array_equal(axes.images[0].get_array(), both["cross"].scores[1, 2])
     assert axes.images[0].get_clim() == (0, 1), "maps can be compared"
     assert [text.get_text() for text in axes.get_xticklabels()] == ["c", "d", "e"]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
-
-
-def test_chosen_layers_and_heads_alone_are_drawn():
-    both = {"encoder": attention(), "decoder": attention()}
     figure = attention_picture(both, layers=[2], heads=[3, 1])
-    assert [part.get_suptitle() for part in figure.subfigs] == [
-        "encoder self-attention",
-        "decoder self-attention",
-    ]
     assert [axes.get_title() for axes in figure.subfigs[1].axes] == ["head 2.3", "head 2.1"]
-    np.testing.assert_array_equal(figure.subfigs[0].axes[0].images[0].get_array(), both["encoder"].scores[1, 2])
+    np.testing.assert_array_equal(figure.subfigs[1].axes[0].images[0].get_array(), both["decoder"].scores[1, 2])
     for chosen in ({"layers": [3]}, {"layers": [0]}, {"heads": [4]}):
         with pytest.raises(IndexError, match="layers go from 1 to 2, and heads from 1 to 3; received"):
             attention_picture(both, **chosen)
@@ -49,7 +38,7 @@ def test_chosen_layers_and_heads_alone_are_drawn():
 
 def test_signs_of_formulas_are_text(tmp_path):
     one = attention(STRANGE, STRANGE)
-    attention_picture({"self": one}).savefig(tmp_path / "maps.svg")
+    attention_picture({"self": one}, layers=[1], heads=[1]).savefig(tmp_path / "maps.svg")
     figure = word_lines_picture([WordLines(one, 0, 0, 0, title="$\\frac$"), WordLines(one, 1, 1, 1)])
     figure.savefig(tmp_path / "lines.png")
     assert [text.get_text() for text in figure.axes[0].texts][:5] == [*STRANGE]
@@ -60,9 +49,7 @@ def test_lines_go_from_the_word_to_what_it_looks_at():
     one = attention()
     one.scores[1, 2, 1] = [0.004, 0.8, 0.196]
     (axes,) = word_lines_picture([WordLines(one, 1, 1, 2)]).axes
-    assert [np.array(line.get_ydata()).tolist() for line in axes.lines] == [[1, 1], [1, 2]], (
-        "no line for almost nothing"
-    )
+    assert [np.array(line.get_ydata()).tolist() for line in axes.lines] == [[1, 1], [1, 2]], "none for almost nothing"
     wide, narrow = (line.get_linewidth() for line in axes.lines)
     assert wide > narrow and axes.get_title() == "head 2.3"
     assert [text.get_text() for text in axes.texts] == ["a", "b", "c", "d   0.80", "e   0.20"]

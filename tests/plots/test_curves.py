@@ -16,10 +16,8 @@ HISTORY: dict[str, list[float]] = {
 def test_a_panel_for_each_quantity():
     figure: Any = learning_curves(HISTORY)
     assert [axes.get_title() for axes in figure.axes] == ["loss\nbest 2, step 3", "perplexity"]
-    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == [
-        ("step", "nats"),
-        ("step", "perplexity"),
-    ]
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    assert labels == [("step", "nats"), ("step", "perplexity")]
     training, validation, best = figure.axes[0].lines
     assert (list(best.get_xdata()), list(best.get_ydata())) == ([3], [2.0])
     np.testing.assert_array_equal(training.get_xydata(), list(zip(HISTORY["step"], HISTORY["loss"], strict=True)))
@@ -29,18 +27,12 @@ def test_a_panel_for_each_quantity():
     assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["training", "validation"]
 
 
-def test_validation_alone_has_its_panel(tmp_path):
+def test_validation_alone_has_its_panel_and_panels_stand_in_rows_of_three(tmp_path):
     figure: Any = learning_curves({"step": [1, 2, 3, 4], "val_bleu": [1.0, 9.0, float("nan"), 8.0]})
     assert [axes.get_title() for axes in figure.axes] == ["bleu\nbest 9, step 2"]
     figure.savefig(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
-
-
-def test_panels_stand_in_rows_of_three():
-    figure: Any = learning_curves({"step": [1.0], **dict.fromkeys(["loss", "perplexity", "accuracy", "bleu"], [0.5])})
+    figure = learning_curves({"step": [1.0], **dict.fromkeys(["loss", "perplexity", "accuracy", "bleu"], [0.5])})
     assert [axes.get_title() for axes in figure.axes] == ["loss", "perplexity", "accuracy", "bleu"]
     assert [axes.get_subplotspec().rowspan.start for axes in figure.axes] == [0, 0, 0, 1]
-
-
-def test_nothing_measured_draws_nothing():
     assert not learning_curves({"step": []}).axes[0].lines
