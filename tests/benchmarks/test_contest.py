@@ -6,6 +6,8 @@ import argparse
 import importlib
 import multiprocessing
 import os
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,36 +39,32 @@ def test_contenders_work_in_processes_of_their_own():
 
 
 def test_an_error_in_a_process_is_raised_in_the_parent_and_leaves_no_process():
-    with pytest.raises(ValueError, match="expected a model; received none"), contest.contenders({"a": (start_broken,)}):
-        pass
-    with pytest.raises(RequestError, match="no_such_peer.*: install"):
-        contest.Contender(start_without)
-    with pytest.raises(ValueError, match="no number"):
-        contest.Contender(start_unreadable)
-    with pytest.raises(JobError, match="died"):
-        contest.in_process(os._exit, 1)
-    with pytest.raises(RequestError, match="no_such_peer.*: install"):
-        contest.in_process(importlib.import_module, "no_such_peer")
+    for call, kind, message in (
+        (lambda: contest.Contender(start_broken), ValueError, "expected a model; received none"),
+        (lambda: contest.Contender(start_without), RequestError, "no_such_peer.*: install"),
+        (lambda: contest.Contender(start_unreadable), ValueError, "no number"),
+        (lambda: contest.in_process(os._exit, 1), JobError, "died"),
+        (lambda: contest.in_process(importlib.import_module, "no_such_peer"), RequestError, "no_such_peer.*: install"),
+    ):
+        with pytest.raises(kind, match=message):
+            call()
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "one", ""])
-def test_less_than_one_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"at least 1; received '{text}'"):
-        contest.at_least_one(text)
+def test_less_than_one_is_refused():
+    for text in ("0", "-1", "1.5", "one", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"at least 1; received '{text}'"):
+            contest.at_least_one(text)
 
 
 def test_each_round_begins_with_another_contender():
-    class Recorder:
-        def __init__(self, name):
-            self.name = name
-
-        def work(self):
-            order.append(self.name)
-            return 1.0
-
     order: list[str] = []
-    contest.rounds({name: Recorder(name) for name in "abc"}, 3)
+
+    def work(name):
+        order.append(name)
+        return 1.0
+
+    contest.rounds({name: SimpleNamespace(work=partial(work, name)) for name in "abc"}, 3)
     assert "".join(order) == "abcbcacab"
 
 

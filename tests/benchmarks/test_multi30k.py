@@ -6,30 +6,21 @@ import json
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 from benchmarks import multi30k
 
 REFERENCES = ["Zwei Hunde rennen schnell.", "Ein Mann sitzt dort."]
 
 
-@pytest.fixture
-def score(monkeypatch, tmp_path, capsys):
-    """`score(*flags)` → the figures, and the searches that were asked for."""
+def test_each_figure_has_its_own_search_unless_one_is_asked_for(monkeypatch, tmp_path, capsys):
     for name, lines in {"en": ["Two dogs run .", "A man sits ."], "de": REFERENCES}.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    searches = []
+    searches: list[tuple[int, float]] = []
 
     def stream(lines, options):
         """Right with four beams or more."""
         searches.append((options.num_beams, options.length_penalty))
-        return [
-            [SimpleNamespace(text=line if options.num_beams >= 4 else "Ein Hund.")] for line in REFERENCES[: len(lines)]
-        ]
-
-    def opened(arguments, options):
-        assert (arguments.run, arguments.others) == ("a", ["b"])
-        return SimpleNamespace(stream=stream)
+        texts = REFERENCES[: len(lines)] if options.num_beams >= 4 else ["Ein Hund."] * len(lines)
+        return [[SimpleNamespace(text=text)] for text in texts]
 
     corpus = {"name": "multi30k:en-de", "source_language": "en", "target_language": "de"}
     for name, stand_in in {
@@ -37,7 +28,7 @@ def score(monkeypatch, tmp_path, capsys):
         "multi30k_file": lambda split, language, folder: tmp_path / language,
         "moses": lambda language: lambda lines: [line.lower() for line in lines],
         "own_search_of": lambda arguments: {"length_penalty": 0.8},
-        "open_translator": opened,
+        "open_translator": lambda arguments, options: SimpleNamespace(stream=stream),
     }.items():
         monkeypatch.setattr(multi30k, name, stand_in)
 
@@ -45,16 +36,12 @@ def score(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(sys, "argv", ["multi30k", "a", "b", *map(str, flags)])
         searches.clear()
         multi30k.main()
-        return json.loads(capsys.readouterr().out), searches
+        return json.loads(capsys.readouterr().out)
 
-    return run
-
-
-def test_each_figure_has_its_own_search_unless_one_is_asked_for(score, tmp_path):
-    figures, searches = score()
+    figures = run()
     assert searches == [(4, 0.8), (5, 0.8)]
     assert figures["bleu"] == figures["tokenised_lowercased_bleu"] == 100 and figures["sentences"] == 2
     assert "tok:13a" in figures["signature"] and "tok:none" in figures["tokenised_lowercased_signature"]
-    figures, searches = score("--beams", 2, "--length-penalty", 1.5, "--out", tmp_path / "kept.de", "--lines", 1)
+    figures = run("--beams", 2, "--length-penalty", 1.5, "--out", tmp_path / "kept.de", "--lines", 1)
     assert searches == [(2, 1.5)] and figures["bleu"] < 100 and figures["sentences"] == 1
     assert (tmp_path / "kept.de").read_text() == "Ein Hund.\n"

@@ -23,17 +23,13 @@ def in_shards(path: Path, rows_per_shard: int, column: str = "text") -> list[Row
     return [row for some in reversed(rows) for row in some]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-def test_lines_end_at_line_feeds_alone(tmp_path, end):
+def test_lines_end_at_line_feeds_alone_and_bytes_that_are_no_text_are_dropped_or_stay_visible(tmp_path):
     path = tmp_path / "lines.en"
-    path.write_bytes(((end or "\n").join(LINES) + end).encode())
-    expected = [Row(line.removesuffix("\r") if end != "\r\n" else line) for line in LINES]
-    for rows_per_shard in (1, 2, 3, 8, 100):
-        assert in_shards(path, rows_per_shard) == expected
-
-
-def test_bytes_that_are_no_text_are_dropped_or_stay_visible(tmp_path):
-    path = tmp_path / "text"
+    for end in ("\n", "\r\n", ""):
+        path.write_bytes(((end or "\n").join(LINES) + end).encode())
+        expected = [Row(line.removesuffix("\r") if end != "\r\n" else line) for line in LINES]
+        for rows_per_shard in (1, 3, 8, 100):
+            assert in_shards(path, rows_per_shard) == expected
     for content, rows in {
         b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n": [Row("one"), Row("\ufefftwo")],  # byte order marks
         b"PAR1": [Row("PAR1")],  # as Parquet begins
@@ -129,49 +125,40 @@ def test_rows_of_parquet(tmp_path, kind):
     import pyarrow
     import pyarrow.parquet
 
-    def write(name, strings, **options):
+    path = tmp_path / "part-00000"  # known by its bytes
+
+    def write(strings, **options):
         made = strings.dictionary_encode() if kind == "dictionary" else strings.cast(getattr(pyarrow, kind)())
-        pyarrow.parquet.write_table(pyarrow.table({"n": range(len(made)), "text": made}), tmp_path / name, **options)
-        return tmp_path / name
+        pyarrow.parquet.write_table(pyarrow.table({"n": range(len(made)), "text": made}), path, **options)
 
     values = [None if number % 5 == 2 else f"Straße {number}" for number in range(23)]
-    path = write("part-00000", pyarrow.array(values), row_group_size=4)  # known by its bytes
+    write(pyarrow.array(values), row_group_size=4)
     for rows_per_shard in (1, 3, 7, 50):
         assert in_shards(path, rows_per_shard) == [Row(value) for value in values]
-    not_utf8 = pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string())
     if kind in ("string", "dictionary"):
-        assert [row.source for row in in_shards(write("rows.parquet", not_utf8), 1)] == ["one", "\ufffdtwo"]
+        write(pyarrow.array([b"one", b"\xfftwo"], pyarrow.binary()).view(pyarrow.string()))
+        assert [row.source for row in in_shards(path, 1)] == ["one", "\ufffdtwo"]
 
 
 @pytest.mark.parity
-def test_damaged_parquet_is_named_in_one_line(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": [f"line {number}" for number in range(999)]}), path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:4] + b"\xff" * 60 + whole[64:])
-    with pytest.raises(JobError, match=r"^.*rows.parquet is damaged after row 5 \(.*copy it again") as damage:
-        read_rows(path, "text", 5, 10)
-    length = int.from_bytes(whole[-8:-4], "little")  # of the footer
-    path.write_bytes(whole[: -length - 8] + b"\xff" * 60 + whole[-length + 52 :])
-    with pytest.raises(RequestError, match=r"^.*rows.parquet is no Parquet file \(.*copy it again") as no_footer:
-        scan(path, "text", 1)
-    assert "\n" not in f"{damage.value}{no_footer.value}"
-
-
-@pytest.mark.parity
-def test_wrong_parquet_is_refused(tmp_path):
+def test_damaged_and_wrong_parquet_is_named_in_one_line(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
     path = tmp_path / "rows.parquet"
     with pytest.raises(FileNotFoundError):  # the system's error says nothing of the file's bytes
         scan(path, "text", 1)
-    path.write_bytes(b"PAR1")
-    with pytest.raises(RequestError, match="is no Parquet file"):
-        scan(path, "text", 1)
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"line {number}" for number in range(999)]}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 60 + whole[64:])
+    with pytest.raises(JobError, match=r"^.*rows.parquet is damaged after row 5 \(.*copy it again") as damage:
+        read_rows(path, "text", 5, 10)
+    length = int.from_bytes(whole[-8:-4], "little")  # of the footer
+    for damaged in (b"PAR1", whole[: -length - 8] + b"\xff" * 60 + whole[-length + 52 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(RequestError, match=r"^.*rows.parquet is no Parquet file \(.*copy it again") as no_footer:
+            scan(path, "text", 1)
+        assert "\n" not in f"{damage.value}{no_footer.value}"
     pyarrow.parquet.write_table(pyarrow.table({"en": ["one"], "n": [1], "nulls": pyarrow.nulls(1)}), path)
     assert in_shards(path, 1, "nulls") == [Row(None)]
     with pytest.raises(RequestError, match="it has en, n, nulls: give --column"):

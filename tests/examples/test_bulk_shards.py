@@ -46,18 +46,16 @@ class Upper(BulkTranslator):
 
 @pytest.fixture
 def export(tmp_path) -> Path:
-    path = tmp_path / "graph.onnx"
-    path.write_bytes(b"weights")
-    return path
+    (tmp_path / "graph.onnx").write_bytes(b"weights")
+    return tmp_path / "graph.onnx"
 
 
 @pytest.fixture
 def inputs(tmp_path) -> list[Path]:
     """Two texts of 33 and 17 lines."""
-    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    paths[0].write_text("\n".join(LINES[:33]) + "\n")
-    paths[1].write_text("\n".join(LINES[33:]) + "\n")
-    return paths
+    for name, lines in (("a.txt", LINES[:33]), ("b.txt", LINES[33:])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return [tmp_path / "a.txt", tmp_path / "b.txt"]
 
 
 def start(job: Job, inputs: list[Path]):
@@ -133,33 +131,28 @@ def test_a_shard_of_which_processes_die_is_given_up_until_the_next_start(job, in
     assert contents(job.out).keys() == {"manifest.json", job.path(first).name, job.path(second).name}
 
 
-def test_a_shard_that_cannot_be_written_leaves_nothing(job, inputs, monkeypatch):
-    shard = start(job, inputs)[0]
-    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        job.finish(shard)
-    assert contents(job.out).keys() == {"manifest.json"}
-
-
-@pytest.mark.parametrize("changed", ["inputs", "export", "column", "search", "rows_per_shard", "format", "version"])
-def test_another_request_into_the_folder_is_refused(job, export, inputs, changed, monkeypatch):
+def test_another_request_into_the_folder_is_refused(job, export, inputs, monkeypatch):
     job.finish(start(job, inputs)[0])
-    before, other = contents(job.out), Job(Upper(export), job.out, "jsonl", 10)
-    if changed == "inputs":
-        inputs[1].write_text(inputs[1].read_text().replace("line 40", "line 04"))
-    elif changed == "export":
-        export.write_bytes(b"Weights")
-    elif changed == "column":
-        other.translator.column = "other"
-    elif changed == "search":
-        other.translator.search = {"batch_size": 4}
-    elif changed == "version":
-        monkeypatch.setattr("bulk_shards.__version__", "9")
-    else:
-        other = Job(Upper(export), job.out, *(("jsonl", 11) if changed == "rows_per_shard" else ("parquet", 10)))
-    with pytest.raises(RequestError, match=f"has shards of {REQUEST[changed]}, which manifest.json names.*--out"):
-        start(other, inputs)
-    assert contents(job.out) == before
+    before = contents(job.out)
+    for changed in REQUEST:
+        with monkeypatch.context() as patch:
+            form, rows = ("parquet" if changed == "format" else "jsonl"), (11 if changed == "rows_per_shard" else 10)
+            other, paths = Job(Upper(export), job.out, form, rows), inputs
+            if changed == "inputs":
+                paths = [inputs[0], inputs[0].with_name("other.txt")]
+                paths[1].write_text(inputs[1].read_text().replace("line 40", "line 04"))
+            elif changed == "export":
+                (other_export := export.with_name("other.onnx")).write_bytes(b"Weights")
+                other.translator.export = str(other_export)
+            elif changed == "version":
+                patch.setattr("bulk_shards.__version__", "9")
+            elif changed in ("column", "search"):
+                setattr(other.translator, changed, "other" if changed == "column" else {"batch_size": 4})
+            with pytest.raises(
+                RequestError, match=f"has shards of {REQUEST[changed]}, which manifest.json names.*--out"
+            ):
+                start(other, paths)
+        assert contents(job.out) == before
 
 
 def test_a_folder_of_something_else_is_refused(job, inputs):
@@ -172,31 +165,32 @@ def test_a_folder_of_something_else_is_refused(job, inputs):
         with pytest.raises(RequestError, match="is damaged, or another program's"):
             start(job, inputs)
         assert (job.out / "manifest.json").read_text() == other
+    with alone(job.out), pytest.raises(RequestError, match="another process"), alone(job.out):
+        pass
 
 
 def test_a_job_without_a_whole_shard_binds_nobody(job, export, inputs):
     start(job, inputs)
     (job.out / ".7-shard-000000.jsonl").write_text("half")  # what a killed process leaves
     other = Job(Upper(export), job.out, "jsonl", 20)
-    shards = start(other, inputs)
-    assert len(list(map(other.finish, shards))) == len(shards)
+    for shard in start(other, inputs):
+        other.finish(shard)
     start(other, inputs)
     with pytest.raises(RequestError, match="another --shard-rows"):
         start(job, inputs)
 
 
-def test_an_input_that_changes_meanwhile_is_no_shard(job, inputs):
+def test_an_input_that_changes_meanwhile_is_no_shard_and_what_cannot_be_written_leaves_nothing(
+    job, inputs, monkeypatch
+):
     shards = start(job, inputs)
     inputs[1].write_text("short\n")
     with pytest.raises(OSError, match="b.txt has changed"):
         job.finish(shards[-1])
-
-
-def test_two_processes_do_not_share_a_folder(tmp_path):
-    with alone(tmp_path / "out"), pytest.raises(RequestError, match="another process"), alone(tmp_path / "out"):
-        pass
-    with alone(tmp_path / "out"):
-        pass  # it is free again
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        job.finish(shards[0])
+    assert contents(job.out).keys() == {"manifest.json"}
 
 
 def test_a_row_that_cannot_be_read_is_not_translated(job, tmp_path):

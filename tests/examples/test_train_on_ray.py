@@ -38,20 +38,12 @@ def newest_checkpoint(run: Path) -> int:
     return max((int(path.name.split(".")[0]) for path in run.glob("checkpoints/[0-9]*.state.npz")), default=0)
 
 
-def wait_for_checkpoint(run: Path, process: subprocess.Popen, after: int = 0) -> None:
-    """Waits until there is a checkpoint after a step."""
-    deadline = time.monotonic() + 600
-    while newest_checkpoint(run) <= after:
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint came"
+def wait(condition: Callable[[], Any], seconds: float, process: subprocess.Popen | None = None) -> None:
+    """Waits until the condition holds, for so many seconds at most; a process must run meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert (process is None or process.poll() is None) and time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
-
-
-def wait_for_none(ray_processes: Callable[[], dict[int, str]]) -> dict[int, str]:
-    """The processes that are left after a minute at most."""
-    deadline = time.monotonic() + 60
-    while ray_processes() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return ray_processes()
 
 
 @pytest.mark.parity
@@ -66,13 +58,14 @@ def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, r
     # A path may be relative to where the program runs, which is not where its workers are.
     flags[flags.index("--out") + 1] = "run"
     with program(ray_environment, log, *flags) as process:
-        wait_for_checkpoint(run, process)
+        wait(lambda: newest_checkpoint(run), 600, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=300) == 128 + signal.SIGTERM, log.read_text()
-    assert wait_for_none(ray_processes) == {}
+    wait(lambda: not ray_processes(), 60)
 
     with program(ray_environment, log, "--resume", "--out", "run") as process:
-        wait_for_checkpoint(run, process, after=newest_checkpoint(run))
+        before = newest_checkpoint(run)
+        wait(lambda: newest_checkpoint(run) > before, 600, process)
         workers = [process for process, name in ray_processes().items() if "RayTrainWorker" in name]
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
@@ -81,13 +74,10 @@ def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, r
     assert "all begin again from the newest checkpoint (retry 1 of 3)\n" in lines
     assert lines.count("resuming at step ") == 2, "when the program began, and when the workers began again"
     assert lines.count("wrote run/model.keras\n") == 1 and "INFO" not in lines and "Traceback" not in lines
-    for undisturbed, disturbed in zip(last_weights(by_hand), last_weights(run), strict=True):
+    last = f"checkpoints/{STEPS:08}.weights.npz"
+    for undisturbed, disturbed in zip(arrays_in(by_hand / last), arrays_in(run / last), strict=True):
         np.testing.assert_array_equal(disturbed, undisturbed)
     assert (run / "metrics.csv").read_text().count("\n") == (by_hand / "metrics.csv").read_text().count("\n")
-
-
-def last_weights(run: Path) -> list[np.ndarray]:
-    return arrays_in(run / "checkpoints" / f"{STEPS:08}.weights.npz")
 
 
 @pytest.mark.parity
@@ -103,16 +93,15 @@ def test_what_a_worker_refuses_ends_all_at_once(ray_environment, tmp_path) -> No
 
 def test_a_wrong_request_is_refused_before_ray_starts(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(train_on_ray, "start_ray", None)
-    refused = [
-        (["--workers", "0"], "expected an integer of at least 1; received '0'"),
-        (["--retries", "-1"], "expected an integer of at least 0; received '-1'"),
-        (["--no-such-flag"], "--no-such-flag"),
-        (["--source", "no-such-file", "--target", "no-such-file"], "no-such-file"),
-        (["--resume"], "--resume: there is no run in"),
-    ]
-    for flags, message in refused:
+    for flags, message in {
+        "--workers 0": "expected an integer of at least 1; received '0'",
+        "--retries -1": "expected an integer of at least 0; received '-1'",
+        "--no-such-flag": "--no-such-flag",
+        "--source no-such-file --target no-such-file": "no-such-file",
+        "--resume": "--resume: there is no run in",
+    }.items():
         try:
-            status = train_on_ray.main([*flags, "--out", str(tmp_path / "run")])
+            status = train_on_ray.main([*flags.split(), "--out", str(tmp_path / "run")])
         except SystemExit as end:  # so argparse ends
             status = int(end.code or 0)
         last = capsys.readouterr().err.splitlines()[-1]
@@ -132,11 +121,10 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Callable[[dic
     return to_come
 
 
-def test_workers_begin_again_as_asked_until_the_run_has_begun(tries, tmp_path) -> None:
+def test_workers_begin_again_as_asked_until_the_run_has_begun_and_no_retry_is_left(tries, tmp_path) -> None:
     """The run that --overwrite replaces has a config.json too, and must not go on in its place."""
     (tmp_path / "config.json").write_text("the run before")
-    asked = {"overwrite": True, "out": str(tmp_path)}
-    seen = []
+    asked, seen = {"overwrite": True, "out": str(tmp_path)}, []
 
     def die(given: dict[str, Any]) -> None:
         seen.append(given)
@@ -150,12 +138,6 @@ def test_workers_begin_again_as_asked_until_the_run_has_begun(tries, tmp_path) -
     tries += [die, begin_and_die, seen.append]
     train_on_ray.train(Launch(retries=2), asked)
     assert seen == [asked, asked, {"resume": True, "out": str(tmp_path)}]
-
-
-def test_retries_come_to_an_end(tries, tmp_path) -> None:
-    def die(given: dict[str, Any]) -> None:
-        raise WorkerLost("worker 1 died")
-
     tries += [die, die]
     with pytest.raises(JobError, match=f"^worker 1 died, and no retry is left; .* --resume --out {tmp_path}$"):
         train_on_ray.train(Launch(retries=1), {})
