@@ -63,6 +63,18 @@ def test_the_command_and_ctranslate2_give_the_same_translations(tmp_path, bench)
     assert [*row[:2], row[-1]] == ["float32", "12", "100%"]
 
 
+@PARITY
+def test_figures_need_no_tensorflow():
+    """Only a package that is not installed, which is named in one line."""
+    without = {"KERAS_BACKEND": "jax", "HIDDEN_MODULES": "tensorflow transformers", "CUDA_VISIBLE_DEVICES": ""}
+    paths = {"PYTHONPATH": str(ROOT / "tests" / "programs" / "hidden_modules")}
+    for peer, status in (("ctranslate2", 0), ("marian", 2)):
+        command = [sys.executable, "-m", "benchmarks.decode", *DECODE, "float32", "--against", peer, *ONCE]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **without, **paths}, capture_output=True, text=True)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert " float32 " in done.stdout if status == 0 else "transformers" in done.stderr.splitlines()[-1]
+
+
 def test_other_translations_are_an_error_and_int8_is_compared_only_with_who_has_it(monkeypatch, bench):
     monkeypatch.setattr(decode, "prepare", lambda *arguments: None)  # the decoders read no model
     monkeypatch.setattr(decode, "footprint", lambda contender: "1")
@@ -109,29 +121,6 @@ def test_a_wrong_request_is_refused_in_one_line(bench):
     }.items():
         status, err = bench(*arguments.split())
         assert status == 2 and "Traceback" not in err and message in err.splitlines()[-1], arguments
-
-
-@PARITY
-@pytest.mark.parametrize(
-    ("hidden", "arguments", "found"),
-    [
-        # PyTorch's side gets our weights from a process with JAX.
-        pytest.param("", "train --shape small --against torch products", ["bfloat16", "float32"], marks=LONG),
-        ("", f"decode {' '.join(DECODE)} float32 --against ctranslate2", ["float32"]),
-        ("transformers", f"decode {' '.join(DECODE)} float32 --against marian", "transformers"),
-    ],
-)
-def test_figures_need_no_tensorflow(hidden, arguments, found):
-    """A missing package is named in one line."""
-    without = {"KERAS_BACKEND": "jax", "HIDDEN_MODULES": f"tensorflow {hidden}", "CUDA_VISIBLE_DEVICES": ""}
-    paths = {"PYTHONPATH": str(ROOT / "tests" / "programs" / "hidden_modules")}
-    command = [sys.executable, "-m", f"benchmarks.{arguments.split()[0]}", *arguments.split()[1:], *ONCE]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **without, **paths}, capture_output=True, text=True)
-    if isinstance(found, str):
-        assert done.returncode == 2 and found in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert sorted(name for name in ("float32", "bfloat16") if f" {name} " in done.stdout) == found
 
 
 @LONG
@@ -216,15 +205,6 @@ def test_no_training_line_holds_a_character_that_is_to_be_copied():
     for kind, (chars, *bounds) in copying.KINDS.items():
         tested = set("".join(copying.test_lines(draw, ["one", "two"], 300, chars, *bounds))) - {*"onetw "}
         assert len(tested) > 30 and not tested & text.keys(), kind
-
-
-@LONG
-def test_copying_is_measured_for_each_kind_of_character(bench):
-    flags = "--steps 1 --checkpoint-every 1 --num-layers 1 --hidden-dim 16 --token-budget 512 --devices cpu"
-    small = ["--lines", 600, "--test-lines", 2, "--", *flags.split(), "--vocabulary-size", 600]
-    rows = bench("copying", *small)
-    assert [row[:2] for row in rows] == [*([kind, "2"] for kind in copying.KINDS), ["all", "10"]]
-    assert rows[-1][3] == "0.0%"
 
 
 def test_the_time_that_was_said_is_compared_with_the_time_until_the_model_is_written(monkeypatch, capsys):

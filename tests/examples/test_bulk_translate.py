@@ -65,22 +65,15 @@ def request_of(small_export, text, tmp_path) -> Callable[..., list[str]]:
     return lambda out, *more: command(*shared, "--out", tmp_path / out, *more)
 
 
-@pytest.fixture
-def run(ray_environment, tmp_path) -> Callable[[list[str]], str]:
-    """Runs a command in another folder than the repository, and returns what it said."""
-
+@pytest.mark.parity
+def test_killed_and_started_again_it_gives_the_same_files(
+    request_of, ray_environment, ray_processes, tmp_path, text, small_export
+):
     def run(words: list[str]) -> str:
         done = subprocess.run(words, cwd=tmp_path, env=ray_environment, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0 and done.stdout == "", done.stderr
         return done.stderr
 
-    return run
-
-
-@pytest.mark.parity
-def test_killed_and_started_again_it_gives_the_same_files(
-    request_of, run, ray_environment, ray_processes, tmp_path, text, small_export
-):
     undisturbed = run(request_of("whole", "--workers", 1))
     shards = [f"shard-{number:06d}.jsonl" for number in range(NUM_SHARDS)]
     whole = contents(tmp_path / "whole")
@@ -117,38 +110,6 @@ def test_killed_and_started_again_it_gives_the_same_files(
     assert contents(out) == whole
     assert "3,000 rows" in said_again and " 0 found" not in said_again and "warning: 2 row(s) failed" in said_again
     assert "3,000 rows: 0 translated now" in run(words), "nothing is left to do"
-
-
-@pytest.mark.parity
-def test_a_shard_that_kills_every_worker_ends_the_job(request_of, ray_environment, tmp_path):
-    interpreter, script, *arguments = request_of("out", "--workers", 1)
-    environment = {**ray_environment, "PYTHONPATH": f"{Path(script).parent}:{ROOT}"}
-    words = [interpreter, str(ROOT / "tests" / "programs" / "bulk_translates_until_a_deadly_shard.py"), *arguments]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"error: shard-000002.jsonl: {MOST_DEATHS} workers died")
-    there = {path.name for path in (tmp_path / "out").glob("shard-*")}
-    assert {"shard-000000.jsonl", "shard-000001.jsonl"} <= there and "shard-000002.jsonl" not in there
-
-
-@pytest.mark.parity
-def test_parquet_in_and_out(small_export, run, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    lines = ["two dogs", None, "", *(f"one dog runs {number}" for number in range(20))]
-    (tmp_path / "in").mkdir()
-    for part in (0, 1):
-        table = pyarrow.table({"id": range(len(lines)), "en": lines})
-        pyarrow.parquet.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=6)
-    said = run(command("in", "--export", small_export, "--out", "out", "--column", "en", "--shard-rows", 9))
-    table = pyarrow.parquet.read_table(sorted((tmp_path / "out").glob("shard-*.parquet")))
-    assert table["row_id"].to_pylist() == list(range(46)) and table["source"].to_pylist() == lines * 2
-    translator = keras_transformer.load(small_export)
-    expected = [None if line is None else translator.translate(line) for line in lines]
-    assert table["translation"].to_pylist() == expected * 2
-    assert [error is None for error in table["error"].to_pylist()] == [line is not None for line in lines] * 2
-    assert "warning: 2 row(s) failed" in said
 
 
 def test_a_worker_tells_what_became_of_its_shard(small_export, tmp_path):

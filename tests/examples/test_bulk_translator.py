@@ -92,18 +92,16 @@ def test_processes_of_pythons_own(translate):
     assert [text for batch in batches for text in batch["translation"]] == expected
 
 
-def test_the_files_tell_one_export_from_another(translate):
+def test_the_files_tell_one_export_from_another_and_wrong_requests_are_errors_not_rows(translate, tmp_path):
     assert {path.name for path in translate.files()} >= {"translate.onnx", "tokenizer.model"}
     assert not any("int8" in path.name or "certificate" in path.name for path in translate.files())
-
-
-def test_wrong_requests_are_errors_not_rows(small_export, tmp_path):
-    with pytest.raises(RequestError, match="expected a column 'text' in the batch; it has en"):
-        BulkTranslator(str(small_export))({"en": np.array(["one"], object)})
-    with pytest.raises(RequestError, match="expected an export with graphs for ONNX Runtime"):
-        BulkTranslator(str(tmp_path))(batch_of(["one"]))
-    with pytest.raises(RequestError, match="num_beams must be a whole number from 1"):
-        BulkTranslator(str(small_export), num_beams=0)(batch_of(["one"]))
+    for one, batch, message in (
+        (translate, {"en": np.array(["one"], object)}, "expected a column 'text' in the batch; it has en"),
+        (BulkTranslator(str(tmp_path)), batch_of(["one"]), "expected an export with graphs for ONNX Runtime"),
+        (BulkTranslator(translate.export, num_beams=0), batch_of(["one"]), "num_beams must be a whole number from 1"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            one(batch)
 
 
 @pytest.mark.parity
