@@ -1,7 +1,8 @@
-"""The blocks of encoder and decoder equal PyTorch's; their masks, dropout, biases and old spellings."""
+"""The blocks of encoder and decoder equal PyTorch's; their masks, dropout and key heads."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -20,17 +21,6 @@ X, MEMORY = random(BATCH, TARGET, HIDDEN_DIM), random(BATCH, SOURCE, HIDDEN_DIM,
 CAUSAL = np.broadcast_to(np.tri(TARGET, dtype=bool), (BATCH, TARGET, TARGET))
 SOURCE_MASK = np.arange(SOURCE) < np.array([[SOURCE], [4]])
 MEMORY_MASK = np.broadcast_to(SOURCE_MASK[:, None], (BATCH, TARGET, SOURCE))
-
-
-@BLOCKS
-def test_the_old_switch_is_another_spelling(block_class):
-    for switch, residual in ((True, "pre_norm"), (False, "post_norm")):
-        assert block_class(**SETTINGS, normalize_first=switch).residual == residual
-        config = {**block_class(**SETTINGS).get_config(), "normalize_first": switch}
-        config.pop("residual")
-        assert block_class.from_config(config).residual == residual
-    with pytest.raises(ValueError, match=r"^`normalize_first` must be true or false\. Received: normalize_first=1$"):
-        block_class(**SETTINGS, normalize_first=1)
 
 
 def test_keras_masks_of_inputs_are_applied_and_passed_on():
@@ -63,23 +53,19 @@ def test_a_padding_mask_as_attention_mask_is_refused(block_class):
             block_class(**SETTINGS)(*inputs, mask)
 
 
-@pytest.mark.parametrize("name", ["self_attention", "cross_attention", "feed_forward"])
-def test_every_sublayer_has_its_dropout_in_training_alone(name):
+def test_every_sublayer_has_its_dropout_in_training_alone():
     """The other sub-layers add nothing, so that nothing of theirs is dropped."""
-
-    def moved(block, *inputs):
-        """How far training moves the output from that without dropout."""
-        return np.abs(array(block(*inputs, training=True)) - array(block(*inputs))).max()
-
-    for rates, acts in (((0.5, 0.0), True), ((0.0, 0.5), name != "feed_forward"), ((0.0, 0.0), False)):
+    names = ["self_attention", "cross_attention", "feed_forward"]
+    for name, rates in itertools.product(names, ((0.5, 0.0), (0.0, 0.5))):
         block, encoder = DecoderBlock(2, 3, 8, *rates), EncoderBlock(2, 3, 8, *rates)
         block.build(X.shape, MEMORY.shape)
         encoder.build(X.shape)
-        others = {"self_attention", "cross_attention", "feed_forward"} - {name}
-        for layer in [getattr(one, other) for one in (block, encoder) for other in others if hasattr(one, other)]:
-            layer.set_weights([np.zeros_like(weight) for weight in layer.get_weights()])
-        assert (moved(block, X, MEMORY) > 1e-3) == acts, rates
-        assert (moved(encoder, X) > 1e-3) == (acts and name != "cross_attention"), rates
+        acts = rates[0] > 0 or name != "feed_forward"
+        for one, inputs, moves in ((block, (X, MEMORY), acts), (encoder, (X,), acts and name != "cross_attention")):
+            for layer in [getattr(one, other) for other in names if other != name and hasattr(one, other)]:
+                layer.set_weights([np.zeros_like(weight) for weight in layer.get_weights()])
+            distance = np.abs(array(one(*inputs, training=True)) - array(one(*inputs))).max()
+            assert (distance > 1e-3) == moves, (name, rates)
 
 
 def test_encoder_decoder_attention_has_the_key_heads_of_the_decoders_self_attention():

@@ -55,8 +55,6 @@ CASES: list[tuple[type[Any], dict[str, Any], tuple[np.ndarray, ...]]] = [
     (layers.DecoderBlock, {**BLOCK, "residual": "post_norm"}, (X, MEMORY, CAUSAL, SEEN)),
     (layers.Stack, STACK, (X, CAUSAL)),
     (layers.Stack, DECODER, (X, CAUSAL, MEMORY, SEEN)),
-    (layers.Stack, {**STACK, "is_decoder": True, "has_memory": False}, (X, CAUSAL)),
-    (layers.UniversalStack, {**STACK, **PONDERING}, (X, CAUSAL)),
     (layers.UniversalStack, {**DECODER, **PONDERING}, (X, CAUSAL, MEMORY, SEEN)),
     (layers.Patches, PATCHES, (IMAGES,)),
     (layers.ClassToken, {}, (X,)),
@@ -73,6 +71,7 @@ OTHERS: list[tuple[type[Any], dict[str, Any]]] = [
     (layers.LearnedPositions, {"max_length": 13, "hidden_dim": 7, "separate": True}),
     (layers.TokenEmbedding, {"vocabulary_size": 7, "hidden_dim": 11, "output_bias": True}),
     (layers.GatedFeedForward, {**NETWORK, "use_bias": True}),
+    (layers.Stack, {**STACK, "is_decoder": True, "has_memory": False}),
 ]
 
 

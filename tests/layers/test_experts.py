@@ -31,13 +31,12 @@ def test_equals_numpy_that_computes_the_chosen_experts_alone(top_k, gated):
         best = np.argsort(-probabilities)[:top_k]
         total = 1.0 if top_k == 1 else probabilities[best].sum()
         for one in best:
-            inner = row @ weights["kernel_in"][one]
+            inner, bias = row @ weights["kernel_in"][one], 0.0
             if gated:
                 inner = inner * np.maximum(row @ weights["kernel_gate"][one], 0)
             else:
-                inner = np.maximum(inner + weights["bias_in"][one, 0], 0)
-            output = inner @ weights["kernel_out"][one] + (0 if gated else weights["bias_out"][one, 0])
-            expected[place] += probabilities[one] / total * output
+                inner, bias = np.maximum(inner + weights["bias_in"][one, 0], 0), weights["bias_out"][one, 0]
+            expected[place] += probabilities[one] / total * (inner @ weights["kernel_out"][one] + bias)
     assert_close(layer(X), expected.reshape(X.shape))
     assert_close(array(layer(X[1:2, 2:3]))[0, 0], expected[7])  # a position alone gives what it gives in a batch
 

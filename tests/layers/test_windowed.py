@@ -23,14 +23,11 @@ SIDES = pytest.mark.parametrize("is_causal", [False, True], ids=["encoder", "dec
 
 def seen(layer_class, length, width, is_causal):
     """(S, S) whether a query sees a key, pair by pair: in its window, or in its block."""
-    before = width - 1 if is_causal else width // 2
-
-    def sees(query, key):
-        if layer_class is WindowedAttention:
-            return query - before <= key < query - before + width
-        return query // width == key // width and (key <= query or not is_causal)
-
-    return np.array([[sees(query, key) for key in range(length)] for query in range(length)])
+    query, key = np.indices((length, length))
+    if layer_class is LocalAttention:
+        return (query // width == key // width) & ((key <= query) | (not is_causal))
+    first = query - (width - 1 if is_causal else width // 2)
+    return (first <= key) & (key < first + width)
 
 
 def layers(layer_class, width, is_causal):
