@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from typing import Any
 
@@ -42,37 +43,25 @@ def combinations() -> dict[str, dict[str, Any]]:
     while missing:
         chosen: dict[str, Any] = {}
         for slot, part in missing:
-            if slot not in chosen and is_accepted({**chosen, slot: part}):
-                chosen[slot] = part
+            with contextlib.suppress(ValueError):  # the parts contradict each other
+                if slot not in chosen and family.complete({**SIZES_OF_ALL, **chosen, slot: part}):
+                    chosen[slot] = part
         missing = [(slot, part) for slot, part in missing if chosen.get(slot) != part]
         found[" ".join(part["name"] for part in chosen.values())] = {**chosen, "num_layers": depth_of(chosen)}
         assert chosen, f"the family accepts none of these alone: {missing}"
     return found
 
 
-def is_accepted(parts: dict[str, Any]) -> bool:
-    """Whether the parts do not contradict each other."""
-    try:
-        family.complete({**SIZES_OF_ALL, **parts})
-    except ValueError:
-        return False
-    return True
-
-
 def depth_of(parts: dict[str, Any]) -> int:
     """The number of layers that shows the parts: two where the second layer is unlike the first."""
     attention = parts.get("attention", {"name": "full"})
-    of_layer = family.row("attention", attention).of_layer
-    complete = family.part("attention", attention)
+    of_layer, complete = family.row("attention", attention).of_layer, family.part("attention", attention)
     return 2 if "stack" in parts or of_layer(complete, 0) != of_layer(complete, 1) else 1
 
 
 COMBINATIONS = combinations()
 # Models that together have every part of the family, and every argument that is no part.
-MODELS: dict[str, dict[str, Any]] = {
-    **{name: VARIANTS[name] for name in ("key_dim", "unlike sides", "untied")},
-    **COMBINATIONS,
-}
+MODELS = {name: VARIANTS[name] for name in ("key_dim", "unlike sides", "untied")} | COMBINATIONS
 
 
 def make_model(name: str, **settings: Any) -> Transformer:

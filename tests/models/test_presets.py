@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from keras_transformer import family
@@ -24,8 +26,10 @@ def test_the_papers_models_and_how_they_were_trained():
         assert row == (*(getattr(settings, each) for each in (*NAMES, "token_budget")), count_parameters(sizes))
         assert settings.vocabulary_size == 37_000 and settings.warmup_steps == 4_000
         assert (settings.residual, settings.positions, settings.tied_output) == ("post_norm", "sinusoidal", True)
-    default = family.complete({"vocabulary_size": 37_000})
+    default, state = family.complete({"vocabulary_size": 37_000, "attention_dropout": 0.5}), random.getstate()
     assert default.items() >= {key: PRESETS["base"][key] for key in SIZES}.items(), "base is the default"
+    assert count_parameters(default) == TABLE_3["base"][-1]
+    assert random.getstate() == state, "no seed is drawn, or the same seed would give other weights afterwards"
 
 
 def test_tiny_is_smaller_and_modern_has_other_parts_and_about_as_many_parameters():

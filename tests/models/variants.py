@@ -19,11 +19,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre-norm": {"residual": "pre_norm"},
     "key_dim": {"key_dim": 5, "num_layers": 1},
     "separate vocabularies": {"source_vocabulary_size": 29},
-    "learned positions": {
-        "positions": {"name": "learned", "offset": 2},
-        "max_source_length": 11,
-        "residual": "pre_norm",
-    },
+    "learned positions": {"positions": {"name": "learned", "offset": 2}, "max_source_length": 11,
+                          "residual": "pre_norm"},
     "general, grouped heads": {"score": "general", "attention": {"name": "full", "num_key_value_heads": 2},
                                "num_heads": 6, "attention_bias": True, "num_layers": 1},
     "additive, one key head": {"score": "additive", "decoder_attention": {"name": "full", "num_key_value_heads": 1},
