@@ -15,6 +15,7 @@ import pytest
 from bulk_inputs import scan
 from bulk_shards import MOST_DEATHS, REQUEST, Job, alone
 from bulk_translator import BulkTranslator
+from keras_transformer import __version__
 from keras_transformer.errors import JobError, RequestError
 
 LINES = [f"line {number}" if number % 7 else "broken" for number in range(50)]
@@ -138,25 +139,17 @@ def test_a_shard_of_which_processes_die_is_given_up_until_the_next_start(job, in
 
 def test_another_request_into_the_folder_is_refused(job, export, inputs, monkeypatch):
     job.finish(start(job, inputs)[0])
-    before = contents(job.out)
-    for changed in REQUEST:
-        with monkeypatch.context() as patch:
-            form, rows = ("parquet" if changed == "format" else "jsonl"), (11 if changed == "rows_per_shard" else 10)
-            other, paths = Job(Upper(export), job.out, form, rows), inputs
-            if changed == "inputs":
-                paths = [inputs[0], inputs[0].with_name("other.txt")]
-                paths[1].write_text(inputs[1].read_text().replace("line 40", "line 04"))
-            elif changed == "export":
-                (other_export := export.with_name("other.onnx")).write_bytes(b"Weights")
-                other.translator.export = str(other_export)
-            elif changed == "version":
-                patch.setattr("bulk_shards.__version__", "9")
-            elif changed in ("column", "search"):
-                setattr(other.translator, changed, "other" if changed == "column" else {"batch_size": 4})
-            with pytest.raises(
-                RequestError, match=f"has shards of {REQUEST[changed]}, which manifest.json names.*--out"
-            ):
-                start(other, paths)
+    before, text = contents(job.out), inputs[1].read_text()
+    for changed, told in REQUEST.items():
+        form, rows = ("parquet" if changed == "format" else "jsonl"), (11 if changed == "rows_per_shard" else 10)
+        other = Job(Upper(export), job.out, form, rows)
+        inputs[1].write_text(text.replace("line 40", "line 04") if changed == "inputs" else text)
+        export.write_bytes(b"Weights" if changed == "export" else b"weights")
+        monkeypatch.setattr("bulk_shards.__version__", "9" if changed == "version" else __version__)
+        if changed in ("column", "search"):
+            setattr(other.translator, changed, "other" if changed == "column" else {"batch_size": 4})
+        with pytest.raises(RequestError, match=f"has shards of {told}, which manifest.json names.*--out"):
+            start(other, inputs)
         assert contents(job.out) == before
 
 
