@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import multiprocessing
 import os
@@ -49,12 +48,6 @@ def test_an_error_in_a_process_is_raised_in_the_parent_and_leaves_no_process():
         with pytest.raises(kind, match=message):
             call()
     assert not multiprocessing.active_children()
-
-
-def test_less_than_one_is_refused():
-    for text in ("0", "-1", "1.5", "one", ""):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"at least 1; received '{text}'"):
-            contest.at_least_one(text)
 
 
 def test_each_round_begins_with_another_contender():

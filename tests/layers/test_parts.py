@@ -9,19 +9,10 @@ import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import make_part
-from keras_transformer.layers.positions import LearnedPositions
 
 
 class Bare(keras.layers.Layer):
     """A feed-forward part that takes nothing of what other parts may ask of it."""
-
-
-def test_a_part_is_made_of_its_options_and_of_the_sizes_that_it_names():
-    sizes = {"hidden_dim": 6, "max_length": 9, "num_heads": 2}
-    layer = make_part("positions", {"name": "learned", "offset": 2}, "float32", sizes)
-    assert type(layer) is LearnedPositions
-    assert (layer.max_length, layer.hidden_dim, layer.offset) == (9, 6, 2)
-    assert make_part("residual", "pre_norm", "mixed_bfloat16", {"dropout": 0.25}).compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("slot", family.SLOTS)

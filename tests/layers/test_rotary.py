@@ -45,9 +45,9 @@ def test_odd_heads_and_small_bases_are_refused():
 def test_rotary_and_xpos_are_the_papers_formula_and_xpos_decays():
     queries, keys, zeta = [0, 3, 11, 20], [0, 1, 7, 40], (2 * np.arange(H // 2) / H + 0.4) / 1.4
     assert_close(logits(RotaryPositions(H, base=100.0), queries, keys), by_formula(queries, keys))
-    for scale_base in (512, 20):
-        layer = XposPositions(H, base=100.0, scale_base=scale_base)
-        assert_close(logits(layer, queries, keys), by_formula(queries, keys, zeta, scale_base), rtol=1e-4, atol=1e-4)
+    for options, last in (({}, 400), ({"scale_base": 20}, 40)):  # by default 512
+        layer, keys = XposPositions(H, base=100.0, **options), [0, 1, 7, last]
+        assert_close(logits(layer, queries, keys), by_formula(queries, keys, zeta, **options), rtol=1e-4, atol=1e-4)
         near, far = np.moveaxis(np.linalg.norm(turned(layer, QUERY, [0, 50]), axis=-1), 1, 0)
         assert (far < near).all()
     plain, other = RotaryPositions(H, 50.0), XposPositions(H, 50.0, scale_base=3)
