@@ -15,13 +15,11 @@ from tests.models.combinations import COMBINATIONS, make_model
 from tests.models.variants import cached_logits, make_inputs
 
 TESTS = Path(__file__).resolve().parents[1]
-LOSSES = [
-    *(f"training/test_{name}.py" for name in ("losses", "metrics", "label_weights", "schedules")),
-    "test_ranking.py",
-]
+# What the models of the first test do not have; metrics and schedules are in their training.
+LOSSES = ["training/test_losses.py", "training/test_label_weights.py", "test_ranking.py"]
 # JAX compiles each operation alone, which takes long: some tests of many. The models have every layer of text.
 ON_JAX = [
-    *(f"layers/test_{name}.py" for name in ("embedding", "image_layers", "masks")),
+    "layers/test_image_layers.py",
     "layers/test_attention.py::test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients",
     "layers/test_attention.py::test_softmax_runs_in_float32_and_scores_have_the_type_of_queries",
     "models/test_base.py::test_a_classifier_learns_in_which_half_a_bright_patch_is",
