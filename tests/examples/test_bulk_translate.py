@@ -139,6 +139,18 @@ def test_more_threads_than_processors_are_refused_instead_of_waited_for(monkeypa
         workers_that_fit(6)
 
 
+@pytest.mark.parity
+def test_a_shard_that_kills_every_worker_ends_the_job(request_of, ray_environment, tmp_path):
+    interpreter, script, *arguments = request_of("out", "--workers", 1)
+    environment = {**ray_environment, "PYTHONPATH": f"{Path(script).parent}:{ROOT}"}
+    words = [interpreter, str(ROOT / "tests" / "programs" / "bulk_translates_until_a_deadly_shard.py"), *arguments]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: shard-000002.jsonl: {MOST_DEATHS} workers died")
+    there = {path.name for path in (tmp_path / "out").glob("shard-*")}
+    assert {"shard-000000.jsonl", "shard-000001.jsonl"} <= there and "shard-000002.jsonl" not in there
+
+
 def test_wrong_requests(small_export, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bulk_translate.start_ray", None)  # which is not reached
