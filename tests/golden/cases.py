@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +16,12 @@ TRAINING = "--token-budget 512 --warmup-steps 20 --learning-rate-factor 2 --aver
 
 
 class Task(NamedTuple):
-    """What the runs of a task have in common.
+    """What the runs of a task have in common."""
 
-    Args:
-        write: writes the files that it trains on into a folder.
-        flags: of train.py.
-        questions: what its runs and exports are asked: texts, histories, or none for the run's validation images.
-        search: the search that is baked into exports.
-    """
-
-    write: Callable[[Path, random.Random], None]
-    flags: str
-    questions: list[Any]
-    search: dict[str, Any]
+    write: Callable[[Path, random.Random], None]  # writes the files that it trains on into a folder
+    flags: str  # of train.py
+    questions: list[Any]  # what its runs and exports are asked; none for the run's validation images
+    search: dict[str, Any]  # what is baked into exports
 
 
 class Case(NamedTuple):
@@ -42,9 +35,15 @@ class Case(NamedTuple):
     format: str = "onnx"
 
 
-def write_lines(path: Path, lines: list[str]) -> None:
+def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes a text file."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def write_sides(folder: Path, name: str, rows: list[list[str]], targets: Iterable[str]) -> None:
+    """Writes sentences and what they become."""
+    write_lines(folder / f"{name}source", map(" ".join, rows))
+    write_lines(folder / f"{name}target", targets)
 
 
 def write_pairs(folder: Path, draw: random.Random) -> None:
@@ -52,29 +51,27 @@ def write_pairs(folder: Path, draw: random.Random) -> None:
     following = dict(zip(WORDS, [*WORDS[1:], WORDS[0]], strict=True))
     for name, count in {"": 600, "valid-": 12}.items():
         rows = [draw.choices(WORDS, k=draw.randint(1, 6)) for _ in range(count)]
-        write_lines(folder / f"{name}source", [" ".join(row) for row in rows])
-        write_lines(folder / f"{name}target", [" ".join(map(following.__getitem__, row)) for row in rows])
+        write_sides(folder, name, rows, (" ".join(map(following.__getitem__, row)) for row in rows))
 
 
 def write_answers(folder: Path, draw: random.Random) -> None:
     """Sentences, and the answer which word each begins with."""
     for name, count in {"": 600, "valid-": 8}.items():
         rows = [draw.choices(WORDS[:6], k=draw.randint(2, 6)) for _ in range(count)]
-        write_lines(folder / f"{name}source", [" ".join(row) for row in rows])
-        write_lines(folder / f"{name}target", [f"the one is {row[0]}" for row in rows])
+        write_sides(folder, name, rows, (f"the one is {row[0]}" for row in rows))
 
 
 def write_text(folder: Path, draw: random.Random) -> None:
     """Lines whose second half follows from the first."""
     for name, count in {"text": 400, "valid-text": 8}.items():
         rows = [draw.sample(WORDS[:7], 2) for _ in range(count)]
-        write_lines(folder / name, [f"{one} and {other}: the {other} of {one}" for one, other in rows])
+        write_lines(folder / name, (f"{one} and {other}: the {other} of {one}" for one, other in rows))
 
 
 def write_repeated(folder: Path, draw: random.Random) -> None:
     """Lines of one word, several times."""
     for name, count in {"text": 600, "valid-text": 8}.items():
-        write_lines(folder / name, [" ".join([draw.choice(WORDS[:6])] * draw.randint(3, 6)) for _ in range(count)])
+        write_lines(folder / name, (" ".join([draw.choice(WORDS[:6])] * draw.randint(3, 6)) for _ in range(count)))
 
 
 def write_labelled(folder: Path, draw: random.Random) -> None:
@@ -96,12 +93,12 @@ def write_images(folder: Path, draw: random.Random) -> None:
         for label, (top, left) in CORNERS.items():
             (folder / name / label).mkdir(parents=True)
             for number in range(count):
-                image = Image.new("L", (4, 4))
-                for place in range(16):
-                    row, column = divmod(place, 4)
-                    is_bright = 0 <= row - top < 2 and 0 <= column - left < 2
-                    image.putpixel((column, row), draw.randint(0, 99) + 120 * is_bright)
-                image.save(folder / name / label / f"{number:02}.png")
+                pixels = [
+                    draw.randint(0, 99) + 120 * (0 <= row - top < 2 and 0 <= column - left < 2)
+                    for row in range(4)
+                    for column in range(4)
+                ]
+                Image.frombytes("L", (4, 4), bytes(pixels)).save(folder / name / label / f"{number:02}.png")
 
 
 def write_log(folder: Path, draw: random.Random) -> None:
@@ -142,14 +139,7 @@ TASKS = {
     "masked-tokens": Task(
         write_repeated,
         f"--task masked-tokens {TEXT} --vocabulary-size 22 --context-length 16 --residual pre_norm --steps 300",
-        [
-            "ba ba ba",
-            "do do <mask> do",
-            "fi <mask> <mask>",
-            "gu ka",
-            "",
-            "lo lo lo lo lo lo lo lo lo lo lo lo lo lo lo lo",
-        ],
+        ["ba ba ba", "do do <mask> do", "fi <mask> <mask>", "gu ka", "", "lo" + " lo" * 15],
         {},
     ),
     "classification": Task(
@@ -168,13 +158,7 @@ TASKS = {
     "next-item": Task(
         write_log,
         "--task next-item --log log --context-length 8 --residual pre_norm --steps 300",
-        [
-            ["a0", "b3", "a1", "b4"],
-            ["a5"],
-            [],
-            ["b0", "a2"] * 2,
-            ["b1", "a3", "b2", "a4", "b3", "a5", "b4", "a0", "b5"],
-        ],
+        [line.split() for line in ("a0 b3 a1 b4", "a5", "", "b0 a2 b0 a2", "b1 a3 b2 a4 b3 a5 b4 a0 b5")],
         {},
     ),
 }
@@ -203,12 +187,6 @@ CASES = {name: Case(name) for name in TASKS} | {
 }
 
 
-def flags_of(name: str, *more: str) -> list[str]:
+def flags_of(name: str) -> list[str]:
     """The flags of train.py for a case; it runs where its files are."""
-    case = CASES[name]
-    return f"{MODEL} {TRAINING} {TASKS[case.task].flags} {case.flags} {' '.join(more)}".split()
-
-
-def write_files(name: str, folder: Path) -> None:
-    """Writes what a case trains on."""
-    TASKS[CASES[name].task].write(folder, random.Random(7))
+    return f"{MODEL} {TRAINING} {TASKS[CASES[name].task].flags} {CASES[name].flags}".split()

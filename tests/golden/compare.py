@@ -28,32 +28,17 @@ SAME_DIRECTION = 0.99  # the cosine of two vectors
 def faults(name: str, expected: dict[str, Any], received: dict[str, Any]) -> list[str]:
     """What differs, a line each; of a case, between its stored entries and new ones."""
     received = json.loads(json.dumps(received))  # tuples are lists
-    found = []
+    lines = []
     for key in {**expected, **received}:
-        if key not in expected or key not in received:
-            found.append((key, "has come" if key in received else "is gone"))
-        elif not is_same(key, expected[key], received[key]):
-            found.append((key, f"differs{changed(expected[key], received[key])}"))
-    lines = [
-        f"{name}: {key} {what}\n  expected: {shown(expected, key)}\n  received: {shown(received, key)}"
-        for key, what in found
-    ]
+        one, other = (some.get(key, "nothing") for some in (expected, received))
+        if key not in expected or key not in received or not is_same(key, one, other):
+            what = "has come" if key not in expected else "is gone" if key not in received else "differs"
+            if kind_of(key) == "files" and what == "differs":
+                gone, new = [file for file in one if file not in other], [file for file in other if file not in one]
+                what = f"differs (gone: {gone}, new: {new})"
+            shown = (json.dumps(value, ensure_ascii=False)[:SHOWN] for value in (one, other))
+            lines.append("{}: {} {}\n  expected: {}\n  received: {}".format(name, key, what, *shown))
     return [*lines, *(f"{name}: {line}" for line in low_faults(expected, received))]
-
-
-def changed(expected: Any, received: Any) -> str:
-    """Of two lists of names what is gone and what is new."""
-    if not all(isinstance(some, list) and all(isinstance(one, str) for one in some) for some in (expected, received)):
-        return ""
-    gone, new = (
-        [one for one in some if one not in other] for some, other in [(expected, received), (received, expected)]
-    )
-    return f" (gone: {gone}, new: {new})"
-
-
-def shown(entries: dict[str, Any], key: str) -> str:
-    """A value, as far as a line holds it."""
-    return json.dumps(entries[key], ensure_ascii=False)[:SHOWN] if key in entries else "nothing"
 
 
 def kind_of(key: str) -> str:
@@ -71,14 +56,15 @@ def is_same(key: str, expected: Any, received: Any) -> bool:
     kind = kind_of(key)
     if kind in ("answer", "answers"):
         pairs = [(expected, received)] if kind == "answer" else [*zip(expected, received, strict=False)]
-        same = len(expected) == len(received)
-        return same and all(is_low(key) or is_same_ranking(*pair) for pair in pairs)
-    if kind == "vector" and is_low(key):
-        return np.shape(expected) == np.shape(received) and cosine(expected, received) >= SAME_DIRECTION
+        return len(expected) == len(received) and all(is_low(key) or is_same_ranking(*pair) for pair in pairs)
     if kind == "nats" and is_low(key):
         return received <= expected + NATS_LOSS
     if kind in ("vector", "nats"):
-        return np.shape(expected) == np.shape(received) and np.allclose(expected, received, rtol=0, atol=TOLERANCE)
+        if np.shape(expected) != np.shape(received):
+            return False
+        if is_low(key):
+            return cosine(expected, received) >= SAME_DIRECTION
+        return np.allclose(expected, received, rtol=0, atol=TOLERANCE)
     return expected == received
 
 

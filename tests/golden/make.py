@@ -11,18 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from export.certificate.comparison import expected_of
 from export.probes import Texts
-from export.signatures import TrainedRun, open_run
+from export.signatures import open_run
 from keras_transformer.run_config import versions
 from tests.golden.cases import CASES, TASKS
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults
-from tests.golden.record import Entries, parts_of, questions_of, recorded, searches_of
-from tests.golden.stored import HERE, fresh_entries, pack, read, trained, unpack, write
+from tests.golden.record import fresh_entries, parts_of, questions_of, recorded, searches_of
+from tests.golden.stored import HERE, Entries, pack, read, trained, unpack, write
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -58,12 +56,11 @@ def make(name: str, folder: Path, train_anew: bool) -> None:
 def updated(stored: Entries, entries: Entries) -> Entries:
     """The new entries, but the stored one wherever it still holds: so a diff shows what changed, and no rounding."""
     is_stale = any(low_faults(stored, entries))
-    return {
-        key: stored[key]
-        if key in stored and is_same(key, stored[key], value) and not (is_stale and is_low(key))
-        else value
-        for key, value in entries.items()
-    }
+
+    def still_holds(key: str) -> bool:
+        return key in stored and is_same(key, stored[key], entries[key]) and not (is_stale and is_low(key))
+
+    return {key: stored[key] if still_holds(key) else value for key, value in entries.items()}
 
 
 def made_by() -> dict[str, str]:
@@ -74,27 +71,14 @@ def made_by() -> dict[str, str]:
 
 def refuse_near_ties(name: str, run: Path) -> None:
     """Raises SystemExit if a best answer of a search was nearly another one: on other processors it might be."""
-    if not (search := TASKS[CASES[name].task].search):
-        return
-    opened = open_run(run)
-    ties = [
-        f"{one} by {options}"
-        for options in (search, *searches_of(name))
-        if "sampling" not in options
-        for one in near_ties(opened, questions_of(name, opened.pipeline, run), dict(options))
-    ]
-    if ties:
-        sys.exit(f"{name}: nearly another answer; ask something else in cases.py:\n" + "\n".join(ties))
-
-
-def near_ties(run: TrainedRun, questions: list[str], search: dict[str, Any]) -> Iterator[str]:
-    """The questions whose best answer was nearly another one."""
-    asked = [line for line in questions if line.strip()]
-    expected = expected_of(run, run.decoding(**search), Texts([], [], asked), None)
-    for place, line in enumerate(asked):
-        choice = expected.narrowest_choice(place)
-        if choice and choice.margin <= 2 * TOLERANCE:
-            yield line
+    opened, search = open_run(run), TASKS[CASES[name].task].search
+    asked = [line for line in questions_of(name, opened.pipeline, run) if search and line.strip()]
+    for options in (search, *searches_of(name)) if search else ():
+        if "sampling" not in options:
+            expected = expected_of(opened, opened.decoding(**options), Texts([], [], asked), None)
+            choices = {line: expected.narrowest_choice(place) for place, line in enumerate(asked)}
+            if ties := [line for line, choice in choices.items() if choice and choice.margin <= 2 * TOLERANCE]:
+                sys.exit(f"{name}: nearly another answer by {options}; ask something else in cases.py: {ties}")
 
 
 if __name__ == "__main__":

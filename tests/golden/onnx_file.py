@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import subprocess
 import sys
@@ -10,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-
-Arrays = dict[str, np.ndarray]
 
 
 def session_of(path: Path, library: str | None = None) -> onnxruntime.InferenceSession:
@@ -27,35 +27,37 @@ def session_of(path: Path, library: str | None = None) -> onnxruntime.InferenceS
 def described(session: onnxruntime.InferenceSession) -> dict[str, Any]:
     """The inputs, the outputs and the metadata of a file."""
     sides = {"input": session.get_inputs(), "output": session.get_outputs()}
-    found: dict[str, Any] = {
-        f"{side} {info.name}": f"{info.type} {info.shape}" for side, infos in sides.items() for info in infos
-    }
+    found = {f"{side} {info.name}": f"{info.type} {info.shape}" for side, infos in sides.items() for info in infos}
     return {**found, "metadata": session.get_modelmeta().custom_metadata_map}
 
 
-def outputs_of(session: onnxruntime.InferenceSession, feeds: Arrays) -> Arrays:
+def outputs_of(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All outputs of a file, by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
+@functools.cache
+def other_process() -> subprocess.Popen[str]:
+    """Answers a line of JSON, a path and texts, with a line of JSON; it ends when this process does."""
+    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return process
+
+
 def run_text(path: Path, texts: list[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """What a file of text is, and what it gives for texts, from another process."""
-    command = [sys.executable, __file__, str(path)]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    about, outputs = json.loads(done.stdout)
+    """What a file of text is, and what it gives for texts."""
+    process = other_process()
+    assert process.stdin and process.stdout
+    print(json.dumps([str(path), texts]), file=process.stdin, flush=True)
+    about, outputs = json.loads(process.stdout.readline())
     return about, outputs
 
 
-def main(path: str) -> None:
-    """Prints what a file of text is, and what it gives for the texts on standard input."""
+if __name__ == "__main__":
     from onnxruntime_extensions import get_library_path
 
-    session = session_of(Path(path), get_library_path())
-    outputs = outputs_of(session, {"text": np.array(json.load(sys.stdin), object)})
-    print(json.dumps([described(session), {name: rows.tolist() for name, rows in outputs.items()}]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    for path, texts in map(json.loads, sys.stdin):
+        session = session_of(path, get_library_path())
+        outputs = outputs_of(session, {"text": np.array(texts, object)})
+        print(json.dumps([described(session), {name: rows.tolist() for name, rows in outputs.items()}]), flush=True)

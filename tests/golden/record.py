@@ -1,4 +1,4 @@
-"""What is recorded of a run: entries, from "part | file | what" to a value that JSON holds.
+"""What is recorded of a run and its exports: entries, from "part | file | what" to a value that JSON holds.
 
 A part is "fresh" (the files of a run of two steps), "answers" (what the run answers in Python), or an export: a format,
 with the precision behind a hyphen if it is not float32. How `compare` treats a value is told by the first word of the
@@ -9,7 +9,8 @@ key's last part: "answer" is a ranking, a list of [answer, number], the best fir
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ import numpy as np
 
 import keras_transformer
 from export.__main__ import write_artefacts
-from export.signatures import open_run
+from export.certificate import artefacts_in, contents_of
+from export.signatures import TrainedRun, open_run
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.recommender import Recommender
+from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
+from keras_transformer.models import model_config
 from tests.golden.cases import CASES, TASKS
+from tests.golden.onnx_file import described, outputs_of, run_text, session_of
+from tests.golden.stored import Entries, trained
 
-Entries = dict[str, Any]
 Found = Iterator[tuple[str, Any]]
 EXPORTS = [
     "saved_model", "saved_model-float16", "onnx", "onnx-float16", "onnx-int8", "tflite", "tflite-float16",
@@ -37,6 +42,14 @@ SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 3, "length_penalty": 1.5, "max_length": 4},
     {"sampling": True, "n_best": 2, "seed": 5, "max_length": 8},
 ]
+
+
+START, END = 2, 3
+# The names under which artefacts give answers, and those of the numbers beside them.
+RANKED = {
+    "target_ids": "score", "translation": "score", "translations": "scores", "added_ids": "score",
+    "continuation": "score", "continuations": "scores", "item_ids": "probabilities", "items": "probabilities",
+}  # fmt: skip
 
 
 def parts_of(name: str) -> list[str]:
@@ -55,17 +68,15 @@ def searches_of(name: str) -> list[dict[str, Any]]:
 
 def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
     """The entries of a part of a case, made anew from its run; `folder` is for the export."""
-    from tests.golden.artefacts import exported
-
-    trained = open_run(run)
-    questions = questions_of(name, trained.pipeline, run)
+    opened = open_run(run)
+    questions = questions_of(name, opened.pipeline, run)
     if part == "answers":
-        found = answers(trained.pipeline, questions, searches_of(name))
+        found = answers(opened.pipeline, questions, searches_of(name))
     else:
         format, _, precision = part.partition("-")
-        decoding = trained.decoding(**TASKS[CASES[name].task].search)
-        write_artefacts(trained, folder, decoding, [(format, precision or "float32")])
-        found = exported(trained, folder, format, questions)
+        decoding = opened.decoding(**TASKS[CASES[name].task].search)
+        write_artefacts(opened, folder, decoding, [(format, precision or "float32")])
+        found = exported(opened, folder, format, questions)
     return {f"{part} | {key}": value for key, value in found}
 
 
@@ -73,15 +84,15 @@ def questions_of(name: str, pipeline: Any, run: Path) -> list[Any]:
     """What the case is asked: the validation images, or its questions (of variants six) and the validation sources."""
     if isinstance(pipeline, Recognizer):
         return list(np.load(run / "validation.npz")["images"])
-    path = run / "validation.source"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    questions, path = TASKS[CASES[name].task].questions, run / "validation.source"
     if CASES[name].flags:
-        return TASKS[CASES[name].task].questions[:6]
-    return [*TASKS[CASES[name].task].questions, *lines]
+        return questions[:6]
+    return [*questions, *(path.read_text(encoding="utf-8").splitlines() if path.is_file() else [])]
 
 
-def fresh(run: Path) -> Entries:
-    """The files of a run, and its configuration. Of weights, versions and the corpus the keys alone count."""
+def fresh_entries(name: str, folder: Path) -> Entries:
+    """A new run's files and its configuration: of weights, versions and the corpus the keys alone count."""
+    run = trained(name, folder, "--steps", "2", "--checkpoint-every", "1")
     entries: Entries = {"fresh | files": files_in(run)}
     for section, value in json.loads((run / "config.json").read_text(encoding="utf-8")).items():
         value = list(value) if section in ("weights", "versions", "corpus") else value
@@ -131,46 +142,40 @@ def answers(pipeline: Any, questions: list[Any], searches: list[dict[str, Any]])
         return
     asked = np.stack(questions) if isinstance(pipeline, Recognizer) else questions
     yield from vectors("questions", pipeline.embed(asked))
+    found: dict[str, list[Any]] = {}
     if isinstance(pipeline, Recommender):
         for what, only_new in (("items", False), ("new items", True)):
-            for place, found in enumerate(pipeline.recommend(questions, 20, only_new)):
-                yield f"{what} | answer {place}", ranking(found)
+            found[f"{what} | answer"] = [ranking(some) for some in pipeline.recommend(questions, 20, only_new)]
         yield "ranks", pipeline.ranks([one for one in questions if one]).tolist()
         yield from vectors("item vectors", pipeline.item_vectors())
     elif pipeline.labels:
-        for place, row in enumerate(pipeline.probabilities(asked)):
-            yield f"labels | answer {place}", by_label(pipeline.labels, row)
+        found["labels | answer"] = [by_label(pipeline.labels, row) for row in pipeline.probabilities(asked)]
     else:
-        for place, fills in enumerate(pipeline.fill(questions, num_best=1)):
-            yield f"fills | answers {place}", [ranking(best) for best in fills]
+        found["fills | answers"] = [[*map(ranking, fills)] for fills in pipeline.fill(questions, num_best=1)]
+    yield from ((f"{what} {place}", one) for what, some in found.items() for place, one in enumerate(some))
 
 
 def searched(pipeline: Translator | Generator, questions: list[str], searches: list[dict[str, Any]]) -> Found:
     """What a translator or a language model answers by searches, and its scores of given texts."""
     for search in searches:
-        what = ", ".join(f"{key}={value}" for key, value in search.items())
-        for place, hypotheses in enumerate(hypotheses_of(pipeline, questions, dict(search))):
-            rows = [([one.text, [*one.ids]], one.score) for one in hypotheses]
-            yield f"{what} | answer {place}", ranking(rows)
+        what, options = ", ".join(f"{key}={value}" for key, value in search.items()), dict(search)
+        lists: Iterable[Any]
+        if isinstance(pipeline, Translator):
+            lists = pipeline.n_best(questions, **options)
+        else:
+            answer: Any = pipeline.generate if "sampling" in search else pipeline.search
+            most = options.pop("max_length")
+            lists = answer(questions, options=SearchOptions(**options), max_tokens=most)
+        for place, hypotheses in enumerate(lists):
+            yield f"{what} | answer {place}", ranking(([one.text, [*one.ids]], one.score) for one in hypotheses)
     if isinstance(pipeline, Translator):
         yield "long=split", pipeline.translate(questions, num_beams=1, long="split")
         prefixes = [line[:2] for line in questions]
         found = pipeline.n_best(questions, prefixes, num_beams=1, max_length=16, alignments=True)
         for place, [one] in enumerate(found):
-            yield (
-                f"prefixes, alignments | answer {place}",
-                ranking([([one.text, [*map(list, one.alignment)]], one.score)]),
-            )
+            aligned = [one.text, [*map(list, one.alignment)]]
+            yield f"prefixes, alignments | answer {place}", ranking([(aligned, one.score)])
     yield "score | vector", [*map(number, nats_of(pipeline, questions, [line[:12] for line in questions]))]
-
-
-def hypotheses_of(pipeline: Translator | Generator, questions: list[str], search: dict[str, Any]) -> list[Any]:
-    """The hypotheses of each question, by one search."""
-    if isinstance(pipeline, Translator):
-        return pipeline.n_best(questions, **search)
-    most = search.pop("max_length")
-    answer = pipeline.generate if search.get("sampling") else pipeline.search
-    return answer(questions, options=SearchOptions(**search), max_tokens=most)
 
 
 def nats_of(pipeline: Translator | Generator, questions: list[str], texts: list[str]) -> list[float]:
@@ -184,6 +189,181 @@ def nats_of(pipeline: Translator | Generator, questions: list[str], texts: list[
     return [-one.log_prob / one.num_tokens for one in scores]
 
 
-def without_version(text: str) -> str:
-    """What names the producer, whatever the version is."""
-    return text.replace(keras_transformer.__version__, "VERSION")
+def exported(run: TrainedRun, folder: Path, format: str, questions: list[Any]) -> Found:
+    """What an export of a run in one format and precision is, and what its artefacts answer: see `README.md`."""
+    yield "files", files_in(folder)
+    for artefact in artefacts_in(folder):
+        contents = contents_of(artefact)
+        # TensorFlow's own change with the version of TensorFlow, and there are many.
+        operators = contents.custom_operators if format == "saved_model" else [*contents.operators]
+        yield f"{artefact.name_in(folder)} | operators", operators
+    for path in sorted(folder.glob("*/**/metadata.json")):
+        yield from metadata(run, "metadata.json", json.loads(path.read_text(encoding="utf-8")))
+    read = {"saved_model": saved_model, "onnx": onnx, "tflite": tflite, "ctranslate2": ctranslate2}[format]
+    yield from read(run, folder, questions)
+
+
+def metadata(run: TrainedRun, file: str, found: Mapping[str, Any]) -> Found:
+    """The metadata of a file, an entry for each key; what names the producer, whatever the version is."""
+    for key, value in found.items():
+        if key == "model" and json.loads(value) == json.loads(json.dumps(model_config(run.model))):
+            value = "the run's"
+        value = json.loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
+        for name, one in flat(key, value):
+            text = one.replace(keras_transformer.__version__, "VERSION") if isinstance(one, str) else one
+            yield f"{file} | metadata {name}", text
+
+
+def takes_text(name: str) -> bool:
+    """Whether a file takes text."""
+    return name.partition("-")[0].endswith("_text")
+
+
+def batch_of(run: TrainedRun, questions: list[Any], as_text: bool) -> np.ndarray:
+    """Questions as artefacts take them: texts (B,), images (B, S, S, channels), or ids (B, S) with pad behind them."""
+    pipeline = run.pipeline
+    if isinstance(pipeline, Recognizer):
+        return np.stack(questions)
+    if as_text:
+        return np.array(questions, object)
+    if isinstance(pipeline, Translator):
+        lines = [line if line.strip() else "" for line in questions]
+        return padded([[*ids, END] for ids in pipeline.source_tokenizer.encode(lines)])
+    if isinstance(pipeline, Recommender):
+        return padded([[START, *pipeline.items.encode(history)] for history in questions])
+    return padded([*map(pipeline.ids_of_prompt if isinstance(pipeline, Generator) else pipeline.ids, questions)])
+
+
+def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, Any], questions: list[Any]) -> Found:
+    """What an artefact gave for a batch of questions."""
+    found = {name: plain(np.asarray(rows).tolist()) for name, rows in outputs.items()}
+    yield from vectors(file, found.get("vector", []))
+    best: list[Any] = []
+    for place in range(len(batch)):
+        row = {name: rows[place] for name, rows in found.items()}
+        if "piece_ids" in row:
+            length = np.count_nonzero(batch[place])
+            places = zip(row["piece_ids"][:length], row["probabilities"][:length], strict=True)
+            yield f"{file} | answers {place}", [ranking(zip(*one, strict=True)) for one in places]
+        elif names := RANKED.keys() & row.keys():
+            for name in sorted(names):
+                texts, numbers = row[name], row[RANKED[name]]
+                if RANKED[name] == "score":
+                    texts, numbers = [np.trim_zeros(texts, "b") if isinstance(texts, list) else texts], [numbers]
+                    best += texts
+                yield f"{file} {name} | answer {place}", ranking(zip(texts, numbers, strict=True))
+        elif "probabilities" in row:
+            yield f"{file} | answer {place}", (labels := by_label(run.labels, row["probabilities"]))
+            assert row.get("label", labels[0][0]) == labels[0][0]
+    if best and isinstance(best[0], list):
+        pipeline: Any = run.pipeline
+        is_translator = isinstance(pipeline, Translator)
+        best = pipeline.target_tokenizer.decode(best) if is_translator else [*map(pipeline.text_of, best)]
+    yield from nats(run, file, questions, best)
+
+
+def plain(value: Any) -> Any:
+    """A value with text in place of bytes."""
+    if isinstance(value, list):
+        return [*map(plain, value)]
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def nats(run: TrainedRun, file: str, questions: list[Any], texts: list[str]) -> Found:
+    """Of float16 and int8: what a token of the texts costs, by the model in float32."""
+    if texts and "-" in file:
+        yield f"{file} | nats a token", number(np.mean(nats_of(run.pipeline, questions, texts)))  # type: ignore[arg-type]
+
+
+def saved_model(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
+    """A SavedModel, by TensorFlow."""
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401
+
+    (path,) = folder.glob("saved_model*")
+    loaded = tf.saved_model.load(str(path))
+    for name, signature in sorted(loaded.signatures.items()):
+        file, inputs = f"{path.name} {name}", signature.structured_input_signature[1]
+        for side, specs in {"input": inputs, "output": signature.structured_outputs}.items():
+            for key, spec in sorted(specs.items()):
+                yield f"{file} | {side} {key}", f"{spec.dtype.name} {spec.shape.as_list()}"
+        ((key, spec),) = inputs.items()
+        batch = batch_of(run, questions, spec.dtype == tf.string)
+        outputs = signature(**{key: tf.constant(batch)})
+        yield from given(run, file, batch, {key: value.numpy() for key, value in outputs.items()}, questions)
+
+
+def onnx(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
+    """ONNX files, by ONNX Runtime."""
+    sessions: dict[str, Any] = {}
+    for path in sorted(folder.glob("onnx/*.onnx")):
+        file, batch = path.name, batch_of(run, questions, takes_text(path.stem))
+        outputs: Mapping[str, Any] | None = None
+        if takes_text(path.stem):
+            about, outputs = run_text(path, questions)
+        else:
+            sessions[file] = session = session_of(path)
+            about = described(session)
+            if not file.startswith(("encoder", "step")):
+                outputs = outputs_of(session, {session.get_inputs()[0].name: batch})
+        yield from metadata(run, file, about.pop("metadata"))
+        yield from ((f"{file} | {key}", value) for key, value in about.items())
+        if outputs is not None:
+            yield from given(run, file, batch, outputs, questions)
+        elif file.startswith("step"):
+            yield from stepped(file, batch[:3], sessions.get(file.replace("step", "encoder")), session)
+
+
+def stepped(file: str, batch: np.ndarray, encoder: Any, step: Any) -> Found:
+    """Log-probabilities after the first two tokens, by the halves of a translator or the step of a language model."""
+    feeds = outputs_of(encoder, {"source_ids": batch}) if encoder else {}
+    if encoder:
+        yield f"{file} | limit", feeds.pop("limit").tolist()
+    for info in step.get_inputs():
+        if info.name.startswith("past_"):
+            kind = "float16" if "float16" in info.type else "float32"
+            feeds[info.name] = np.zeros((len(batch), info.shape[1], 0, info.shape[3]), kind)
+    for index, token in enumerate((START, 5)):
+        tokens = np.full((len(batch), 1), token, "int32")
+        outputs = outputs_of(step, {**feeds, "token_ids": tokens, "index": np.array(index, "int32")})
+        logits = outputs.pop("logits")[:, 0]
+        feeds |= {name.replace("present", "past"): value for name, value in outputs.items()}
+        logits = logits - logits.max(axis=1, keepdims=True)
+        yield from vectors(f"{file} index {index}", logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+
+def tflite(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
+    """TFLite files, by LiteRT."""
+    from ai_edge_litert import interpreter as litert
+    from tensorflow_text.core.pybinds import tflite_registrar
+
+    of_text = partial(litert.InterpreterWithCustomOps, custom_op_registerers=tflite_registrar.SELECT_TFTEXT_OPS)
+    for path in sorted(folder.glob("tflite/*.tflite")):
+        make = of_text if takes_text(path.stem) else litert.Interpreter
+        interpreter = make(model_path=str(path), num_threads=1)
+        for signature in interpreter.get_signature_list():
+            file, runner = f"{path.name} {signature}", interpreter.get_signature_runner(signature)
+            for side, infos in {"input": runner.get_input_details(), "output": runner.get_output_details()}.items():
+                for key, info in sorted(infos.items()):
+                    shape = info["shape_signature"].tolist()
+                    yield f"{file} | {side} {key}", f"{np.dtype(info['dtype']).name} {shape}"
+            (key,) = runner.get_input_details()
+            batch = batch_of(run, questions, takes_text(path.stem))
+            yield from given(run, file, batch, runner(**{key: batch}), questions)
+
+
+def ctranslate2(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
+    """A translator of pieces, by CTranslate2."""
+    import ctranslate2 as library
+
+    (path,) = folder.glob("ctranslate2*")
+    search = json.loads((path / "metadata.json").read_text(encoding="utf-8"))["search"]
+    translator = library.Translator(str(path), device="cpu", inter_threads=1, intra_threads=1)
+    source, best = run.tokenizers[0], []
+    for place, line in enumerate(questions):
+        pieces = source.pieces(source.encode([line])[0])[: search["max_source_length"]]
+        limit = min(len(pieces) + search["extra_length"], search["max_length"])
+        [found] = translator.translate_batch([pieces], max_decoding_length=limit, **search["options"])
+        yield f"{path.name} | answer {place}", ranking(zip(map(" ".join, found.hypotheses), found.scores, strict=True))
+        best.append("".join(piece for piece in found.hypotheses[0] if piece != "</s>").replace("▁", " ").strip())
+    yield from nats(run, path.name, questions, best)

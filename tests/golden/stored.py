@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 import train
-from tests.golden.cases import flags_of, write_files
-from tests.golden.record import Entries, fresh
+from tests.golden.cases import CASES, TASKS, flags_of
 
+Entries = dict[str, Any]
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = ("cache", "checkpoints", "tensorboard", "curves.png")
 RULES = "nmt_nfkc"  # of SentencePiece: 240 KB in each vocabulary, which the library has too
@@ -43,21 +44,16 @@ def unpack(name: str, run: Path) -> Path:
 def rules() -> bytes:
     """SentencePiece's rules of normalisation, as a vocabulary holds them."""
     model = sentencepiece.SentencePieceNormalizer(rule_name=RULES).serialized_model_proto()
-    return protobuf(model).normalizer_spec.precompiled_charsmap
+    return ModelProto.FromString(model).normalizer_spec.precompiled_charsmap
 
 
 def with_rules(vocabulary: bytes, rules: bytes) -> bytes:
     """A vocabulary with other rules of normalisation; one that normalises nothing as it is."""
-    model = protobuf(vocabulary)
+    model = ModelProto.FromString(vocabulary)
     if model.normalizer_spec.name != RULES:
         return vocabulary
     model.normalizer_spec.precompiled_charsmap = rules
     return model.SerializeToString(deterministic=True)
-
-
-def protobuf(model: bytes) -> Any:
-    """SentencePiece's message in a file."""
-    return sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
 
 
 def write(name: str, entries: Entries) -> None:
@@ -75,13 +71,8 @@ def read(name: str, part: str = "") -> Entries:
 
 def trained(name: str, folder: Path, *flags: str) -> Path:
     """Trains a case in a folder, and returns the run."""
-    write_files(name, folder)
+    TASKS[CASES[name].task].write(folder, random.Random(7))
     with contextlib.chdir(folder):
         status = train.main([*flags_of(name), *flags, "--out", "run"])
     assert status == 0, f"{name}: train.py ended with exit status {status}"
     return folder / "run"
-
-
-def fresh_entries(name: str, folder: Path) -> Entries:
-    """What is recorded of a new run of two steps."""
-    return fresh(trained(name, folder, "--steps", "2", "--checkpoint-every", "1"))

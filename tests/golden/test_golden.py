@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.golden.cases import CASES, TASKS
 from tests.golden.compare import faults
-from tests.golden.record import parts_of, recorded
-from tests.golden.stored import HERE, fresh_entries, read, unpack
+from tests.golden.record import fresh_entries, parts_of, recorded
+from tests.golden.stored import HERE, read, unpack
 
 # Quick, and together they see most: each task in Python and in ONNX, variants in ONNX, translation in every format.
 QUICK = {"answers", "onnx"}
@@ -18,14 +18,10 @@ QUICK_OF_TRANSLATION = {"answers", "onnx", "saved_model", "tflite", "ctranslate2
 QUICK_OF_VARIANTS = {"onnx"}
 
 
-def is_quick(name: str, part: str) -> bool:
-    quick = QUICK_OF_TRANSLATION if name == "translation" else QUICK if name in TASKS else QUICK_OF_VARIANTS
-    return part in quick
-
-
 PARTS = [
-    pytest.param(name, part, marks=[] if is_quick(name, part) else pytest.mark.long, id=f"{name}, {part}")
+    pytest.param(name, part, marks=[] if part in quick else pytest.mark.long, id=f"{name}, {part}")
     for name in CASES
+    for quick in [QUICK_OF_TRANSLATION if name == "translation" else QUICK if name in TASKS else QUICK_OF_VARIANTS]
     for part in parts_of(name)
 ]
 
@@ -63,7 +59,7 @@ EXPECTED = {
     "tflite-int8 | classify-int8.tflite | vector 0": [1.0, 0.5],
 }
 ANSWER, BEAMS, FILLS, VECTOR, *LOW, NATS, LABEL, OTHER_LABEL, _, LOW_VECTOR = [*EXPECTED][2:]
-ROUNDED = {
+ROUNDED: dict[str, dict[str, Any]] = {
     "a score": {ANSWER: [[[5, 4, 3], -0.50009]]},
     "near ties": {BEAMS: [["do", -0.49999], ["ba", -0.50003], ["fi", -2.0]]},
     "an id that ties with the last": {FILLS: [[[7, 0.6], [5, 0.30009]], [[9, 0.9], [6, 0.05]]]},
@@ -72,7 +68,7 @@ ROUNDED = {
     "one label in int8": {LABEL: [["right", 0.6], ["left", 0.4]]},
     "a vector in int8": {LOW_VECTOR: [1.1, 0.45]},
 }
-MISTAKES = {
+MISTAKES: dict[str, dict[str, Any]] = {
     "a file": {"onnx | files": ["onnx/translate.onnx", "onnx/more.onnx"]},
     "a type": {"onnx | translate.onnx | input source_ids": "tensor(int64) ['batch', 'source']"},
     "a new name": {"onnx | translate.onnx | input more": "tensor(int64) []"},
@@ -91,28 +87,14 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("changes", ROUNDED.values(), ids=ROUNDED)
-def test_rounding_is_no_difference(changes):
-    assert faults("case", EXPECTED, {**deepcopy(EXPECTED), **changes}) == []
-
-
-@pytest.mark.parametrize("changes", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_both_values(changes):
-    [fault, *_] = faults("case", EXPECTED, {**deepcopy(EXPECTED), **changes})
-    assert fault.startswith("case: ") and "expected: " in fault and "received: " in fault
-    assert any(key.rpartition(" | ")[0] in fault for key in changes)
-
-
-def test_of_lists_what_is_gone_and_new_is_named():
+def test_rounding_is_no_difference_and_a_mistake_is_named_with_both_values():
+    for changes in ROUNDED.values():
+        assert faults("case", EXPECTED, {**deepcopy(EXPECTED), **changes}) == []
+    for changes in MISTAKES.values():
+        [fault, *_] = faults("case", EXPECTED, {**deepcopy(EXPECTED), **changes})
+        assert fault.startswith("case: ") and "expected: " in fault and "received: " in fault
+        assert any(key.rpartition(" | ")[0] in fault for key in changes)
     [fault] = faults("case", {"onnx | files": ["a", "b"]}, {"onnx | files": ["b", "c"]})
     assert "onnx | files differs (gone: ['a'], new: ['c'])" in fault
-
-
-def test_an_entry_that_is_gone_is_named():
     received = {key: value for key, value in EXPECTED.items() if key != ANSWER}
     assert faults("case", EXPECTED, received)[0].startswith(f"case: {ANSWER} is gone")
-
-
-def test_the_material_says_how_it_was_made():
-    assert all(len(read(name, "made")["made | commit"]) == 40 for name in CASES)
-    assert (Path(HERE) / "README.md").is_file()
