@@ -15,8 +15,6 @@ from export.certificate.tokenizers import cut_tokenizer
 from keras_transformer.text.tokenizer import END
 from tests.export.echo import echo, task_for
 
-pytest_plugins = ["tests.tiny_run"]
-
 
 def test_artefacts_are_known_by_their_names(tmp_path):
     expected = {
@@ -33,25 +31,11 @@ def test_artefacts_are_known_by_their_names(tmp_path):
     assert found["onnx/encoder.onnx"].paths == [tmp_path / "onnx" / "encoder.onnx", tmp_path / "onnx" / "step.onnx"]
 
 
-def test_custom_operators_are_named(exported):
-    contents = {artefact.path.name: contents_of(artefact) for artefact in artefacts_in(exported)}
-    assert contents["saved_model"].custom_operators == [
-        "SentencepieceDetokenizeOp", "SentencepieceOp", "SentencepieceTokenizeOp",
-    ]  # fmt: skip
-    assert "TFText>FastSentencepieceTokenize" in contents["translate_text.tflite"].custom_operators
-    assert contents["translate.tflite"].operators["WHILE"] >= 1
-    size = (exported / "tflite" / "translate.tflite").stat().st_size
-    assert contents["translate.tflite"].bytes == size < contents["translate_text.tflite"].bytes
-
-
-def test_operators_in_branches_are_counted(tmp_path):
+def test_operators_in_branches_are_counted_and_a_file_without_graph_has_no_tokenizer(tmp_path):
     contents = contents_of(echo(tmp_path / "translate.onnx", [1]))
-    assert contents.operators == {"Cast": 1, "Identity": 2, "If": 1, "ReduceSum": 1, "com.microsoft::Gelu": 1}
     assert contents.custom_operators == ["com.microsoft::Gelu"]
     assert contents.opset == {"ai.onnx": 18, "com.microsoft": 1}
-
-
-def test_a_file_without_graph_has_no_tokenizer(tmp_path):
+    assert contents.bytes == (tmp_path / "translate.onnx").stat().st_size
     builder = flatbuffers.Builder()
     builder.Finish(ModelT().Pack(builder), b"TFL3")
     path = tmp_path / "translate_text.tflite"
@@ -79,9 +63,6 @@ def test_the_runner_gives_sentences_in_batches_alone_and_padded(tmp_path):
         task |= {"alone_seconds": 0.0, "num_first": num_first}
         result = run_artefact(artefact, task).result
         assert len(result["signatures"][""]["alone"]["outputs"]["score"]) == count
-
-
-def test_an_answer_of_the_wrong_shape_is_an_error(tmp_path):
     artefact = replace(echo(tmp_path / "translate.onnx", [0, 1]), precision="int8")  # so it gets no GPU
     with pytest.raises(BrokenArtefact, match="a row for each of 1 texts") as caught:
         run_artefact(artefact, task_for(artefact, [[5, END]]))

@@ -6,25 +6,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.tiny_run"]
+from tests.export.conftest import ROOT, SEARCH
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = (ROOT / "BUILD.md").read_text(encoding="utf-8")
 SECTION = BUILD.split("## Run what was exported\n")[1].split("\n## ")[0]
 PROGRAMS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-FILES = [
-    "saved_model",
-    "translate_text.onnx",
-    "translate.onnx",
-    "step.onnx",
-    "translate.tflite",
-    "translate_text.tflite",
-    "ctranslate2",
-]
+FILES = "saved_model translate_text.onnx translate.onnx step.onnx translate.tflite translate_text.tflite ctranslate2"
 
 
 def test_the_extras_for_gpus_and_cpus_differ_in_onnx_runtime_alone():
@@ -37,18 +27,11 @@ def test_the_extras_for_gpus_and_cpus_differ_in_onnx_runtime_alone():
     assert {*extras["export"]} - {*runtime["export"]} == {*extras["export-gpu"]} - {*runtime["export-gpu"]}
 
 
-def test_every_artefact_has_a_program_of_under_25_lines():
-    assert len(PROGRAMS) == len(FILES)
-    for file, program in zip(FILES, PROGRAMS, strict=True):
-        assert file in program
-        assert len(program.splitlines()) < 25
-
-
-@pytest.mark.parametrize(("file", "program"), list(zip(FILES, PROGRAMS, strict=True)), ids=FILES)
-def test_it_runs_as_written(file, program, request, tmp_path, monkeypatch, capsys):
-    is_ctranslate2 = file == "ctranslate2"
-    exported = request.getfixturevalue("exported_ctranslate2" if is_ctranslate2 else "exported")
-    translator = request.getfixturevalue("sure" if is_ctranslate2 else "translator")
+@pytest.mark.parametrize(("file", "program"), list(zip(FILES.split(), PROGRAMS, strict=True)), ids=FILES.split())
+def test_every_artefact_has_a_short_program_that_runs_as_written(
+    file, program, exported, trained, tmp_path, monkeypatch, capsys
+):
+    assert file in program and "keras_transformer" not in program and len(program.splitlines()) < 25
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "demo").symlink_to(exported)
     if file == "translate_text.onnx":  # beside TensorFlow its operators may end the process
@@ -62,11 +45,10 @@ def test_it_runs_as_written(file, program, request, tmp_path, monkeypatch, capsy
         capsys.readouterr()  # what was printed when the fixtures were made
         exec(compile(program, file, "exec"), {"__name__": "__main__"})
         printed = capsys.readouterr().out
-    assert "keras_transformer" not in program
     if file == "step.onnx":  # greedy, without the limit that was baked into the others
-        assert printed.rstrip("\n") == translator.translate(["forty-two"], num_beams=1)[0]
+        assert printed.rstrip("\n") == trained.pipeline.translate(["forty-two"], num_beams=1)[0]
         return
-    (best,) = translator.n_best(["forty-two"], num_beams=3, length_penalty=0.8, max_length=12)[0]
+    (best,) = trained.pipeline.n_best(["forty-two"], **SEARCH)[0]
     text, score = printed.rstrip("\n").rsplit(" ", 1)
     assert text == best.text
     assert float(score) == pytest.approx(best.score, abs=1e-4)

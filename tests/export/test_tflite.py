@@ -1,54 +1,83 @@
-"""What LiteRT cannot read; test_traced.py and tests/golden say that files of TFLite answer as the models do."""
+"""Files of TFLite translate as the models do, parts without an ONNX graph too; and what LiteRT cannot read is known."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
+from keras import ops
 
 from export import tflite
 from export.artefacts import Artefact
 from export.probes import TEXTS, Texts, known_difference
 from export.signatures import Decoding, TrainedRun
 from export.tflite import Int8Rows, export_tflite
+from export.traced import translate_ids
+from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
+from tests.layer_check import randomize
 from tests.tiny_text import lines
 
-pytest_plugins = ["tests.tiny_run"]
+# The parts, how many beams search, and the most that the precision may change a score.
+VARIANTS: dict[str, tuple[dict[str, Any], int, str, float]] = {
+    "compressed keys": ({"attention": {"name": "compressed", "width": 2}, "num_layers": 2}, 2, "float16", 0.02),
+    "different numbers of steps, experts, blocks and rotations": (
+        {
+            "stack": "universal", "feed_forward": {"name": "experts", "num_experts": 3}, "positions": "rotary",
+            "attention": {"name": "local", "width": 3},
+        },
+        1, "int8", 0.2,
+    ),
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def translate(exported):
-    return Interpreter(str(exported / "tflite" / "translate.tflite"), num_threads=1).get_signature_runner("translate")
+@pytest.mark.parametrize(("parts", "num_beams", "precision", "most"), VARIANTS.values(), ids=VARIANTS)
+def test_a_file_of_ids_translates_as_the_model_whatever_stands_beside_a_sentence(
+    parts, num_beams, precision, most, tmp_path
+):
+    tokenizer, decoding = Tokenizer.train(lines(0), 64, "bpe"), Decoding(num_beams, 0.8, max_length=6, n_best=1)
+    keras.utils.set_random_seed(3)
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24, "max_source_length": 40}
+    model = Transformer(tokenizer.vocabulary_size, **{**sizes, **parts})
+    randomize(model)
+    (path,) = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, decoding, precision)
+    interpreter = Interpreter(str(path), num_threads=1)
+    kept = [one for one in interpreter.get_tensor_details() if one["dtype"] == np.dtype(precision).type]
+    assert any(tuple(one["shape"]) == (64, 16) for one in kept), "the embedding is kept in the precision"
+    translate = interpreter.get_signature_runner("translate")
+    rows = [*([*ids, END] for ids in tokenizer.encode(lines(5, 5))), []]
+    found = translate(source_ids=padded(rows))
+    ids, scores = (ops.convert_to_numpy(each)[:, 0] for each in translate_ids(model, padded(rows), decoding))
+    np.testing.assert_allclose(found["score"], scores, atol=most)
+    if precision == "float16":
+        assert (found["target_ids"] == ids).all(axis=1).sum() >= 5
+    alone = [translate(source_ids=padded([row], 20))["target_ids"][0] for row in rows]
+    assert [row[row != PAD].tolist() for row in alone] == [row[row != PAD].tolist() for row in found["target_ids"]]
 
 
-def rows_of(answer) -> list[list[int]]:
-    return [[int(id) for id in row if id != PAD] for row in answer["target_ids"]]
-
-
-def test_bad_ids_get_an_answer_of_the_right_shape(translate):
+def test_bad_ids_get_an_answer_of_the_right_shape_and_those_outside_the_vocabulary_are_read_as_unknown(exported):
+    path = exported / "tflite" / "translate.tflite"
+    translate = Interpreter(str(path), num_threads=1).get_signature_runner("translate")
     for bad in (np.zeros((0, 3)), np.zeros((2, 0)), np.zeros((2, 4)), [[9] * 300], [[END, 9, PAD]]):
         ids = np.array(bad, "int32")
         answer = translate(source_ids=ids)
-        assert answer["score"].shape == ids.shape[:1]
-        assert answer["target_ids"].shape[0] == ids.shape[0]
+        assert answer["score"].shape == ids.shape[:1] and answer["target_ids"].shape[0] == ids.shape[0]
         if not ids.any():
-            assert rows_of(answer) == [[END]] * len(ids)
+            assert (answer["target_ids"][:, :1] == END).all() and not answer["target_ids"][:, 1:].any()
             assert not answer["score"].any()
-
-
-def test_ids_outside_the_vocabulary_are_read_as_unknown(translate):
-    far = np.array([[5, 64, END], [-7, 10**9, END], [-(2**31), 2**31 - 1, PAD]], "int32")
+    far = np.array([[5, 32, END], [-7, 10**9, END], [-(2**31), 2**31 - 1, PAD]], "int32")
     answer = translate(source_ids=far)
-    known = translate(source_ids=np.where((far < 0) | (far >= 64), UNKNOWN, far).astype("int32"))
-    assert rows_of(answer) == rows_of(known)
-    np.testing.assert_array_equal(answer["score"], known["score"])
+    known = translate(source_ids=np.where((far < 0) | (far >= 32), UNKNOWN, far).astype("int32"))
+    for name in ("target_ids", "score"):
+        np.testing.assert_array_equal(answer[name], known[name])
 
 
 def test_rows_are_quantised_one_by_one():
@@ -60,21 +89,19 @@ def test_rows_are_quantised_one_by_one():
     assert (error <= 4 * np.abs(rows).max(axis=1, keepdims=True) / 127 / 2 + 1e-5).all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ({"vocabulary_size": 64, "model_type": "bpe"}, "for BPE vocabularies"),
-        ({"vocabulary_size": 64, "keeps_text": True}, "LiteRT's tokenizer cannot keep text as it is"),
-        ({"vocabulary_size": 290, "byte_fallback": True}, "LiteRT's tokenizer cannot spell characters by bytes"),
-    ],
-)
-def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, monkeypatch, kind, reason):
+def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tflite, "_converted", lambda *_: b"")
-    tokenizer = Tokenizer.train(lines(0), **kind)
-    model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 16)
-    paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
-    assert [path.name for path in paths] == ["translate.tflite"]
-    assert f"translate_text.tflite is left out: {reason}" in capsys.readouterr().err
+    kinds: dict[str, dict[str, Any]] = {
+        "for BPE vocabularies": {"vocabulary_size": 64, "model_type": "bpe"},
+        "LiteRT's tokenizer cannot keep text as it is": {"vocabulary_size": 64, "keeps_text": True},
+        "LiteRT's tokenizer cannot spell characters by bytes": {"vocabulary_size": 290, "byte_fallback": True},
+    }
+    for reason, kind in kinds.items():
+        tokenizer = Tokenizer.train(lines(0), **kind)
+        model = Transformer(tokenizer.vocabulary_size, 1, 2, 8, 16)
+        paths = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, Decoding(1, max_length=3))
+        assert [path.name for path in paths] == ["translate.tflite"]
+        assert f"translate_text.tflite is left out: {reason}" in capsys.readouterr().err
 
 
 def test_blank_lines_that_litert_translates_are_known():
