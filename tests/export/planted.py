@@ -1,4 +1,4 @@
-"""Plants faults in copies of an export. Each fault is a function that changes the files of one artefact."""
+"""Plants faults: changes the files of one artefact, or certifies it by a run or a search that it is not of."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx
-from keras import ops
+import pytest
 
-from export.__main__ import write_artefacts
-from export.artefacts import artefacts_in
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import make_model, model_config
@@ -31,18 +28,36 @@ class Export(NamedTuple):
     folder: Path
 
 
-Plant = Callable[[Export, Path], None]  # changes the artefact at the path, in a folder of its own
+Plant = Callable[[Export, Path], Export]  # may change the artefact at the path, a copy; by what it is then certified
+
+
+def keep_threads(patch: pytest.MonkeyPatch) -> None:
+    """A runner in this process leaves TensorFlow's threads as they are."""
+    import tensorflow as tf
+
+    for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
+        patch.setattr(tf.config.threading, name, lambda count: None)
+
+
+def of_files(change: Callable[[Export, Path], Any]) -> Plant:
+    """Changes files alone."""
+
+    def plant(export: Export, path: Path) -> Export:
+        change(export, path)
+        return export
+
+    return plant
 
 
 def in_graph(change: Callable[[onnx.ModelProto], None]) -> Plant:
     """Changes an ONNX file."""
 
-    def plant(export: Export, path: Path) -> None:
+    def plant(_: Export, path: Path) -> None:
         model = onnx.load(path)
         change(model)
         onnx.save(model, path)
 
-    return plant
+    return of_files(plant)
 
 
 @in_graph
@@ -56,43 +71,22 @@ def renamed_input(model: onnx.ModelProto) -> None:
 def in_metadata(name: str, text: str) -> Plant:
     """An ONNX graph says something else of itself."""
 
-    def plant(model: onnx.ModelProto) -> None:
+    def change(model: onnx.ModelProto) -> None:
         (entry,) = (one for one in model.metadata_props if one.key == name)
         entry.value = text
 
-    return in_graph(plant)
-
-
-def in_bytes(name: str, change: Callable[[np.ndarray], np.ndarray], dtype: str = "float32", which: int = -1) -> Plant:
-    """Changes a matrix of this name, the last by default, where its bytes stand in the file, perhaps transposed."""
-
-    def plant(export: Export, path: Path) -> None:
-        file = path / "model.bin" if path.is_dir() else path
-        matrix = [ops.convert_to_numpy(one) for one in export.run.model.weights if one.path.endswith(name)][which]
-        before = content = file.read_bytes()
-        for true, false in ((matrix, change(matrix)), (matrix.T, change(matrix).T)):
-            with np.errstate(over="ignore"):
-                content = content.replace(true.astype(dtype).tobytes(), false.astype(dtype).tobytes())
-        assert content != before, f"{file} does not hold {name} as {dtype}"
-        file.write_bytes(content)
-
-    return plant
+    return in_graph(change)
 
 
 def in_json(name: str, change: Callable[[Any], Any]) -> Plant:
     """Changes a JSON file in an artefact's folder in its place."""
 
-    def plant(export: Export, path: Path) -> None:
+    def plant(_: Export, path: Path) -> None:
         content = json.loads((path / name).read_text(encoding="utf-8"))
         change(content)
         (path / name).write_text(json.dumps(content), encoding="utf-8")
 
-    return plant
-
-
-def without_file(name: str) -> Plant:
-    """A folder lacks a file."""
-    return lambda export, path: (path / name).unlink()
+    return of_files(plant)
 
 
 def in_search(**values: Any) -> Plant:
@@ -105,38 +99,33 @@ def in_search(**values: Any) -> Plant:
     return in_json("metadata.json", change)
 
 
-def written_by(change: Callable[[TrainedRun], TrainedRun] = lambda run: run, **decoding: Any) -> Plant:
-    """The artefact is written again, from another run or with another search."""
+def of_another_search(**decoding: Any) -> Plant:
+    """The artefact is held against another search than its own."""
+    return lambda export, _: export._replace(decoding=replace(export.decoding, **decoding))
 
-    def plant(export: Export, path: Path) -> None:
-        folder = path.parent if path.is_dir() else path.parent.parent
-        (artefact,) = (one for one in artefacts_in(folder) if path in one.paths)
-        plan = [(artefact.format, artefact.precision)]
-        write_artefacts(change(export.run), folder, replace(export.decoding, **decoding), plan)
+
+def of_another_run(name: str, change: Callable[[Any], Any]) -> Plant:
+    """The artefact is held against a run with other labels, another vocabulary, or of a translator another model."""
+
+    def plant(export: Export, _: Path) -> Export:
+        pipeline: Any = copy(export.run.pipeline)
+        if name == "model":  # which a pipeline may have compiled
+            pipeline = Translator(change(pipeline.model), pipeline.source_tokenizer, pipeline.target_tokenizer)
+        else:
+            setattr(pipeline, name, change(getattr(pipeline, name)))
+        return export._replace(run=replace(export.run, pipeline=pipeline))
 
     return plant
 
 
-def with_(name: str, change: Callable[[Any], Any]) -> Callable[[TrainedRun], TrainedRun]:
-    """The run with something else in its pipeline: another model, vocabulary, or other labels."""
-
-    def changed(run: TrainedRun) -> TrainedRun:
-        if isinstance(run.pipeline, Translator) and name == "model":
-            source, target = run.tokenizers
-            return replace(run, pipeline=Translator(change(run.model), source, target))
-        pipeline = copy(run.pipeline)
-        setattr(pipeline, name, change(getattr(pipeline, name)))
-        return replace(run, pipeline=pipeline)
-
-    return changed
-
-
-def twin(change: Callable[[str, np.ndarray], np.ndarray] = lambda _, one: one, **config: Any) -> Callable[[Any], Any]:
-    """Makes a model with weights changed, by their paths and values, or with another configuration."""
+def twin(factor: float = 1.0, suffix: str = "kernel_in", **config: Any) -> Callable[[Any], Any]:
+    """Makes a model whose last matrix of this name is scaled, or one with another configuration."""
 
     def make(model: Any) -> Any:
         other = make_model({**model_config(model), **config})
-        other.set_weights([change(one.path, ops.convert_to_numpy(one)) for one in model.weights])
+        other.set_weights(model.get_weights())
+        matrix = [one for one in other.weights if one.path.endswith(suffix)][-1]
+        matrix.assign(factor * matrix)
         return other
 
     return make
@@ -150,11 +139,13 @@ def other_pieces(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer(spec.SerializeToString())
 
 
+@of_files
 def saves_tokenizer(export: Export, path: Path) -> None:
     """CTranslate2's folder has another vocabulary."""
     other_pieces(export.run.tokenizers[0]).save(path / "tokenizer.model")
 
 
+@of_files
 def other_items(export: Export, path: Path) -> None:
     """There are other items beside what takes their ids."""
     Items(export.run.items[::-1]).save(path.parent.parent / "items.txt")

@@ -13,6 +13,7 @@ from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.decoding.recommender import Recommender
+from keras_transformer.decoding.sentences import padded
 from keras_transformer.models.encoder import Encoder
 from keras_transformer.models.image_classifier import ImageClassifier
 from keras_transformer.models.language_model import LanguageModel
@@ -35,9 +36,9 @@ VARIANTS: dict[str, dict] = {
 }
 
 
-def sharpened(model):
+def sharpened(model, seed=5):
     """The model with weights that make it prefer some tokens clearly, and others after other tokens."""
-    draws = np.random.default_rng(5)
+    draws = np.random.default_rng(seed)
     for weight in model.weights:
         if len(weight.shape) > 1:
             weight.assign(draws.normal(0, 0.5, weight.shape))
@@ -66,43 +67,26 @@ def classifier_of(vocabulary, labels=LABELS, **options) -> Classifier:
     return Classifier(sharpened(Encoder(vocabulary.vocabulary_size, CONTEXT, **options)), vocabulary, labels)
 
 
-def rows(some):
-    """Rows of ids as one array, padded."""
-    ids = np.zeros((len(some), max(map(len, some), default=0)), "int32")
-    for row, each in zip(ids, some, strict=True):
-        row[: len(each)] = each
-    return ids
-
-
-def assert_continues(generator, decoding, prompts, expected, folder):
-    """The graph's continuations of rows of ids are these hypotheses."""
-    graph = of(continuation.generate_model(TrainedRun(generator), decoding, "float32"), folder)
-    ids, scores = graph.run(None, {"prompt_ids": rows(prompts)})
+@pytest.mark.parametrize(
+    ("variant", "num_beams", "penalty", "most"),
+    [("modern", 1, 0.0, None), ("windows", 3, 0.7, 6), ("places", 3, 0.7, 6), ("answers", 3, 0.7, 5)],
+)
+def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant, num_beams, penalty, most, tmp_path):
+    """Where it answers, only the beginning of the last prompt is read, and the separator still follows it."""
+    if variant == "answers":
+        generator = generator_of(vocabulary, ANSWER, positions="rotary")
+    else:
+        generator = generator_of(prose, **VARIANTS[variant])
+    expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
+    prompts, run = [generator.ids_of_prompt(prompt) for prompt in PROMPTS], TrainedRun(generator)
+    assert max(map(len, prompts)) > CONTEXT
+    if variant == "answers":
+        assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER
+    graph = of(continuation.generate_model(run, Decoding(num_beams, penalty, most), "float32"), tmp_path)
+    ids, scores = graph.run(None, {"prompt_ids": padded(prompts)})
     assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
     np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
     assert len({one.ids for one in expected}) > 2
-
-
-@pytest.mark.parametrize(
-    ("variant", "num_beams", "penalty", "most"),
-    [("modern", 1, 0.0, None), ("windows", 3, 0.7, 6), ("places", 3, 0.7, 6)],
-)
-def test_a_graph_continues_prompts_as_the_model_does(prose, variant, num_beams, penalty, most, tmp_path):
-    generator = generator_of(prose, **VARIANTS[variant])
-    expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
-    prompts = [prose.encode_text(prompt) for prompt in PROMPTS]
-    assert_continues(generator, Decoding(num_beams, penalty, most), prompts, expected, tmp_path)
-
-
-def test_a_graph_answers_prompts_as_the_model_does(vocabulary, tmp_path):
-    """Of the last prompt only the beginning is read, and the separator still follows it."""
-    generator = generator_of(vocabulary, ANSWER, positions="rotary")
-    expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(3, 0.7), 5)]
-    prompts, run = [generator.ids_of_prompt(prompt) for prompt in PROMPTS], TrainedRun(generator)
-    assert max(map(len, prompts)) > CONTEXT
-    assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER
-    decoding = run.decoding(num_beams=3, length_penalty=0.7, max_length=5)
-    assert_continues(generator, decoding, prompts, expected, tmp_path)
 
 
 def test_prompts_of_any_ids_and_no_prompt_get_an_answer(prose, tmp_path):
@@ -112,9 +96,8 @@ def test_prompts_of_any_ids_and_no_prompt_get_an_answer(prose, tmp_path):
     ids, _ = graph.run(None, {"prompt_ids": strange})
     np.testing.assert_array_equal(ids[0], ids[1])
     assert graph.run(None, {"prompt_ids": np.zeros((0, 3), "int32")})[0].shape[0] == 0
-    alone, _ = graph.run(None, {"prompt_ids": np.zeros((1, 0), "int32")})
-    padded, _ = graph.run(None, {"prompt_ids": np.zeros((2, 5), "int32")})
-    np.testing.assert_array_equal(np.trim_zeros(alone[0]), np.trim_zeros(padded[1]))
+    alone, others = (graph.run(None, {"prompt_ids": np.zeros(shape, "int32")})[0] for shape in ((1, 0), (2, 5)))
+    np.testing.assert_array_equal(np.trim_zeros(alone[0]), np.trim_zeros(others[1]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -131,36 +114,20 @@ def test_the_step_of_a_language_model_gives_the_logits_of_the_whole_text(prose, 
         past = dict(zip(past, present, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["windows", "a layer before the head"])
-def test_a_graph_classifies_as_the_model_does(vocabulary, variant, tmp_path):
-    classifier = classifier_of(vocabulary, **VARIANTS.get(variant, {"head_layer": True}))
+@pytest.mark.parametrize("options", [VARIANTS["windows"], {"head_layer": True}], ids=["windows", "head_layer"])
+def test_a_graph_classifies_as_the_model_does(vocabulary, options, tmp_path):
+    """Ids outside and too many ids are read as the model reads text."""
+    classifier = classifier_of(vocabulary, **options)
     texts = [*lines(3, 5), "", "dog " * 40]
     graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
-    probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
+    probs, vectors = graph.run(None, {"ids": padded([classifier.ids(text) for text in texts])})
     np.testing.assert_allclose(probs, list(classifier.probabilities(texts)), atol=1e-5)
     np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
     assert np.ptp(probs, axis=0).max() > 0.1
-
-
-def test_ids_outside_and_too_many_ids_are_read_as_the_model_reads_text(vocabulary, tmp_path):
-    classifier = classifier_of(vocabulary)
-    graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
     ids = np.array([[START, 9, -1, 10**6, *[7] * 40, END], [START, 9, 1, 1, *[7] * 15, END, *[0] * 25]], "int32")
-    probs, _ = graph.run(None, {"ids": ids})
-    np.testing.assert_allclose(probs[0], probs[1], atol=1e-6)
-    assert graph.run(None, {"ids": np.zeros((0, 4), "int32")})[0].shape == (0, 3)
-
-
-def test_a_graph_fills_masks_as_the_model_does(vocabulary, tmp_path):
-    classifier = classifier_of(vocabulary, [], head_layer=True, activation="gelu")
-    texts = ["a dog runs", "two cats", ""]
-    graph = of(encoding.fill_model(TrainedRun(classifier), "float32"), tmp_path)
-    pieces, probs, vectors = graph.run(None, {"ids": rows([classifier.ids(text) for text in texts])})
-    for row, (expected, best) in enumerate(classifier.likeliest_pieces(texts, 5)):
-        np.testing.assert_array_equal(pieces[row, : len(best)], best)
-        np.testing.assert_allclose(probs[row, : len(best)], expected, atol=1e-5)
-    np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
-    assert pieces.min() >= 5, "no control id is a piece of text"
+    one, other = graph.run(None, {"ids": ids})[0]
+    np.testing.assert_allclose(one, other, atol=1e-6)
+    assert graph.run(None, {"ids": ids[:0]})[0].shape == (0, 3)
 
 
 def recognizer_of(stem) -> Recognizer:
@@ -199,7 +166,7 @@ def recommender_of(**options) -> Recommender:
 def test_a_graph_recommends_as_the_model_does(variant, tmp_path):
     recommender = recommender_of(**VARIANTS.get(variant, {"positions": variant}))
     graph = of(recommending.recommend_model(TrainedRun(recommender), "float32"), tmp_path)
-    ids = rows([[START, *recommender.items.encode(history)] for history in HISTORIES])
+    ids = padded([[START, *recommender.items.encode(history)] for history in HISTORIES])
     found, probs, vectors = graph.run(None, {"ids": ids})
     np.testing.assert_allclose(vectors, recommender.embed(HISTORIES), atol=1e-4)
     for row, expected in enumerate(recommender.recommend(HISTORIES, 20)):
