@@ -1,4 +1,4 @@
-"""ONNX files in plain ONNX Runtime, for tests."""
+"""ONNX files in plain ONNX Runtime, and runs without vocabularies, for tests."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import functools
 import tempfile
 from pathlib import Path
 
-import onnxruntime
-
 from export.onnx import arithmetic
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
+from export.signatures import TrainedRun
+from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.translator import Translator
+from tests.golden.onnx_file import outputs_of
+from tests.golden.onnx_file import session_of as session
+
+__all__ = ["of", "outputs_of", "run_of", "session", "sums_overflow"]
 
 
-def session(path):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+def run_of(model) -> TrainedRun:
+    """A run without vocabularies, for graphs that take ids."""
+    translator = Translator.__new__(Translator)
+    translator.decoder = KerasDecoder(model)
+    return TrainedRun(translator, "en-de", "tiny")
 
 
 def of(model, folder):

@@ -10,21 +10,16 @@ from export.certificate.bleu_loss import bleu_of, bleu_statistics, compare_bleu
 from tests.tiny_text import lines
 
 
+def sacrebleu(texts, references):
+    return BLEU(effective_order=True).corpus_score(texts, [references]).score
+
+
 def test_bleu_from_statistics_equals_sacrebleu():
-    texts, references = lines(1, 50), lines(2, 50)
-    ours = bleu_of(bleu_statistics(texts, references).sum(axis=0))
-    assert ours == pytest.approx(BLEU(effective_order=True).corpus_score(texts, [references]).score)
-
-
-def half_interval(texts, references):
-    """Half the width of the 95 % interval of BLEU, from 200 samples of sentences, by sacreBLEU itself."""
-    generator, scores = np.random.default_rng(0), []
-    for _ in range(200):
-        drawn = generator.integers(len(texts), size=len(texts))
-        some, its_references = ([side[place] for place in drawn] for side in (texts, references))
-        scores.append(BLEU(effective_order=True).corpus_score(some, [its_references]).score)
-    low, high = np.percentile(scores, [2.5, 97.5])
-    return (high - low) / 2
+    """Of single words it is the share that is right; with plain BLEU, of up to four words, each would have 0."""
+    for texts, references in ((lines(1, 50), lines(2, 50)), (["eins", "zwei"], ["eins", "drei"])):
+        ours = bleu_of(bleu_statistics(texts, references).sum(axis=0))
+        assert ours == pytest.approx(sacrebleu(texts, references))
+    assert ours == pytest.approx(50)
 
 
 def test_the_bootstrap_draws_the_same_sentences_for_both():
@@ -32,17 +27,15 @@ def test_the_bootstrap_draws_the_same_sentences_for_both():
     references = [f"one two three four five {number}" for number in range(100)]
     worse = [line.replace("five", "six") for line in references]
     bleu, model_bleu, interval = compare_bleu(worse, worse, references)
-    assert bleu == model_bleu < 100
-    assert interval == 0
+    assert bleu == model_bleu < 100 and interval == 0
     mixed = [worse[number] if number % 4 == 0 else line for number, line in enumerate(references)]
     bleu, model_bleu, interval = compare_bleu(mixed, references, references)
     assert model_bleu == pytest.approx(100)
+    generator, scores = np.random.default_rng(0), []
+    for _ in range(200):
+        drawn = generator.integers(100, size=100)
+        scores.append(sacrebleu([mixed[place] for place in drawn], [references[place] for place in drawn]))
+    low, high = np.percentile(scores, [2.5, 97.5])
     assert 1 < interval < model_bleu - bleu
-    assert interval == pytest.approx(half_interval(mixed, references), rel=0.2)
+    assert interval == pytest.approx((high - low) / 2, rel=0.2)
     assert compare_bleu(mixed, references, references).interval == interval
-
-
-def test_bleu_of_single_words_is_the_share_that_is_right():
-    """Number words: with plain BLEU, of up to four words, every translation of a single word would have 0."""
-    bleu, model_bleu, _ = compare_bleu(["eins", "zwei"], ["eins", "drei"], ["eins", "drei"])
-    assert (bleu, model_bleu) == (pytest.approx(50), pytest.approx(100))

@@ -29,15 +29,13 @@ TYPES = {
 
 def judged(expected, outputs, precision="float32", takes="ids"):
     """The judgement of an artefact that gives these outputs, batched, alone and padded."""
-    types = {
-        name: "float32 3" if name == "probabilities" and "piece_ids" in outputs else TYPES[name] for name in outputs
-    }
+    types = {name: TYPES[name] for name in outputs}
+    types |= {"probabilities": "float32 3"} if "piece_ids" in outputs else {}
     answers = {"outputs": outputs, "types": types, "seconds": [0.1]}
     costs = {"load_seconds": 1.0, "peak_bytes": 1, "provider": "", "device": "CPU", "versions": {}, "modules": []}
     trials = {given: json.loads(json.dumps(answers)) for given in ("batched", "alone", "padded")}
-    artefact = Artefact(Path("answers.onnx"), "onnx", takes, precision)
     result: Any = {"signatures": {"": trials}, **costs}
-    return judge(expected, artefact, result)
+    return judge(expected, Artefact(Path("answers.onnx"), "onnx", takes, precision), result)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +71,14 @@ def test_a_number_and_a_vector_hold_within_their_bounds(labels_of_model, precisi
         assert found.holds if share < 1 else "line 4 (batched): its vector differs" in found.reason
 
 
-def test_outputs_that_contradict_each_other_or_are_no_numbers_are_named(labels_of_model):
+def test_outputs_that_contradict_each_other_or_are_no_numbers_are_named_and_one_label_that_differs_is_shown(
+    labels_of_model,
+):
+    def other(label):
+        return LABELS[(LABELS.index(label) + 1) % 3]
+
     outputs = perfect(labels_of_model)
-    outputs["label"][39] = LABELS[(LABELS.index(outputs["label"][39]) + 1) % 3]
+    outputs["label"][39] = other(outputs["label"][39])
     with pytest.raises(BrokenArtefact, match="line 40: its label .* is not the likeliest by its own"):
         judged(labels_of_model, outputs, takes="text")
     for name in ("probabilities", "vector"):
@@ -85,44 +88,31 @@ def test_outputs_that_contradict_each_other_or_are_no_numbers_are_named(labels_o
         outputs[name][39][1] = float("nan")
         with pytest.raises(BrokenArtefact, match=f"{name} of text 40 is not finite"):
             judged(labels_of_model, outputs, takes="text")
-
-
-def test_one_label_that_differs_is_shown(labels_of_model):
     place = int(np.argmax([max(one.rankings[0].probabilities.values()) for one in labels_of_model.seen]))
     outputs = perfect(labels_of_model)
     outputs["probabilities"][place] = np.roll(outputs["probabilities"][place], 1).tolist()
-    outputs["label"][place] = LABELS[(LABELS.index(outputs["label"][place]) + 1) % 3]
+    outputs["label"][place] = other(outputs["label"][place])
     found = judged(labels_of_model, outputs, takes="text")
     assert f"line {place + 1} (batched)" in found.reason and found.measured.identical == 39
-    assert found.differences[0].artefact == outputs["label"][place]
-    assert found.differences[0].loss > 0.1
+    assert found.differences[0].artefact == outputs["label"][place] and found.differences[0].loss > 0.1
 
 
-def test_ids_that_no_vocabulary_has_are_told_by_number(vocabulary):
+def test_ids_that_no_vocabulary_has_are_told_by_number_and_every_item_that_is_listed_counts(vocabulary):
     fills = expected_pieces(Filling, classifier_of(vocabulary, []), Texts([], [], ["a dog"]))
     [seen], size = fills.seen, len(fills.seen[0].rankings)
-    outputs = {
-        "piece_ids": [[[10**6] * 5] * size], "probabilities": [[[0.1] * 5] * size], "vector": [seen.vector.tolist()],
-    }  # fmt: skip
+    outputs: dict[str, list] = {"piece_ids": [[[10**6] * 5] * size], "probabilities": [[[0.1] * 5] * size]}
     with pytest.raises(BrokenArtefact, match="1000000, which the vocabulary lacks"):
-        judged(fills, outputs)
-    histories = expected_items(Recommending, recommender_of(), Texts([], [], HISTORIES[:1]))
-    vector = [histories.seen[0].vector.tolist()]
-    outputs = {"item_ids": [[3] * 20], "probabilities": [[0.1] * 20], "vector": vector}
-    with pytest.raises(BrokenArtefact, match="3, which is no item"):
-        judged(histories, outputs)
-
-
-def test_every_item_that_is_listed_counts():
-    """Not the best alone: the last two of a list change places."""
+        judged(fills, {**outputs, "vector": [seen.vector.tolist()]})
     histories = expected_items(Recommending, recommender_of(), Texts([], [], HISTORIES[:2]))
     rankings = [[*one.rankings[0].probabilities.items()][:20] for one in histories.seen]
-    outputs: dict[str, list] = {
+    outputs = {
         "item_ids": [[histories.names.index(item) + 4 for item, _ in some] for some in rankings],
         "probabilities": [[probability for _, probability in some] for some in rankings],
         "vector": [one.vector.tolist() for one in histories.seen],
     }
     assert judged(histories, outputs).holds
+    with pytest.raises(BrokenArtefact, match="3, which is no item"):
+        judged(histories, {**outputs, "item_ids": [[3] * 20] * 2})
     for name in ("item_ids", "probabilities"):  # the second change gives each item its own probability again
         row = outputs[name][0]
         row[1], row[19] = row[19], row[1]
@@ -136,38 +126,24 @@ def continuations():
     return ExpectedContinuations(Continuation, generator_of(prose), Decoding(2, 0.0, 6), texts)
 
 
-@pytest.mark.parametrize(("precision", "takes"), [("float32", "ids"), ("float32", "text"), ("int8", "text")])
-def test_continuations_of_the_model_hold(continuations, precision, takes):
+def test_continuations_of_the_model_hold_and_less_likely_ones_do_not(continuations):
     best = [one for one, *_ in continuations.hypotheses]
-    name = "added_ids" if takes == "ids" else "continuation"
-    outputs = {
-        name: [list(one.ids) if takes == "ids" else one.text for one in best],
-        "score": [one.score for one in best],
-    }
-    found = judged(continuations, outputs, precision, takes)
-    assert found.holds, found.reason
-    assert found.measured.identical == found.measured.sentences == 12
-
-
-def test_less_likely_continuations_do_not_hold(continuations):
-    best = [one for one, *_ in continuations.hypotheses]
-    ids, scores = (7, 8, 9, 7, 8, 9), [one.score for one in best]
-    scores[2] = continuations.log_probs([2], [ids])[0]
-    outputs = {"added_ids": [list(one.ids) for one in best], "score": scores}
-    outputs["added_ids"][2] = list(ids)
-    found = judged(continuations, outputs)
-    assert "line 3 (batched)" in found.reason
-    assert found.differences[0].loss > 1
-    rows = [ids[: continuations.limit(place)] for place in range(12)]
+    scores = [one.score for one in best]
+    np.testing.assert_allclose(continuations.log_probs(range(12), [one.ids for one in best]), scores, atol=1e-4)
+    assert all(np.isfinite(continuations.narrowest_choice(place).margin) for place in range(2))
+    ids: dict[str, list] = {"added_ids": [list(one.ids) for one in best], "score": scores}
+    texts = {"continuation": [one.text for one in best], "score": scores}
+    for outputs, precision, takes in ((ids, "float32", "ids"), (texts, "float32", "text"), (texts, "int8", "text")):
+        found = judged(continuations, outputs, precision, takes)
+        assert found.holds, found.reason
+        assert found.measured.identical == found.measured.sentences == 12
+    other = (7, 8, 9, 7, 8, 9)
+    ids["added_ids"][2], scores[2] = list(other), continuations.log_probs([2], [other])[0]
+    found = judged(continuations, ids)
+    assert "line 3 (batched)" in found.reason and found.differences[0].loss > 1
+    rows = [other[: continuations.limit(place)] for place in range(12)]
     outputs = {"added_ids": [*map(list, rows)], "score": continuations.log_probs(range(12), rows)}
     assert "finds its answers worse than its own by" in judged(continuations, outputs, "int8").reason
     outputs["added_ids"][0] = [7, 99]
     with pytest.raises(BrokenArtefact, match="99, which the vocabulary lacks"):
         judged(continuations, outputs)
-
-
-def test_the_model_scores_its_own_continuations_as_its_search_did(continuations):
-    best = [one for one, *_ in continuations.hypotheses]
-    log_probs = continuations.log_probs(range(len(best)), [one.ids for one in best])
-    np.testing.assert_allclose(log_probs, [one.score for one in best], atol=1e-4)
-    assert all(np.isfinite(continuations.narrowest_choice(place).margin) for place in range(2))

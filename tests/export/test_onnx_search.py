@@ -6,27 +6,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras import ops
 
 from export.onnx.beams import Vocabulary
 from export.onnx.graph import Graph, Model, Value, ValueInfo
 from export.onnx.search import Cache, search
 from export.signatures import Decoding
-from keras_transformer.decoding.search import beam_search
 from keras_transformer.text.tokenizer import END, PAD
+from tests.decoding import tables
+from tests.decoding.tables import STATES, make_table
 from tests.export.sessions import of
 
-STATES = 997
 LIMITS = np.array([9, 1, 0, 7, *range(2, 18), 4, 0])
 
 
-def table_of(vocabulary: int) -> np.ndarray:
-    """Logits (states, vocabulary)."""
-    return np.random.default_rng(vocabulary).normal(0, 2, (STATES, vocabulary)).astype("float32")
-
-
-def table_search(folder, table, limits, decoding, num_control_ids=4, num_read=None):
-    """ids and scores of the graph's search over a table of logits, as in tests/decoding/test_search.py."""
+def graph_search(folder, table, limits, decoding, num_control_ids=4, num_read=None):
+    """ids and scores of the graph's search over a table of logits, whose step is that of `tables.make_step`."""
     g = Graph()
     sentences = g.value(np.arange(100, 100 + len(limits))[:, None])
 
@@ -54,33 +48,13 @@ def table_search(folder, table, limits, decoding, num_control_ids=4, num_read=No
     return of(graph, folder).run(None, {"limits": np.array(limits)})
 
 
-def python_search(table, limits, decoding, num_control_ids=4, num_read=None):
-    """The same of the search in Python."""
-
-    def step(token_ids, cache, index):
-        states = (cache["beams"][0] * 31 + ops.cast(token_ids, "int32") * 17 + 5) % STATES
-        sentences = ops.arange(100, 100 + len(limits))[:, None]
-        return ops.take(table, (states + sentences) % STATES, axis=0), {"beams": [states], "sentences": []}
-
-    num_beams, length_penalty = decoding.num_beams, decoding.length_penalty
-    cache = {"beams": [ops.zeros((len(limits), num_beams), "int32")], "sentences": []}
-    limits = ops.convert_to_tensor(limits)
-    found = beam_search(
-        step, cache, limits, num_beams, length_penalty, n_best=decoding.n_best, num_control_ids=num_control_ids,
-        num_read=num_read,
-    )  # fmt: skip
-    return [ops.convert_to_numpy(each) for each in found]
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "decoding", "num_control_ids", "reads"),
     [
         (5, Decoding(1, 0.0), 4, False),
         (5, Decoding(5, 2.0), 4, False),
         (7, Decoding(2, -1.0, n_best=1), 4, False),
-        (7, Decoding(5, 0.6, n_best=3), 4, False),
-        (40, Decoding(5, 0.0, n_best=1), 4, False),
-        (40, Decoding(5, -1.0), 4, False),
+        (40, Decoding(5, -1.0, n_best=3), 4, False),
         (12, Decoding(1), 7, False),
         (12, Decoding(3), 7, False),
         (7, Decoding(1, -1.0), 4, True),  # no token of a prompt counts
@@ -89,9 +63,11 @@ def python_search(table, limits, decoding, num_control_ids=4, num_read=None):
     ids=str,
 )
 def test_the_graph_finds_what_python_finds(tmp_path, vocabulary, decoding, num_control_ids, reads):
-    options = {"num_control_ids": num_control_ids, "num_read": np.maximum(LIMITS - 3, 0) if reads else None}
-    ids, scores = table_search(tmp_path, table_of(vocabulary), LIMITS, decoding, **options)
-    expected_ids, expected_scores = python_search(table_of(vocabulary), LIMITS, decoding, **options)
+    table = make_table(vocabulary=vocabulary)
+    given = {"num_control_ids": num_control_ids, "num_read": np.maximum(LIMITS - 3, 0) if reads else None}
+    ids, scores = graph_search(tmp_path, table, LIMITS, decoding, **given)
+    options = {"length_penalty": decoding.length_penalty, "n_best": decoding.n_best, **given}
+    expected_ids, expected_scores = tables.search(table, LIMITS, decoding.num_beams, **options)
     width = expected_ids.shape[-1] - ids.shape[-1]
     np.testing.assert_array_equal(np.pad(ids, [(0, 0), (0, 0), (0, width)]), expected_ids)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
@@ -100,5 +76,5 @@ def test_the_graph_finds_what_python_finds(tmp_path, vocabulary, decoding, num_c
 
 def test_no_penalty_makes_a_hypothesis_of_none(tmp_path):
     """With one word a sentence has no more hypotheses than positions, and a huge divisor would hide which are none."""
-    _, scores = table_search(tmp_path, table_of(5), limits := [1, 2, 3], Decoding(8, 100.0))
+    _, scores = graph_search(tmp_path, make_table(vocabulary=5), limits := [1, 2, 3], Decoding(8, 100.0))
     assert [np.isfinite(row).sum() for row in scores] == [limit + 1 for limit in limits]
