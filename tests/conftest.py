@@ -122,7 +122,6 @@ LONGEST = [
     "golden/test_golden.py",
     "training/test_run.py",
     "training/test_workers.py",
-    "export/test_artefacts.py",
     "test_wheel.py",
     "export/test_planted_faults.py",
     "training/test_replicas.py",

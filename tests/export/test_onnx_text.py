@@ -11,7 +11,7 @@ import sentencepiece
 
 from export.onnx import translate_text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
-from export.onnx.text import detokenized
+from export.onnx.text import detokenized, utf_8
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
@@ -94,6 +94,24 @@ def test_ids_become_the_text_that_the_tokenizer_makes_of_them(tmp_path):
         for given, (texts,) in zip(feeds[path], found, strict=True):
             assert texts == tokenizers[path].decode(given["ids"].tolist()), path.stem
         assert len(set(found[0][0])) > 210
+
+
+def test_the_table_of_utf_8_allows_what_python_reads():
+    lengths, lowest, highest = utf_8()
+    for first in range(256):
+        row = bytes([first, *lowest[first, 1 : lengths[first]]])
+        assert (lengths[first] > 0) == is_utf_8(row) if first > 0x7F else lengths[first] <= 1, hex(first)
+        for place in range(1, lengths[first]):
+            allowed = [is_utf_8(row[:place] + bytes([byte]) + row[place + 1 :]) for byte in range(256)]
+            bounds = int(lowest[first, place]), int(highest[first, place])
+            assert [byte for byte in range(256) if allowed[byte]] == [*range(bounds[0], bounds[1] + 1)], hex(first)
+
+
+def is_utf_8(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path):
