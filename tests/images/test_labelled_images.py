@@ -37,7 +37,7 @@ def names(images):
     return [f"{image.label}/{image.source.name}" for image in images]
 
 
-def test_a_share_of_each_label_is_held_out(folder):
+def test_a_share_of_each_label_is_held_out_and_equal_images_on_one_side(folder):
     corpus = images_from_folder(folder, seed=1)
     train, valid = list(corpus.train()), list(corpus.valid())
     assert Counter(image.label for image in valid) == {"cat": 2, "dog": 1, "hen": 1}
@@ -47,53 +47,44 @@ def test_a_share_of_each_label_is_held_out(folder):
     assert images_from_folder(folder, seed=1).identity == corpus.identity
     Image.new("L", (4, 4), 99).save(folder / "cat" / "00.png")
     assert images_from_folder(folder, seed=1).identity != corpus.identity, "an image changed"
-
-
-def test_equal_images_are_all_held_out_or_all_trained_on(folder):
-    for label in ("cat", "hen"):
-        for number in range(15):
-            shutil.copy(folder / label / f"{number % 5 % 2:02}.png", folder / label / f"copy {number}.png")
+    for label, number in ((label, number) for label in ("cat", "hen") for number in range(15)):
+        shutil.copy(folder / label / f"{number % 5 % 2:02}.png", folder / label / f"copy {number}.png")
     corpus = images_from_folder(folder, seed=1)
-    train, valid = ([(image.label, image.sha256) for image in part] for part in (corpus.train(), corpus.valid()))
-    assert not set(train) & set(valid) and {label for label, _ in train} == {label for label, _ in valid}
-    assert len(train) + len(valid) == 33 + 30
+    sides = [[(image.label, image.sha256) for image in part] for part in (corpus.train(), corpus.valid())]
+    assert not {*sides[0]} & {*sides[1]} and {label for label, _ in sides[0]} == {label for label, _ in sides[1]}
+    assert sum(map(len, sides)) == 33 + 30
 
 
-def test_own_validation_images_and_images_in_deeper_folders(folder, tmp_path):
+def test_own_validation_images_deeper_folders_and_files_that_are_no_images(folder, tmp_path, capsys):
     valid = make_folder(tmp_path / "valid", {"cat": 1, "hen": 1})
     (folder / "cat" / "deeper").mkdir()
     (folder / "cat" / "00.png").rename(folder / "cat" / "deeper" / "00.PNG")
-    corpus = images_from_folder(folder, valid)
-    assert len(list(corpus.train())) == 33 and names(corpus.valid()) == ["cat/00.png", "hen/00.png"]
-    assert "cat/00.PNG" in names(corpus.train())
-
-
-def test_files_that_are_no_images_are_counted(folder, capsys):
     for name in ("notes.txt", "cat/readme.md", "dog/.hidden", ".hidden"):
         (folder / name).write_text("text")
     (folder / ".git").mkdir()
-    assert len([*images_from_folder(folder).train(), *images_from_folder(folder).valid()]) == 33
+    corpus = images_from_folder(folder, valid)
+    assert len(list(corpus.train())) == 33 and names(corpus.valid()) == ["cat/00.png", "hen/00.png"]
+    assert "cat/00.PNG" in names(corpus.train())
     line, *_ = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 2 file(s) are no images in a class folder and are left out: ")
     assert "notes.txt" in line and "readme.md" in line and "hidden" not in line
 
 
+REFUSED: list[tuple[dict[str, int], str]] = [
+    ({}, "holds no images; expected a folder of images for each label"),
+    ({"cat": 3}, "at least two labels, each a folder of images; received one alone, 'cat'"),
+    ({"cat": 3, "dog": 1}, "the label 'dog' has one image, which cannot be trained on and held out"),
+    ({"a\nb": 2, "cat": 2}, "a label must be printable text; received the folder 'a.*nb'"),
+]
+
+
 def test_what_cannot_be_trained_on_is_refused(folder, tmp_path):
-    for place, (counts, message) in enumerate(
-        [
-            (None, "no such folder: .*; expected one with a folder of images for each label"),
-            ({}, "holds no images; expected a folder of images for each label"),
-            ({"cat": 3}, "at least two labels, each a folder of images; received one alone, 'cat'"),
-            ({"cat": 3, "dog": 1}, "the label 'dog' has one image, which cannot be trained on and held out"),
-            ({"a\nb": 2, "cat": 2}, "a label must be printable text; received the folder 'a.*nb'"),
-        ]
-    ):
-        other = tmp_path / str(place)
-        if counts is not None:
-            other.mkdir()
-            make_folder(other, counts)
+    for place, (counts, message) in enumerate(REFUSED):
+        (tmp_path / str(place)).mkdir()
         with pytest.raises(RequestError, match=message):
-            images_from_folder(other)
+            images_from_folder(make_folder(tmp_path / str(place), counts))
+    with pytest.raises(RequestError, match="no such folder: .*; expected one with a folder of images for each label"):
+        images_from_folder(tmp_path / "none")
     with pytest.raises(RequestError, match="the label 'owl' is validated on and never trained on"):
         images_from_folder(folder, make_folder(tmp_path / "valid", {"cat": 1, "owl": 1}))
     shutil.copy(folder / "hen" / "00.png", folder / "hen" / "01.png")  # copies of one image are one image
@@ -109,7 +100,7 @@ def test_the_digits_are_halved(monkeypatch):
     assert set(counts[0]) == {*"0123456789"} and all(abs(counts[0][d] - counts[1][d]) <= 1 for d in counts[0])
     assert not {i.sha256 for i in train} & {i.sha256 for i in valid}
     sources = np.stack([np.asarray(image.source) for image in train])
-    assert sources.shape == (len(train), 8, 8) and sources.dtype == "uint8" and sources.max() == 255, "white is white"
+    assert sources.shape[1:] == (8, 8) and sources.dtype == "uint8" and sources.max() == 255, "white is white"
     assert named_images("digits").identity == corpus.identity
     with pytest.raises(RequestError, match="named images are digits, or your own with --images; received: 'letters'"):
         named_images("letters")
@@ -119,21 +110,15 @@ def test_the_digits_are_halved(monkeypatch):
 
 
 def test_pixels_are_read_once_and_broken_images_are_counted(folder, tmp_path, capsys):
-    (folder / "dog" / "03.png").write_bytes((folder / "dog" / "03.png").read_bytes()[:50])
     images: list[Any] = list(images_from_folder(folder).train())
-    labels = ["cat", "dog", "hen"]
+    broken, whole, labels = images[0], images[1:], ["cat", "dog", "hen"]
+    broken.source.write_bytes(broken.source.read_bytes()[:50])
+    greys = np.array([int(np.asarray(Image.open(image.source))[0, 0]) for image in whole], "uint8")
     found = read_pixels(tmp_path / "cache" / "train.images", images, labels, 4, 1)
     err = capsys.readouterr().err
-    broken = [image for image in images if image.source.name == "03.png" and image.label == "dog"]
-    assert len(found.labels) == len(images) - len(broken)
-    if broken:
-        assert err.startswith("warning: 1 image(s) cannot be read and are left out: ") and "03.png (" in err
-    whole = [image for image in images if image not in broken]
+    assert err.startswith("warning: 1 image(s) cannot be read and are left out: ") and f"{broken.source.name} (" in err
     assert [labels[place] for place in found.labels] == [image.label for image in whole]
-    greys = [int(np.asarray(Image.open(image.source))[0, 0]) for image in whole]
-    np.testing.assert_array_equal(
-        found.images, np.array(greys, "uint8").reshape(-1, 1, 1, 1) * np.ones((1, 4, 4, 1), "uint8")
-    )
+    np.testing.assert_array_equal(found.images, greys[:, None, None, None] * np.ones((1, 4, 4, 1), "uint8"))
     shutil.rmtree(folder)
     again = read_pixels(tmp_path / "cache" / "train.images", images, labels, 4, 1)
     np.testing.assert_array_equal(again.images, found.images)
@@ -142,29 +127,26 @@ def test_pixels_are_read_once_and_broken_images_are_counted(folder, tmp_path, ca
 
 def pixels(count=23):
     """Images whose pixels all are their number."""
-    images = np.arange(count, dtype="uint8")[:, None, None, None] * np.ones((1, 3, 3, 1), "uint8")
-    return Pixels(images, np.arange(count, dtype="int32"))
+    numbers = np.arange(count, dtype="int32")
+    return Pixels(numbers.astype("uint8")[:, None, None, None].repeat(3, 1).repeat(3, 2), numbers)
 
 
-@pytest.mark.parametrize(("num_replicas", "accumulate", "shuffle"), [(1, 1, True), (3, 2, True), (2, 1, False)])
-def test_batches_hold_each_image_once(num_replicas, accumulate, shuffle):
-    plan = ImagePlan(pixels(), 5, 64, 1, num_replicas, accumulate, shuffle)
-    assert plan.rows == 12 and plan.divisor == num_replicas * accumulate
-    orders = []
-    for epoch in range(2):
-        batches = batches_of(plan, epoch)
-        assert all(len(batch.labels) * 5 <= 64 for batch in batches)
-        for _, labels, weights in batches:
-            assert not labels[weights == 0].any()
-        images, labels, weights = (
-            np.concatenate(arrays)
-            for arrays in zip(*((batch.inputs["images"], *batch[1:]) for batch in batches), strict=True)
-        )
-        np.testing.assert_array_equal(images[weights > 0, 0, 0, 0], labels[weights > 0])
-        assert not images[weights == 0].any()
-        orders.append(labels[weights > 0].tolist())
-        assert sorted(orders[-1]) == list(range(23))
-    assert (orders[0] != orders[1]) == shuffle
+def test_batches_hold_each_image_once():
+    for num_replicas, accumulate, shuffle in ((1, 1, True), (3, 2, True), (2, 1, False)):
+        plan = ImagePlan(pixels(), 5, 64, 1, num_replicas, accumulate, shuffle)
+        assert plan.rows == 12 and plan.divisor == num_replicas * accumulate
+        orders = []
+        for batches in (batches_of(plan, epoch) for epoch in range(2)):
+            assert all(len(batch.labels) * 5 <= 64 for batch in batches)
+            images, labels, weights = (
+                np.concatenate(arrays)
+                for arrays in zip(*((batch.inputs["images"], *batch[1:]) for batch in batches), strict=True)
+            )
+            np.testing.assert_array_equal(images[weights > 0, 0, 0, 0], labels[weights > 0])
+            assert not images[weights == 0].any() and not labels[weights == 0].any()
+            orders.append(labels[weights > 0].tolist())
+            assert sorted(orders[-1]) == list(range(23))
+        assert (orders[0] != orders[1]) == shuffle
     with pytest.raises(RequestError, match=r"an image of 17 positions on each of 2 replicas .*: at least 34; .*: 33"):
         ImagePlan(pixels(), 17, 33, num_replicas=2)
 
