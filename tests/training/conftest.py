@@ -12,11 +12,12 @@ import pytest
 
 from keras_transformer.__main__ import main as command
 from keras_transformer.training import devices
+from tests.decoding.conftest import eager as eager
 
 
 @pytest.fixture
-def run(capfd, monkeypatch):
-    """`run(*words, stdin="")` → exit status, standard output, standard error of a command."""
+def run(capfd, monkeypatch, eager):
+    """`run(*words, stdin="")` → exit status, standard output, standard error of a command. It builds no graphs."""
 
     def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
         source = stdin if isinstance(stdin, bytes) else stdin.encode()

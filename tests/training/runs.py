@@ -20,14 +20,14 @@ import train
 from keras_transformer.run_folder import load_model
 from keras_transformer.training import devices, run
 from keras_transformer.training.request import Run
-from tests.processes import killed_at_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Within it models train without a graph, which takes longer to trace than a few steps."""
+    """Within it models train and answer without graphs, which take longer to trace than a few steps."""
+    from keras_transformer.decoding import compiling
     from keras_transformer.weighted_fit import WeightedFit
 
     compile_with_graph = WeightedFit.compile
@@ -38,6 +38,7 @@ def eagerly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WeightedFit, "compile", compile)
+        patch.setattr(compiling, "traced", lambda compute, arrays: compute)
         yield
 
 
@@ -127,20 +128,3 @@ def assert_weights_of(model: Any, folder: Path) -> None:
     """The model has the weights of the run in the folder, to the bit."""
     for mine, theirs in zip(model.get_weights(), load_model(folder).get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-
-
-def log_of(weights: Path) -> Path:
-    """What the process that writes these weights has printed."""
-    return weights.with_suffix(".log")
-
-
-def worker(
-    weights: Path, flags: list[str], tf_config: str = "{}", dies_after: int = 0
-) -> contextlib.AbstractContextManager[subprocess.Popen]:
-    """A process that trains and writes the weights that it ends with, or that kills itself after a step.
-
-    It is killed at the end, as it may wait for another worker that has failed.
-    """
-    command = [sys.executable, "-m", "tests.training.worker", str(weights), str(dies_after), *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": tf_config}
-    return killed_at_end(command, environment, log_of(weights))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
@@ -28,7 +27,7 @@ from tests.training.runs import Begun, begun
 
 pytest_plugins = ["tests.tiny_run"]
 
-TESTS = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +61,8 @@ def sentences(made: Begun, epoch: int) -> list[tuple[int, ...]]:
     return sorted(tuple(id for id in row.tolist() if id) for row in rows)
 
 
-def most_positions(made: Begun) -> int:
-    return max(max(batch.labels.size, batch.inputs["source_ids"].size) for batch in batches(made))
-
-
-def longest(made: Begun) -> int:
-    return max(batch.inputs["source_ids"].shape[1] for batch in batches(made))
+def most(made: Begun, size: Callable[[Any], int]) -> int:
+    return max(size(array) for batch in batches(made) for array in (batch.labels, batch.inputs["source_ids"]))
 
 
 TEXT: dict[str, tuple[str, Callable[[Begun], Any], Any]] = {
@@ -79,9 +74,9 @@ TEXT: dict[str, tuple[str, Callable[[Begun], Any], Any]] = {
         "", lambda made: made.data.tokenizers.source.model == made.data.tokenizers.target.model, False,
     ),
     "sampling": ("0.5", lambda made: sentences(made, 0) == sentences(made, 1), False),
-    "max_length": ("4", lambda made: longest(made) <= 5, True),
+    "max_length": ("4", lambda made: most(made, lambda array: array.shape[1]) <= 5, True),
     "clean": ("", lambda made: max(Counter(made.run.corpus.train()).values()), 1),
-    "token_budget": ("64", lambda made: 32 < most_positions(made) <= 64, True),
+    "token_budget": ("64", lambda made: 32 < most(made, lambda array: array.size) <= 64, True),
     "accumulate": ("4", lambda made: {len(batch.labels) % 4 for batch in batches(made)}, {0}),
     "static_shapes": ("1", lambda made: len({batch.labels.shape for batch in batches(made)}), 1),
     "seed": ("9", lambda made: (made.data.plan.seed, made.run.settings.seed), (9, 9)),
@@ -91,8 +86,7 @@ TEXT: dict[str, tuple[str, Callable[[Begun], Any], Any]] = {
 @pytest.mark.parametrize("name", TEXT)
 def test_text(name, begin, plain):
     value, look, expected = TEXT[name]
-    assert look(begin(flag_of(name), *value.split())) == expected
-    assert look(plain) != expected
+    assert look(begin(flag_of(name), *value.split())) == expected != look(plain)
 
 
 def test_source_and_target_may_be_normalized_apart(begin):
@@ -102,34 +96,28 @@ def test_source_and_target_may_be_normalized_apart(begin):
     assert source.pieces(range(32)) == target.pieces(range(32)) and made.run.folder.has_two_tokenizers
     assert (source.normalize("\uff42\uff41"), target.normalize("\u00a0")) == ("▁ba", "")
     assert normalizer_of("nfkc").normalize("½") == source.normalize("½") != target.normalize("½")
-    read = read_tokenizers(made.run.folder, None, 32)
-    assert [one.model for one in read] == [source.model, target.model]
+    assert [one.model for one in read_tokenizers(made.run.folder, None, 32)] == [source.model, target.model]
 
 
-def test_own_text_and_own_validation(begin, plain, tmp_path):
-    source, target = tmp_path / "valid.source", tmp_path / "valid.target"
-    source.write_text("ba do\nfi\n", encoding="utf-8")
-    target.write_text("do ba\nfi\n", encoding="utf-8")
-    made = begin("--valid-source", source, "--valid-target", target)
-    assert list(made.run.corpus.valid()) == [("ba do", "do ba"), ("fi", "fi")]
-    assert (made.run.folder.valid_source.read_text(), made.run.folder.valid_target.read_text()) == (
-        "ba do\nfi\n",
-        "do ba\nfi\n",
-    )
-    assert len(list(made.run.corpus.train())) == 240
-    assert 10 <= len(plain.data.valid_sources) <= 12, "one line in twenty is held out"
-    assert len(list(plain.run.corpus.train())) == 240 - len(plain.data.valid_sources)
-    for one, other in plain.run.corpus.train():
-        assert one.split() == other.split()[::-1]
-
-
-def test_own_tokenizer(begin, plain, tokenizer, tmp_path):
+def test_own_text_own_validation_and_own_tokenizer(begin, plain, tokenizer, tmp_path):
+    pairs = [("ba do", "do ba"), ("fi", "fi")]
+    files = [tmp_path / f"valid.{side}" for side in ("source", "target")]
+    for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines))
     tokenizer.save(tmp_path / "own.model")
-    made = begin("--tokenizer", tmp_path / "own.model")
+    out, own = tmp_path / "here", tmp_path / "own.model"
+    made = begin("--valid-source", files[0], "--valid-target", files[1], "--tokenizer", own, "--out", out)
+    assert made.run.folder.path == out and (out / "config.json").is_file()
+    assert list(made.run.corpus.valid()) == pairs and len(list(made.run.corpus.train())) == 240
+    kept = made.run.folder.valid_source, made.run.folder.valid_target
+    assert [path.read_text() for path in kept] == [file.read_text() for file in files]
     assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
     assert made.run.folder.tokenizers(False)[0].read_bytes() == tokenizer.model
     assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
     assert plain.data.tokenizers.source.model != tokenizer.model
+    assert 10 <= len(plain.data.valid_sources) <= 12, "one line in twenty is held out"
+    assert len(list(plain.run.corpus.train())) == 240 - len(plain.data.valid_sources)
+    assert all(one.split() == other.split()[::-1] for one, other in plain.run.corpus.train())
 
 
 def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
@@ -145,11 +133,6 @@ def test_a_preset_brings_its_sizes():
         assert {key: getattr(opened.settings, key) for key in preset} == preset
 
 
-def test_the_run_is_where_out_says(begin, tmp_path):
-    made = begin("--out", tmp_path / "here")
-    assert made.run.folder.path == tmp_path / "here" and (tmp_path / "here" / "config.json").is_file()
-
-
 def test_devices_and_threads_are_handed_on(begin, monkeypatch):
     """That threads are as many as asked is a case of `replicated.py`, in a process of its own."""
     configure, strategy = Mock(), Mock(return_value=replicas.strategy("cpu"))
@@ -163,51 +146,29 @@ def test_devices_and_threads_are_handed_on(begin, monkeypatch):
 # The model: every argument reaches the configuration of which the model is made.
 
 OTHER = family.Part("tests.toys:Nothing", "another", "a test")
+OTHERS = {"name": "other"}
 MODEL: dict[str, tuple[str, Any]] = {
-    "num_layers": ("3", 3),
-    "encoder_layers": ("4", 4),
-    "decoder_layers": ("5", 5),
-    "hidden_dim": ("24", 24),
-    "intermediate_dim": ("31", 31),
-    "num_heads": ("4", 4),
-    "key_dim": ("7", 7),
-    "dropout": ("0.45", 0.45),
-    "attention_dropout": ("0.15", 0.15),
-    "max_source_length": ("77", 77),
+    "num_layers": ("3", 3), "encoder_layers": ("4", 4), "decoder_layers": ("5", 5), "hidden_dim": ("24", 24),
+    "intermediate_dim": ("31", 31), "num_heads": ("4", 4), "key_dim": ("7", 7), "dropout": ("0.45", 0.45),
+    "attention_dropout": ("0.15", 0.15), "max_source_length": ("77", 77),
     "positions": ("learned:offset=2", {"name": "learned", "offset": 2, "separate": False}),
-    "attention": ("other", {"name": "other"}),
-    "decoder_attention": ("other", {"name": "other"}),
-    "score": ("other", {"name": "other"}),
+    **dict.fromkeys(("attention", "decoder_attention", "score", "feed_forward"), ("other", OTHERS)),
+    "activation": ("other", OTHERS), "stack": ("other", OTHERS),
     "residual": ("pre_norm", {"name": "pre_norm"}),
     "norm": ("layer:epsilon=0.001", {"name": "layer", "epsilon": 0.001}),
-    "feed_forward": ("other", {"name": "other"}),
-    "activation": ("other", {"name": "other"}),
-    "stack": ("other", {"name": "other"}),
-    "attention_bias": ("", True),
-    "output_bias": ("", True),
-    "tied_output": ("no", False),
-    "embedding_scale": ("2.5", 2.5),
-    "embedding_norm": ("", True),
-}
+    "attention_bias": ("", True), "output_bias": ("", True), "tied_output": ("no", False),
+    "embedding_scale": ("2.5", 2.5), "embedding_norm": ("", True),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODEL)
-def test_an_argument_of_the_model(name, monkeypatch, tmp_path, plain):
+def test_every_argument_of_the_model_reaches_its_configuration(monkeypatch, tmp_path, plain):
     for slot in family.SLOTS:
         monkeypatch.setitem(family.SLOTS, slot, {**family.SLOTS[slot], "other": OTHER})
-    value, expected = MODEL[name]
-    flag = flag_of(name).replace("--", "--no-") if value == "no" else flag_of(name)
-    flags = [*tiny_flags(tmp_path, tmp_path / "run"), flag, *([value] if value not in ("", "no") else [])]
-    opened = run.open_run(vars(parser().parse_args(flags)))
-    assert opened is not None and opened.config["model"][name] == expected
-    assert plain.run.config["model"][name] != expected
-
-
-def test_the_model_is_made_of_its_configuration(begin):
-    flags = "--num-layers 2 --positions learned:offset=2 --residual pre_norm --output-bias --no-tied-output --key-dim 7"
-    made = begin(*flags.split(), "--embedding-scale", "2.5", with_model=True)
-    assert {"kind": "translator", **made.model.arguments()} == made.run.config["model"]
-    assert made.model.count_params() == made.run.config["parameters"]
+    for name, (value, expected) in MODEL.items():
+        flag = flag_of(name).replace("--", "--no-") if value == "no" else flag_of(name)
+        flags = [*tiny_flags(tmp_path, tmp_path / "run"), flag, *([value] if value not in ("", "no") else [])]
+        opened = run.open_run(vars(parser().parse_args(flags)))
+        assert opened is not None and opened.config["model"][name] == expected != plain.run.config["model"][name]
 
 
 # Optimisation: all of these flags at once.
@@ -226,63 +187,38 @@ OPTIMISATION: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def optimised(begin) -> Any:
+def test_optimisation(begin, plain, built_run, tiny_model):
+    """And fine-tuning begins with the weights of that run."""
     given = [[flag_of(name), *filter(None, [value])] for name, (value, *_) in OPTIMISATION.items()]
-    return begin(*(word for words in given for word in words), with_model=True).model
-
-
-@pytest.mark.parametrize("name", OPTIMISATION)
-def test_optimisation(name, optimised, plain):
-    _, look, expected = OPTIMISATION[name]
-    assert look(optimised) == expected
-    assert look(plain.model) != expected
-
-
-def test_without_flags_training_is_the_papers(plain):
-    config = plain.model.optimizer.get_config()
-    assert (config["beta_1"], config["beta_2"], config["epsilon"]) == (0.9, 0.98, 1e-9)
-    assert plain.model.loss.label_smoothing == 0.1
-    assert config["global_clipnorm"] is None and not config["use_ema"]
-    assert float(plain.model.optimizer.learning_rate) == pytest.approx(16**-0.5 * 10**-1.5)
-
-
-def test_fine_tuning_begins_with_the_weights_of_that_run(begin, built_run, tiny_model):
     sizes = (
         f"--num-layers 2 --intermediate-dim 32 --max-source-length 40 --vocabulary-size {tiny_model.vocabulary_size}"
     )
-    made = begin(*sizes.split(), "--init-from", built_run, with_model=True)
-    for mine, theirs in zip(made.model.trainable_variables, tiny_model.trainable_variables, strict=True):
+    words = [*sum(given, []), *sizes.split(), "--init-from", built_run]
+    optimised = begin(*words, with_model=True).model
+    for name, (_, look, expected) in OPTIMISATION.items():
+        assert look(optimised) == expected != look(plain.model), name
+    for mine, theirs in zip(optimised.trainable_variables, tiny_model.trainable_variables, strict=True):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 
-# What only a whole run shows: the test that sees it, and the flags.
-PAIRS = "more_source more_target more_tag copies"
+def test_without_flags_training_is_the_papers(plain):
+    config, model = plain.model.optimizer.get_config(), plain.model
+    assert (config["beta_1"], config["beta_2"], config["epsilon"]) == (0.9, 0.98, 1e-9)
+    assert (model.loss.label_smoothing, config["global_clipnorm"], config["use_ema"]) == (0.1, None, False)
+    assert float(model.optimizer.learning_rate) == pytest.approx(16**-0.5 * 10**-1.5)
+
+
+# What other tests see: the file, and the flags that it gives.
 ELSEWHERE = {
-    "mixed_runs::the_batches_hold_the_further_pairs_and_copies_of_the_corpus": PAIRS,
-    "mixed_runs::both_directions_validate_with_the_tag_that_users_give": "both_directions",
-    "language_modelling::a_run_has_what_a_run_has": "task text context_length",
-    "language_modelling::own_validation_text": "valid_text",
-    "next_item::a_run_measures_how_often_it_is_right": "log",
-    "flags::fine_tuning_begins_with_the_weights_of_that_run": "init_from",
-    "start_from_word_vectors::pieces_that_are_words_begin_with_the_vectors_and_others_as_without": "word_vectors",
-    "flags::a_named_corpus_and_where_it_is": "dataset data_dir",
-    "image_classification::a_run_says_what_it_is_and_how_well_it_does": "images image_size channels",
-    "image_classification::where_a_pixel_looks": "patch_size",
-    "image_classification::own_validation_images_and_settings_of_pixels": "valid_images pixel_mean pixel_std",
-    "image_classification::settings_reach_the_model_and_the_batches": "stem random_shift",
-    "flags::own_text_and_own_validation": "source target valid_source valid_target",
-    "flags::own_tokenizer": "tokenizer",
-    "flags::a_preset_brings_its_sizes": "preset",
-    "flags::devices_and_threads_are_handed_on": "devices threads",
-    "flags::the_run_is_where_out_says": "out",
-    "timing::hours_set_the_steps_and_a_seed_still_fixes_the_run": "hours",
-    "learning::a_run_has_checkpoints_where_it_was_told_and_ends": "steps checkpoint_every",
-    "learning::overwrite_removes_the_run_that_was_there": "overwrite",
-    "run::the_model_is_the_mean_of_the_last_checkpoints_that_end_a_round": "average_last",
-    "run::a_run_folder_says_everything": "bleu_sentences",
-    "run::a_run_that_stopped_early_and_was_killed_before_its_model_was_written_ends_at_once_with_it": "patience",
-    "run::stopped_by_signals_and_resumed_ends_with_the_same_bits": "resume",
+    "mixed_runs": "more_source more_target more_tag copies both_directions",
+    "language_modelling": "task text context_length valid_text",
+    "next_item": "log",
+    "start_from_word_vectors": "word_vectors",
+    "image_classification": "images image_size channels patch_size valid_images pixel_mean pixel_std stem random_shift",
+    "flags": "source target valid_source valid_target tokenizer dataset data_dir devices threads out init_from preset",
+    "timing": "hours",
+    "learning": "steps checkpoint_every overwrite",
+    "run": "average_last bleu_sentences patience resume",
 }
 
 
@@ -293,29 +229,28 @@ def flag_of(name: str) -> str:
 def test_every_flag_is_seen():
     elsewhere = [name for names in ELSEWHERE.values() for name in names.split()]
     assert {*TEXT, *MODEL, *OPTIMISATION, *elsewhere} == {setting.name for setting in fields(Settings)}
-    for test in ELSEWHERE:
-        file, name = test.split("::")
-        text = (TESTS / f"training/test_{file}.py").read_text(encoding="utf-8")
-        assert re.search(rf"^def test_{name}\(", text, re.MULTILINE), test
+    for file, names in ELSEWHERE.items():
+        text = "".join(
+            path.read_text(encoding="utf-8") for path in (HERE / f"test_{file}.py", HERE / "../tiny_corpus.py")
+        )
+        assert [name for name in names.split() if flag_of(name) not in text and f'"{name}"' not in text] == [], file
 
 
 def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known(capsys):
     assert all(action.help for action in parser()._actions)
     found = " ".join(parser().format_help().split())
-    for name, setting in PRESETS["tiny"].items():
-        others = ", ".join(f"{preset} {PRESETS[preset][name]}" for preset in ("modern", "base", "big"))
-        assert f"(preset tiny {setting}, {others})" in found
-    assert "from 5,000 pairs: --num-layers 4" in found
-    assert "(default: 100000)" not in found
-    assert "for comparison) (default: post_norm; preset modern pre_norm)" in found
-    assert "numbers: --num-layers 2 --hidden-dim 128" in found and "multi30k: --num-layers 4" in found
-    flags = set(re.findall(r"--[a-z][a-z-]*", parser().format_help()))
-    assert not [flag for flag in flags if flag.endswith("-")], "no flag is broken at the end of a line"
+    others = ", ".join(f"{preset} {PRESETS[preset]['hidden_dim']}" for preset in ("modern", "base", "big"))
+    for told in (
+        f"(preset tiny {PRESETS['tiny']['hidden_dim']}, {others})",
+        "from 5,000 pairs: --num-layers 4",
+        "for comparison) (default: post_norm; preset modern pre_norm)",
+        "numbers: --num-layers 2 --hidden-dim 128",
+    ):
+        assert told in found
     given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
-    assert (given["residual"], given["positions"]) == ("pre_norm", "learned")
+    assert (given["residual"], given["positions"], given["steps"]) == ("pre_norm", "learned", None)
     given = vars(parser().parse_args(["--no-normalize-first", "--no-learned-positions", "--no-xla"]))
     assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
-    assert given["steps"] is None, "what was not given is None"
     with pytest.raises(SystemExit):
         parser().parse_args(["--num-lay", "2"])
     assert "unrecognized arguments: --num-lay" in capsys.readouterr().err

@@ -21,16 +21,15 @@ from keras_transformer.training.callbacks import Follow
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import rounds_until
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import arrays, assert_same_end, assert_same_model, column, rows, trained, worker
+from tests.training.runs import arrays, assert_same_end, assert_same_model, begun, column, rows, trained
 
-ROUNDS = "--checkpoint-every 3 --dropout 0.2 --sampling 0.3"
-OPTIONS = f"--steps 6 {ROUNDS} --bleu-sentences 2"
+OPTIONS = "--steps 6 --checkpoint-every 3 --dropout 0.2 --sampling 0.3 --bleu-sentences 2"
 
 
 class Translator:
     """Gives sentences back as they are: which translations a run shows is another test's."""
 
-    def __init__(self, model: Any, source: Any, target: Any):
+    def __init__(self, *made: Any):
         pass
 
     def translate(self, lines: list[str], **options: Any) -> list[str]:
@@ -71,96 +70,49 @@ def straight(folder, tiny) -> str:
     return trained(folder, f"{tiny} {OPTIONS} --out straight")
 
 
-@pytest.fixture(scope="module")
-def stopped(folder, tiny) -> list[str]:
-    """What is said of a run that is stopped in a round, in the last step of a round, and in a round, and goes on."""
-    said, flags = [], f"{tiny} {OPTIONS}"
+def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, straight, capsys):
+    """In the last step of a round, and in a round. Until then it has the best weights that validation saw."""
+    run, flags = folder / "a stop", f"{tiny} {OPTIONS}"
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    for step, number in (2, signal.SIGINT), (3, signal.SIGTERM), (5, signal.SIGTERM):
+    for step, number in (3, signal.SIGINT), (5, signal.SIGTERM):
 
         def stop(_: Follow, number: int = number) -> None:
             os.kill(os.getpid(), number)
 
         with at_step(step, stop):
-            said.append(trained(folder, f"{flags} --out 'a stop'", status=128 + number))
+            said = trained(folder, f"{flags} --out 'a stop'", status=128 + number)
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers, "as before"
-        shutil.copytree(folder / "a stop", folder / f"stopped at {step}")
-        flags = "--resume"
-    return [*said, trained(folder, "--resume --out 'a stop'")]
-
-
-def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, straight, stopped):
-    for said in stopped[:-1]:
         assert re.search(r"^stopped and saved; go on with: .*train --resume --out 'a stop'$", said, re.MULTILINE)
-    assert [re.findall(r"^resuming at step (\d+)$", said, re.MULTILINE) for said in stopped] == [
-        [],
-        ["2"],
-        ["3"],
-        ["5"],
-    ]
-    assert_same_end(folder / "straight", folder / "a stop", 6)
-    assert (folder / "straight/samples.txt").read_text() == (folder / "a stop/samples.txt").read_text()
-
-
-def test_a_run_that_was_stopped_can_be_used_with_the_best_weights_that_validation_saw(folder, stopped, capsys):
-    for step, best in {2: 2, 3: 3, 5: 3}.items():  # before the first validation the present ones
-        run = folder / f"stopped at {step}"
-        for mine, saved in zip(load_model(run).get_weights(), arrays(run, best).values(), strict=True):
+        assert ("resuming at step 3\n" in said) == (step == 5)
+        for mine, saved in zip(load_model(run).get_weights(), arrays(run, 3).values(), strict=True):
             np.testing.assert_array_equal(mine, saved)
         assert command(["info", str(run)]) == 0
         told = r"^model.keras: there; the run is unfinished: `.* --resume --out .*` goes on$"
         assert re.search(told, capsys.readouterr().out, re.MULTILINE)
-    assert command(["info", str(folder / "a stop")]) == 0
-    assert "\nmodel.keras: there\n" in capsys.readouterr().out
+        flags = "--resume"
+    assert "resuming at step 5\n" in trained(folder, "--resume --out 'a stop'")
+    assert_same_end(folder / "straight", run, 6)
+    assert (folder / "straight/samples.txt").read_text() == (run / "samples.txt").read_text()
+    assert read_config(run)["weights"]["steps"] == [3, 6], "not of step 5, after which it was stopped"
 
 
-def test_the_model_is_the_mean_of_the_last_checkpoints_that_end_a_round(folder, straight, stopped):
-    for name in ("straight", "a stop"):
-        assert read_config(folder / name)["weights"]["steps"] == [3, 6], "not of step 5, after which it was stopped"
-    kept = [arrays(folder / "straight", step) for step in (3, 6)]
-    for variable, name in zip(load_model(folder / "straight").trainable_variables, kept[0], strict=True):
+def test_a_run_has_the_mean_of_its_last_checkpoints_and_says_how_it_was_trained(folder, straight, capsys):
+    """Every round has metrics of its own steps: of a tenth of them, and of the first of each round."""
+    run, kept = folder / "straight", [arrays(folder / "straight", step) for step in (3, 6)]
+    for variable, name in zip(load_model(run).trainable_variables, kept[0], strict=True):
         mean = np.mean([each[name] for each in kept], axis=0, dtype=np.float64)
         np.testing.assert_allclose(np.asarray(variable), mean, atol=1e-7)
-
-
-def test_a_run_folder_says_everything(folder, straight, capsys):
-    names = {path.name for path in (folder / "straight").iterdir()}
-    assert names == {
-        "cache", "checkpoints", "config.json", "metrics.csv", "model.keras", "samples.txt", "tensorboard",
-        "tokenizer.model", "validation.source", "validation.target",
-    }  # fmt: skip
-    config = read_config(folder / "straight")
+    assert column(run, "step") == [3, 6] and min(column(run, "perplexity")) > 1.5
+    assert all(0 < accuracy < 1 for accuracy in column(run, "accuracy"))
+    config = read_config(run)
     assert config["settings"].items() >= {"sampling": 0.3, "seed": 1}.items()
-    samples = (folder / "straight" / "samples.txt").read_text()
-    assert samples.count("translation ") == 2 * 2, "--bleu-sentences 2, in two rounds"
+    assert (run / "samples.txt").read_text().count("translation ") == 2 * 2, "--bleu-sentences 2, in two rounds"
     bleu = config["weights"].pop("val_bleu")
     assert config["weights"] == {"at_step": 6, "asked_steps": 6, "kind": "mean", "steps": [3, 6]}
     assert straight.splitlines()[-1] == f"wrote straight/model.keras · validation · bleu {bleu:.2f}"
-    assert config["versions"].keys() >= {"python", "tensorflow", "keras"}
-    assert command(["info", str(folder / "straight")]) == 0
+    assert command(["info", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert "dataset: null" in shown and "numbers:en-de" not in shown and "val_bleu: " in shown
-
-
-def test_every_round_has_metrics_of_its_own_steps(folder, straight):
-    """Of a tenth of the steps, and of the first of each round."""
-    assert column(folder / "straight", "step") == [3, 6]
-    assert min(column(folder / "straight", "perplexity")) > 1.5
-    assert all(0 < accuracy < 1 for accuracy in column(folder / "straight", "accuracy"))
-
-
-def test_killed_and_resumed_ends_with_the_same_bits(folder, tiny):
-    """With the moving average of the weights, and a graph."""
-    flags = f"{tiny} --steps 7 {ROUNDS} --ema 0.9"
-    trained(folder, f"{flags} --out whole", with_graph=True)
-    with worker(folder / "unused.npz", f"{flags} --out killed".split(), dies_after=5) as process:
-        assert process.wait(timeout=600) == -signal.SIGKILL, (folder / "unused.log").read_text()
-    assert Checkpoints(folder / "killed/checkpoints").whole_steps() == [3]
-    assert load_model(folder / "killed"), "the best so far"
-    assert "resuming at step 3\n" in trained(folder, "--resume --out killed", with_graph=True)
-    assert_same_end(folder / "whole", folder / "killed", 7)
-    weights = {name: read_config(folder / "whole")["weights"][name] for name in ("at_step", "asked_steps", "kind")}
-    assert weights == {"at_step": 7, "asked_steps": 7, "kind": "moving average"}
+    assert "dataset: null" in shown and "val_bleu: " in shown and "\nmodel.keras: there\n" in shown
 
 
 def test_a_larger_step_count_extends_a_run_and_a_damaged_checkpoint_is_passed_over(folder, straight):
@@ -215,21 +167,20 @@ def test_weights_that_the_last_step_of_a_round_made_nan_are_neither_translated_w
         variable = follow.model.trainable_variables[0]
         variable.assign(np.full(variable.shape, np.nan))
 
-    with at_step(4, to_nan):
-        said = trained(folder, f"{tiny} --steps 6 --checkpoint-every 2 --bleu-sentences 2 --out nan", status=1)
-    assert "the loss became NaN or infinite by step 4; no checkpoint holds such weights" in said.splitlines()[-1]
-    assert Checkpoints(folder / "nan/checkpoints").whole_steps() == [2] and len(rows(folder / "nan")) == 1
-    assert all(np.isfinite(array).all() for array in load_model(folder / "nan").get_weights()), "those of step 2"
+    with at_step(2, to_nan):
+        said = trained(folder, f"{tiny} --steps 3 --checkpoint-every 1 --bleu-sentences 2 --out nan", status=1)
+    assert "the loss became NaN or infinite by step 2; no checkpoint holds such weights" in said.splitlines()[-1]
+    assert Checkpoints(folder / "nan/checkpoints").whole_steps() == [1] and len(rows(folder / "nan")) == 1
+    assert all(np.isfinite(array).all() for array in load_model(folder / "nan").get_weights()), "those of step 1"
 
 
-def test_a_default_vocabulary_that_the_text_does_not_support_is_lowered(folder, tiny, monkeypatch):
-    monkeypatch.setattr("keras_transformer.training.run.fit", lambda *_: None)
-    small = f"{tiny.replace('--vocabulary-size 32', '')} --steps 2"
+def test_a_default_vocabulary_that_the_text_does_not_support_is_lowered(folder, tiny):
+    small = tiny.replace("--vocabulary-size 32", "")
     for name, more, count in (("lowered", "", 1), ("twice", "--separate-vocabularies", 2)):
-        said = trained(folder, f"{small} {more} --out {name}")
+        said = begun(folder, f"{small} {more} --out {name}", with_model=False).said
         assert said.count("supports no vocabulary of 8,000 pieces: taking ") == count
         assert read_config(folder / name)["model"]["vocabulary_size"] < 8000
-    trained(folder, "--resume --steps 3 --out lowered")
+    begun(folder, "--resume --out lowered", with_model=False)
 
 
 REFUSED = {
@@ -237,9 +188,7 @@ REFUSED = {
     "--resume --seed 2 --out straight": "--resume: --seed was 1 when the run began; received: 2",
     "--source blank --target blank": "blank, blank: no text to train a vocabulary from",
     "--valid-source blank --valid-target blank": "blank, blank: no pair is left after cleaning: 0 pairs kept, 30 left",
-    "--vocabulary-size 4000": "corpus.target: a vocabulary of 4000 is larger than the training text supports",
     "--token-budget 3": "the token budget must hold the longest sentence",
-    "--token-budget 3 --out straight --overwrite": "the token budget must hold the longest sentence",
     "--out stranger": "stranger holds files that are not a run's",
     "--out other --overwrite": "other/config.json is damaged or not a run's",
 }
@@ -261,11 +210,7 @@ def test_what_is_refused_changes_nothing(folder, tiny, straight):
     assert contents() == before and not (folder / "nothing").exists()
 
 
-@pytest.mark.parametrize("step", [0, 3, 5, 10, 12])
-def test_rounds_end_at_multiples_and_at_the_last_step(step):
-    ends, at = [], step
-    for rounds in rounds_until(12, step, 5):
-        for _ in range(rounds.num_rounds):
-            at += rounds.steps
-            ends.append(at)
-    assert ends == [end for end in (5, 10, 12) if end > step]
+def test_rounds_end_at_multiples_and_at_the_last_step():
+    for step in (0, 3, 5, 10, 12):
+        steps = [rounds.steps for rounds in rounds_until(12, step, 5) for _ in range(rounds.num_rounds)]
+        assert [*np.cumsum([step, *steps])[1:]] == [end for end in (5, 10, 12) if end > step]

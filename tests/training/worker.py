@@ -1,22 +1,32 @@
-"""`python -m tests.training.worker WEIGHTS STEP FLAG…` is train.py that is killed as `kill -9` does, after STEP.
+"""`python -m tests.training.worker JOBS` is train.py in several processes, which may be killed as `kill -9` does.
 
-With STEP 0 nobody kills it, and it writes the weights that it ends with into WEIGHTS.
+JOBS is JSON: lists of jobs, one list after the other; the jobs of a list run at once. It prints their exit statuses as
+such lists. The processes are forks of one that has imported everything, which takes longer than they train. A job is
+the name of its files (NAME.log, and NAME.npz with the weights that it ends with), its flags, its `TF_CONFIG`, and the
+step after which it kills itself, or 0.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
+import keras_transformer.models.transformer as transformer
 import train
-from keras_transformer.training import callbacks, run
+from keras_transformer.training import callbacks, learning, run
+
+IMPORTED = keras, tf, transformer, learning
+SECONDS = 600  # after which a process is killed
 
 
-def main(weights: str, last_step: int, flags: list[str]) -> int:
+def trained(name: str, flags: list[str], last_step: int) -> int:
     """Trains; returns the exit status."""
     follow, fit = callbacks.Follow.on_train_batch_end, run.fit
 
@@ -27,12 +37,38 @@ def main(weights: str, last_step: int, flags: list[str]) -> int:
 
     def fit_and_tell(begun: Any, data: Any, model: Any, strategy: Any) -> None:
         fit(begun, data, model, strategy)
-        np.savez(weights, *map(np.asarray, model.trainable_variables))
+        np.savez(name, *map(np.asarray, model.trainable_variables))
 
     callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
     run.fit = fit_and_tell  # type: ignore[assignment]
     return train.main(flags)
 
 
+def forked(name: str, flags: list[str], tf_config: str, last_step: int) -> int:
+    """Starts a job; returns the id of its process."""
+    if pid := os.fork():
+        return pid
+    status = 70
+    try:
+        signal.alarm(SECONDS)
+        os.environ["TF_CONFIG"] = tf_config
+        log = os.open(f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        status = trained(name, flags, last_step)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main(rounds: list[list[list[Any]]]) -> None:
+    """Runs jobs and prints how they ended."""
+    ended = []
+    for jobs in rounds:
+        pids = [forked(*job) for job in jobs]
+        ended.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    print(json.dumps(ended))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    main(json.loads(sys.argv[1]))
