@@ -1,0 +1,80 @@
+"""Runs of each task but translation: what they say and measure, how they go on, and what begins with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.training import language_modelling
+from tests.golden.cases import flags_of, write_files
+from tests.interrupted import interrupt
+from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
+
+SCHEDULE = "--dropout 0.1 --warmup-steps 5 --learning-rate-factor 0.5 --steps 5 --checkpoint-every 4"
+# Flags beside those of the golden case, and what is said of the text.
+TASKS = {
+    "language-model": ("--mixed-precision float16", "files: 9,600 tokens, 192 for validation"),
+    "answers": (
+        "--attention compressed:width=4 --r-drop 1 --clip-norm 1",
+        "600 pairs kept, 0 left out of training: 0 empty on a",
+    ),
+    "masked-tokens": ("--mixed-precision bfloat16", "files: 600 lines, 8 for validation"),
+    "classification": ("", "files: 400 texts with 3 labels, 8 for validation"),
+    "images": ("--stem attentive:filters=4 --random-shift 1 --accumulate 2", "files: 90 images with 3 lab"),
+    "next-item": ("--learning-rate-factor 0.2 --feed-forward experts", "200 held out for validation\nto beat: "),
+}
+
+
+class Made(NamedTuple):
+    """A run, `whole`, of a task: its text lies in the folder."""
+
+    name: str
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def made(request, tmp_path_factory) -> Made:
+    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+    write_files(name, folder)
+    return Made(name, folder, made_of(name, folder, *flags_of(name, SCHEDULE, TASKS[name][0], "--out whole")))
+
+
+def made_of(name: str, folder: Path, *flags: str) -> str:
+    """What is said of a run. One task trains with a graph, as users do; a language model draws short samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language_modelling, "SAMPLE_TOKENS", 3)
+        return trained(folder, " ".join(flags), with_graph=name == "classification")
+
+
+def test_a_run_says_what_it_trains_on_and_measures_itself(made):
+    config, whole = read_config(made.folder / "whole"), made.folder / "whole"
+    assert TASKS[made.name][1] in made.said, made.said
+    assert config["parameters"] == load_model(whole).count_params()
+    losses = column(whole, "val_loss")
+    assert column(whole, "step") == [4, 5] and losses[1] < losses[0]
+    figures = {name: value for name, value in config["weights"].items() if name.startswith("val_")}
+    assert figures, "of the weights of one checkpoint, which are their own mean"
+    for name, value in figures.items():
+        tolerance = 0.02 if "mixed" in TASKS[made.name][0] else 1e-4
+        assert value == pytest.approx(column(whole, name)[1], abs=tolerance), name
+    assert f"wrote {Path('whole/model.keras')} · validation · " in made.said.splitlines()[-1]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(made):
+    whole, begun = made.folder / "whole", made.folder / "begun"
+    interrupt(str(whole), str(begun), 5)
+    assert "resuming at step 4\n" in made_of(*made[:2], "--resume --out begun")
+    assert_same_end(whole, begun, 5)
+
+
+def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(made):
+    flags = " ".join(flags_of(made.name, TASKS[made.name][0], "--dropout 0.1 --init-from whole --out tuned"))
+    whole, tuned = made.folder / "whole", made.folder / "tuned"
+    assert_weights_of(begun(made.folder, flags).model, whole)
+    assert read_config(tuned)["model"] == read_config(whole)["model"]
+    for name in ("tokenizer.model", "items.txt"):
+        assert [path.read_bytes() for path in tuned.glob(name)] == [path.read_bytes() for path in whole.glob(name)]
