@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+Damage = Callable[[Path], Any]
+
 
 class Trap:
     """Runs when unpickled."""
@@ -24,44 +26,34 @@ def load(path: Path) -> dict[str, Any]:
         return dict(file)
 
 
-def save(path: Path, values: dict[str, Any], **more: Any) -> None:
-    np.savez(path, **{**values, **more})
+def arrays(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
+    """Writes other arrays."""
+    return lambda path: np.savez(path, **change(load(path)))
 
 
-def first(change: Callable[[np.ndarray], Any]) -> Callable[[Path], None]:
+def first(change: Callable[[np.ndarray], Any]) -> Damage:
     """Changes the first array."""
-
-    def damage(path: Path) -> None:
-        values = load(path)
-        name = next(iter(values))
-        save(path, {**values, name: change(values[name])})
-
-    return damage
+    return arrays(lambda values: {**values, (name := next(iter(values))): change(values[name])})
 
 
-def folder_in_its_place(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def dangling_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.parent / "nowhere")
-
-
-def link_out_of_the_folder(path: Path) -> None:
-    outside = path.rename(path.parent.parent / f"outside-{path.name}")
-    path.symlink_to(outside)
+def contents(change: Callable[[bytes], bytes]) -> Damage:
+    """Other bytes in the file."""
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
 def rewrite(path: Path, data: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED) -> None:
     """Writes the archive anew with other contents for its first array."""
     with zipfile.ZipFile(path) as file:
-        contents = {name: file.read(name) for name in file.namelist()}
-    name = next(iter(contents))
+        members = {name: file.read(name) for name in file.namelist()}
     with zipfile.ZipFile(path, "w", compression) as file:
-        for key, value in contents.items():
-            file.writestr(key, data(value) if key == name else value)
+        for place, (name, value) in enumerate(members.items()):
+            file.writestr(name, data(value) if place == 0 else value)
+
+
+def header(text: bytes) -> Damage:
+    """Another header for the first array."""
+    length = (len(text) + 1).to_bytes(2, "little")
+    return lambda path: rewrite(path, lambda data: b"\x93NUMPY\x01\x00" + length + text + b"\n")
 
 
 def bomb(path: Path) -> None:
@@ -76,46 +68,35 @@ def bomb_that_hides_its_size(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(large, small))
 
 
-def header(text: bytes) -> Callable[[Path], None]:
-    """Another header for the first array."""
-    length = (len(text) + 1).to_bytes(2, "little")
-    return lambda path: rewrite(path, lambda data: b"\x93NUMPY\x01\x00" + length + text + b"\n")
+def other_compression(data: bytes) -> bytes:
+    """Says that it is compressed, which its bytes are not."""
+    changed = bytearray(data)
+    for place in changed.index(b"PK\x03\x04") + 8, changed.index(b"PK\x01\x02") + 10:
+        changed[place : place + 2] = (8).to_bytes(2, "little")
+    return bytes(changed)
 
 
-def compression(number: int) -> Callable[[Path], Any]:
-    """Says that it is compressed in this way, which its bytes are not."""
-
-    def damage(path: Path) -> None:
-        changed = bytearray(path.read_bytes())
-        for place in changed.index(b"PK\x03\x04") + 8, changed.index(b"PK\x01\x02") + 10:
-            changed[place : place + 2] = number.to_bytes(2, "little")
-        path.write_bytes(changed)
-
-    return damage
+def folder_in_its_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+def link_out_of_the_folder(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent.parent / f"outside-{path.name}"))
 
 
-# Each makes a damaged or hostile file out of a whole one.
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "truncated": truncated,
-    "empty": lambda path: path.write_bytes(b""),
-    "no archive": lambda path: path.write_bytes(b"weights" * 1000),
-    "other bytes": lambda path: path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPX")),
+DAMAGES: dict[str, Damage] = {
+    "truncated": contents(lambda data: data[:-100]),
+    "no archive": contents(lambda data: b"weights" * 1000),
+    "other bytes": contents(lambda data: data.replace(b"NUMPY", b"NUMPX")),
     "a folder in its place": folder_in_its_place,
     "a link out of the folder": link_out_of_the_folder,
-    "a dangling link": dangling_link,
     "pickled objects": first(lambda _: np.array([Trap()], object)),
     "another shape": first(lambda array: array[..., None]),
     "another type": first(lambda array: array.astype(">f4")),
-    "columns first": lambda path: save(path, {name: np.asfortranarray(array) for name, array in load(path).items()}),
-    "another name": lambda path: save(
-        path, {f"{key}{'x' * (not at)}": v for at, (key, v) in enumerate(load(path).items())}
-    ),
-    "a missing array": lambda path: save(path, dict([*load(path).items()][1:])),
-    "an extra array": lambda path: save(path, load(path), **{"../../outside": np.zeros(3)}),
+    "columns first": arrays(lambda values: {name: np.asfortranarray(array) for name, array in values.items()}),
+    "a missing array": arrays(lambda values: dict([*values.items()][1:])),
+    "an extra array": arrays(lambda values: {**values, "../../outside": np.zeros(3)}),
     "a bomb": bomb,
     "a bomb that hides its size": bomb_that_hides_its_size,
     "a header of 2^60 entries": header(
@@ -123,6 +104,5 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     ),
     "code for a header": header(b"__import__('os')._exit(3)".ljust(117)),
     "a nested header": header(b"(" * 900),
-    "unfinished compression": compression(8),
-    "unknown compression": compression(77),
+    "another compression": contents(other_compression),
 }

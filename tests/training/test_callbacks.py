@@ -42,20 +42,17 @@ class Loss(float):
 
 
 def test_the_loss_is_looked_at_every_tenth_step_and_at_the_end_of_a_round():
-    progress, Loss.looks = Progress(), 0
+    progress, before = Progress(), Loss.looks
     stop = StopOnNaN(progress)
-    for progress.step in range(1, 31):
-        stop.on_train_batch_end(0, {"loss": Loss(1.0)})
-    assert Loss.looks == 3
-    progress.step = 31
-    stop.on_train_batch_end(0, {"loss": float("nan")})
-    for seen in (
-        lambda: stop.on_epoch_end(0, {"loss": float("nan")}),
-        lambda: stop.on_epoch_end(0, {"loss": 1.0, "val_loss": float("nan")}),
-        lambda: stop.check({"loss": float("inf")}),
-    ):
-        with pytest.raises(JobError, match="the loss became NaN or infinite by step 31; no checkpoint holds such"):
-            seen()
+    for progress.step in range(1, 32):
+        stop.on_train_batch_end(0, {"loss": Loss(1.0) if progress.step < 31 else float("nan")})
+    assert Loss.looks - before == 3
+    nan, told = float("nan"), "the loss became NaN or infinite by step 31; no checkpoint holds such"
+    for logs in ({"loss": nan}, {"loss": 1.0, "val_loss": nan}):
+        with pytest.raises(JobError, match=told):
+            stop.on_epoch_end(0, logs)
+    with pytest.raises(JobError, match=told):
+        stop.check({"loss": float("inf")})
 
 
 def test_a_stop_looks_at_loss_and_weights_before_it_saves():
@@ -77,55 +74,33 @@ def test_a_stop_looks_at_loss_and_weights_before_it_saves():
     assert saved
 
 
-def test_without_standard_error_no_progress_is_shown(monkeypatch, capsys):
+def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for columns, step in ((120, 20), (20, 40), (45, 40), (60, 40), (80, 40)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        progress = Progress(step=1, tokens=1000)
+        line = ProgressLine(progress, 40)
+        line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
+        progress.step, progress.tokens, progress.seconds = step, 1000 * step, float(step)
+        line.on_train_batch_end(0, {"loss": 2.0})
+        told, _, drawn = capsys.readouterr().err.rpartition("\r\033[K")
+        assert told.endswith("step 1/40 · loss 2.500 · validation · loss 2.25 · bleu 31.40\n")
+        if columns == 120:
+            assert drawn == 15 * "━" + 15 * "─" + " 20/40 · loss 2.000 · bleu 31.40"
+        else:
+            assert len(drawn) < columns and "─" not in drawn and drawn.lstrip("━ ").startswith("40/40 · loss 2.0")
     monkeypatch.setattr(sys, "stderr", None)
     line = ProgressLine(Progress(step=1), 2)
     line.on_train_batch_end(0, {"loss": 2.0})
     line.on_epoch_end(0, {"loss": 2.0})
-    assert capsys.readouterr().out == ""
-
-
-def bar_of_a_run(monkeypatch, capsys, columns, step):
-    """What a terminal of this width shows at a step, and after a validation."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    progress = Progress(step=1, tokens=1000)
-    line = ProgressLine(progress, 40)
-    line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
-    progress.step, progress.tokens, progress.seconds = step, 1000 * step, float(step)
-    line.on_train_batch_end(0, {"loss": 2.0})
-    told, _, drawn = capsys.readouterr().err.rpartition("\r\033[K")
-    return told, drawn
-
-
-def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch, capsys):
-    told, drawn = bar_of_a_run(monkeypatch, capsys, columns=120, step=20)
-    assert told.endswith("step 1/40 · loss 2.500 · validation · loss 2.25 · bleu 31.40\n")
-    bar, _, line = drawn.partition(" ")
-    assert bar == 15 * "━" + 15 * "─"
-    assert line == "20/40 · loss 2.000 · bleu 31.40"
-    for columns in (20, 45, 60, 80):
-        _, drawn = bar_of_a_run(monkeypatch, capsys, columns, step=40)
-        assert len(drawn) < columns and "─" not in drawn
-        assert drawn.lstrip("━ ").startswith("40/40 · loss 2.0")
-
-
-def test_a_usual_terminal_has_room_for_a_bar_beside_all_that_is_told(monkeypatch):
-    line = ProgressLine(Progress(step=1), 100_000)
-    line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
-    line.on_train_batch_end(0, {})
-    line.progress.step, line.progress.tokens, line.progress.seconds = 50_001, 500_000_000, 50_000.0
-    told = line._line({"loss": 2.0}).removeprefix("step ") + line._last
-    assert told == "50001/100000 · loss 2.000 · 10,000 tokens/s · 13:53:19 left · bleu 31.40"
-    assert len(told) + 6 < 80
+    assert capsys.readouterr().out == "", "without standard error nothing is shown"
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
     for judge, better, worse in ((callbacks.Loss, 2.0, 3.0), (callbacks.Ndcg, 0.3, 0.2)):
         progress = callbacks.Progress(step=5)
         one = judge(progress)
-        one.on_epoch_end(0, {judge.name: better})
-        assert (progress.best_step, progress.validations_without_better) == (5, 0)
-        progress.step = 6
-        one.on_epoch_end(1, {judge.name: worse})
-        assert (progress.best_step, progress.validations_without_better) == (5, 1)
+        for step, score, num_worse in ((5, better, 0), (6, worse, 1)):
+            progress.step = step
+            one.on_epoch_end(0, {judge.name: score})
+            assert (progress.best_step, progress.validations_without_better) == (5, num_worse)

@@ -18,9 +18,8 @@ PLAIN = lines(0, 997)
 def told(capsys, targets: list[str], tokenizer: Tokenizer, **run: Any) -> tuple[str, float | None]:
     """What is said of target lines, and the share that config.json keeps."""
     corpus = SimpleNamespace(name="files", train=lambda: (("a source", target) for target in targets))
-    settings = SimpleNamespace(threads=0)
-    made: Any = SimpleNamespace(corpus=corpus, settings=settings, config={"corpus": {}}, is_resumed=False)
-    made.__dict__.update(run)
+    of_run = {"settings": SimpleNamespace(threads=0), "config": {"corpus": {}}, "is_resumed": False, **run}
+    made: Any = SimpleNamespace(corpus=corpus, **of_run)
     tell_of_changed_targets(made, tokenizer, len(targets))
     return capsys.readouterr().err, made.config["corpus"].get("changed_targets")
 

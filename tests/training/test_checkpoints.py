@@ -5,36 +5,37 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import h5py
-import keras
 import numpy as np
 import pytest
 
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.models.transformer import Transformer
+from keras_transformer.models import LanguageModel
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints, average, last_steps
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
-from tests.training.damages import DAMAGES, Trap, load, save, truncated
+from tests.training.damages import DAMAGES, Trap, load
 from tests.training.runs import trained
 
 pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
 PROGRESS = {"step": 7, "best_score": 12.5}
-INPUTS = {"source_ids": np.array([[5, 6, 3], [7, 3, 0]]), "target_ids": np.array([[2, 8], [2, 9]])}
-LABELS = np.array([[8, 3], [9, 3]])
+SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.1}
+INPUTS, LABELS = {"ids": np.array([[2, 8, 5], [2, 9, 0]])}, np.array([[8, 5, 3], [9, 3, 0]])
 
 
-def compiled(vocabulary_size: int = 20, model: Any = None) -> Transformer:
-    model = model or Transformer(vocabulary_size, 1, 2, 8, 12, dropout=0.1)
+def compiled(vocabulary_size: int = 20, model: Any = None) -> Any:
+    """A model with every kind of variable: weights, seeds of dropout, moments, moving averages, counts of metrics."""
+    model = model or LanguageModel(vocabulary_size, 8, **SIZES)
     metrics = [TokenAccuracy(), Perplexity()]
     optimizer = Adam(0.01, use_ema=True, ema_momentum=0.9)
     model.compile(optimizer, SmoothedCrossEntropy(), weighted_metrics=metrics, run_eagerly=True)
@@ -43,24 +44,24 @@ def compiled(vocabulary_size: int = 20, model: Any = None) -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def model() -> Transformer:
+def model() -> Any:
     return compiled()
 
 
-def fill(model: Transformer, seed: int) -> None:
+def all_variables(model: Any) -> list:
+    optimizer, metrics = model.optimizer.variables, model.metrics_variables
+    return [*model.trainable_variables, *model.non_trainable_variables, *optimizer, *metrics]
+
+
+def fill(model: Any, seed: int) -> None:
     """Other values for every variable that a checkpoint keeps."""
     random = np.random.default_rng(seed)
     for variable in all_variables(model):
         variable.assign(random.uniform(0, 100, variable.shape).astype(variable.dtype))
 
 
-def all_variables(model: Transformer) -> list:
-    optimizer, metrics = model.optimizer.variables, model.metrics_variables
-    return [*model.trainable_variables, *model.non_trainable_variables, *optimizer, *metrics]
-
-
-def arrays(model: Transformer) -> list[np.ndarray]:
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in all_variables(model)]
+def arrays(model: Any) -> list[np.ndarray]:
+    return [np.array(variable) for variable in all_variables(model)]
 
 
 def assert_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:
@@ -73,95 +74,70 @@ def folder(tmp_path) -> Path:
     return tmp_path / "checkpoints"
 
 
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory) -> tuple[Path, dict[int, list[np.ndarray]]]:
+    """A folder with checkpoints of steps 5 and 7, and what they hold."""
+    checkpoints, held = Checkpoints(tmp_path_factory.mktemp("saved")), {}
+    for step in (5, 7):
+        fill(model, step)
+        held[step] = arrays(model)
+        checkpoints.save(step, model, {**PROGRESS, "step": step})
+    return checkpoints.folder, held
+
+
 @pytest.fixture
-def two(folder, model) -> list[np.ndarray]:
-    """Checkpoints of steps 5 and 7 are in the folder; returns what the first of them holds."""
-    checkpoints = Checkpoints(folder)
-    fill(model, 5)
-    older = arrays(model)
-    checkpoints.save(5, model, {**PROGRESS, "step": 5})
-    fill(model, 7)
-    checkpoints.save(7, model, PROGRESS)
-    return older
+def two(saved, folder) -> dict[int, list[np.ndarray]]:
+    """Copies of them are in the folder; returns what they hold."""
+    shutil.copytree(saved[0], folder)
+    return saved[1]
 
 
-def test_everything_comes_back_to_the_bit(folder, model):
+def test_everything_comes_back_to_the_bit_and_the_next_step_is_the_same(folder, model, two):
+    assert Checkpoints(folder.parent).restore(model, PROGRESS) is None, "there is nothing yet"
     model.fit(INPUTS, LABELS, epochs=2, verbose=0)
-    saved = arrays(model)
+    before = arrays(model)
+    assert all((one != other).any() for one, other in zip(before, two[5], strict=True))
     assert int(model.optimizer.iterations) > 0
-    Checkpoints(folder).save(7, model, PROGRESS)
+    Checkpoints(folder).save(8, model, PROGRESS)
     other = compiled()
     assert Checkpoints(folder).restore(other, PROGRESS) == PROGRESS
-    assert_equal(saved, arrays(other))
-    # One step more, dropout and all, is the same step.
+    assert_equal(before, arrays(other))
     for each in (model, other):
         each.fit(INPUTS, LABELS, verbose=0)
     assert_equal(arrays(model), arrays(other))
 
 
-def test_every_variable_is_kept(folder, model):
-    fill(model, 1)
-    saved = arrays(model)
-    assert Checkpoints(folder).restore(model, PROGRESS) is None, "there is nothing yet"
-    Checkpoints(folder).save(1, model, PROGRESS)
-    fill(model, 2)
-    assert all((one != other).any() for one, other in zip(saved, arrays(model), strict=True))
-    Checkpoints(folder).restore(model, PROGRESS)
-    assert_equal(saved, arrays(model))
+KEPT = [  # how many, the best step, the weights that are there
+    (1, None, [50, 60]), (3, None, [40, 50, 60]), (3, 40, [20, 30, 40, 50, 60]), (2, 20, [10, 20, 50, 60]),
+    (4, 10, [10, 30, 40, 50, 60]), (9, 30, [10, 20, 30, 40, 50, 60]),
+]  # fmt: skip
 
 
-def test_weights_without_a_state_are_no_whole_checkpoint(folder, model, two):
-    (folder / "00000007.state.npz").unlink()
-    assert Checkpoints(folder).whole_steps() == [5]
-    Checkpoints(folder).restore(model, PROGRESS)
-    assert_equal(two, arrays(model))
-
-
-@pytest.fixture
-def empty(monkeypatch) -> None:
-    """Checkpoints of no model."""
+def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_averaged(tmp_path, model, monkeypatch):
+    """A stop in between leaves what will be averaged."""
     monkeypatch.setattr(module, "weight_arrays", lambda model: {"0000-weights": np.zeros(1)})
     monkeypatch.setattr(module, "_state_variables", lambda model: {})
-
-
-@pytest.mark.parametrize(
-    ("keep", "best_step", "weights"),
-    [
-        (1, None, [50, 60]), (3, None, [40, 50, 60]), (3, 40, [20, 30, 40, 50, 60]), (2, 20, [10, 20, 50, 60]),
-        (4, 10, [10, 30, 40, 50, 60]), (9, 30, [10, 20, 30, 40, 50, 60]),
-    ],
-)  # fmt: skip
-def test_the_newest_are_kept_and_those_that_end_at_the_best(folder, model, empty, keep, best_step, weights):
-    checkpoints = Checkpoints(folder, keep)
-    (folder.parent / "note.txt").write_text("mine")
-    for step in range(10, 70, 10):
-        checkpoints.save(step, model, PROGRESS, best_step if best_step is None or best_step <= step else None)
-    assert checkpoints.steps() == weights
-    assert checkpoints.whole_steps() == [50, 60]
-    assert len(list(folder.iterdir())) == len(weights) + 2
-    checkpoints.clear()
-    assert list(folder.iterdir()) == []
-
-
-def test_a_stop_in_between_leaves_what_will_be_averaged(folder, model, empty):
-    checkpoints = Checkpoints(folder, keep=3, every=10)
-    for step in (10, 20, 30, 33, 37):
-        checkpoints.save(step, model, PROGRESS)
-    assert checkpoints.to_average() == [20, 30, 37]
-    assert checkpoints.whole_steps() == [33, 37]
-    checkpoints.save(40, model, PROGRESS)
-    assert checkpoints.to_average() == [20, 30, 40]
-    checkpoints.save(45, model, PROGRESS)
-    assert checkpoints.to_average() == [30, 40, 45]
-    assert checkpoints.to_average(end=40) == [30, 40]
-    assert checkpoints.steps() == [30, 40, 45]
-    assert last_steps([1, 2, 3, 4], 2) == [3, 4]
-    assert last_steps([1, 2, 3, 4], 2, end=3) == [2, 3]
-    assert last_steps([1, 2], 5) == [1, 2]
+    for place, (keep, best_step, weights) in enumerate(KEPT):
+        checkpoints = Checkpoints(tmp_path / str(place), keep)
+        for step in range(10, 70, 10):
+            checkpoints.save(step, model, PROGRESS, best_step if best_step is None or best_step <= step else None)
+        assert (checkpoints.steps(), checkpoints.whole_steps()) == (weights, [50, 60])
+        assert len(list(checkpoints.folder.iterdir())) == len(weights) + 2
+        checkpoints.clear()
+        assert list(checkpoints.folder.iterdir()) == []
+    checkpoints = Checkpoints(tmp_path / "stopped", keep=3, every=10)
+    averaged = []
+    for steps in ([10, 20, 30, 33, 37], [40], [45]):
+        for step in steps:
+            checkpoints.save(step, model, PROGRESS)
+        averaged.append(checkpoints.to_average())
+    assert averaged == [[20, 30, 37], [20, 30, 40], [30, 40, 45]] and checkpoints.to_average(end=40) == [30, 40]
+    assert (checkpoints.steps(), checkpoints.whole_steps()) == ([30, 40, 45], [40, 45])
+    assert [last_steps([1, 2, 3, 4], *given) for given in ((2,), (2, 3), (5,))] == [[3, 4], [2, 3], [1, 2, 3, 4]]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, monkeypatch):
-    newest, savez = arrays(model), np.savez
+    savez = np.savez
 
     def full(path, **values):
         savez(path, **values)
@@ -173,65 +149,58 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, mon
         Checkpoints(folder).save(9, model, PROGRESS)
     assert sorted(path.name[:8] for path in folder.iterdir()) == ["00000005"] * 2 + ["00000007"] * 2
     Checkpoints(folder).restore(model, PROGRESS)
-    assert_equal(newest, arrays(model))
+    assert_equal(two[7], arrays(model))
+    (folder / "00000007.state.npz").unlink()
+    assert Checkpoints(folder).whole_steps() == [5], "weights without a state are no whole checkpoint"
 
 
-@pytest.mark.parametrize("part", ["weights", "state"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model, two, capsys, damage, part):
-    path = folder / f"00000007.{part}.npz"
-    DAMAGES[damage](path)
-    assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
-    assert_equal(two, arrays(model))
-    err = capsys.readouterr().err
-    assert err.startswith(f"warning: {path}")
-    assert err.endswith("; looking for an older checkpoint\n")
-    assert err.count("\n") == 1 and not Trap.sprung
-    assert damage != "a bomb" or "is larger than it can be; looking" in err, "before it is read"
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model, saved, capsys, damage):
+    for part in ("weights", "state"):
+        path = Path(shutil.copytree(saved[0], folder / part)) / f"00000007.{part}.npz"
+        DAMAGES[damage](path)
+        assert Checkpoints(folder / part).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
+        assert_equal(saved[1][5], arrays(model))
+        err = capsys.readouterr().err
+        assert err.startswith(f"warning: {path}") and err.endswith("; looking for an older checkpoint\n")
+        assert err.count("\n") == 1 and not Trap.sprung
+        assert damage != "a bomb" or "is larger than it can be; looking" in err, "before it is read"
 
 
-@pytest.mark.parametrize(
-    "progress",
-    [
-        *(b"", b"{", b"\xff", b"[]", b"7", b"[" * 90_000),
-        json.dumps({"step": 7}).encode(),
-        *(json.dumps({**PROGRESS, **more}).encode() for more in ({"more": 1}, {"step": "7"}, {"step": True})),
-        json.dumps({**PROGRESS, "best_score": None}).encode(),
-        json.dumps(PROGRESS).encode() + b" " * 200_000,
-        [Trap()],
-    ],
-    ids=lambda progress: str(progress[:40]) if isinstance(progress, bytes) else "a trap",
-)
-def test_a_progress_that_is_none_is_damage(folder, model, two, capsys, progress):
+PROGRESSES: list[Any] = [
+    *(b"", b"{", b"\xff", b"[]", b"7", b"[" * 90_000),
+    json.dumps({"step": 7}).encode(),
+    *(json.dumps({**PROGRESS, **more}).encode() for more in ({"more": 1}, {"step": "7"}, {"step": True})),
+    json.dumps({**PROGRESS, "best_score": None}).encode(),
+    json.dumps(PROGRESS).encode() + b" " * 200_000,
+    [Trap()],
+]
+
+
+def test_a_progress_that_is_none_is_damage(folder, model, two, capsys):
     path = folder / "00000007.state.npz"
-    array = np.frombuffer(progress, np.uint8) if isinstance(progress, bytes) else np.array(progress, object)
-    save(path, load(path), progress=array)
-    assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
-    assert_equal(two, arrays(model))
-    assert capsys.readouterr().err.startswith(f"warning: {path}") and not Trap.sprung
+    values = load(path)
+    for progress in PROGRESSES:
+        array = np.frombuffer(progress, np.uint8) if isinstance(progress, bytes) else np.array(progress, object)
+        np.savez(path, **{**values, "progress": array})
+        assert Checkpoints(folder).restore(model, PROGRESS) == {**PROGRESS, "step": 5}
+        assert capsys.readouterr().err.startswith(f"warning: {path}") and not Trap.sprung
+    assert_equal(two[5], arrays(model))
 
 
-def test_a_progress_of_version_0_1_has_another_name_for_the_score(folder, model):
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(7, model, {"step": 7, "best_bleu": 12.5})
-    assert checkpoints.restore(model, PROGRESS) == PROGRESS
-
-
-def test_where_all_are_damaged_the_job_fails_and_the_model_is_as_it_was(folder, model, two, capsys):
-    truncated(folder / "00000007.state.npz")
-    truncated(folder / "00000005.weights.npz")
+def test_where_all_are_damaged_or_of_another_model_the_job_fails_and_the_model_is_as_it_was(folder, model, two, capsys):
+    with pytest.raises(JobError, match="no checkpoint in .* is whole"):
+        Checkpoints(folder).restore(compiled(21), PROGRESS)
+    damaged = folder / "00000007.state.npz", folder / "00000005.weights.npz"
+    for path in damaged:
+        DAMAGES["truncated"](path)
     before = arrays(model)
+    capsys.readouterr()
     with pytest.raises(JobError, match="no checkpoint in .*checkpoints is whole: start again with --overwrite"):
         Checkpoints(folder).restore(model, PROGRESS)
     assert_equal(before, arrays(model))
     err = capsys.readouterr().err
-    assert "00000007.state.npz" in err
-    assert "00000005.weights.npz" in err
-
-
-def test_a_checkpoint_of_another_model_is_refused(folder, model, two):
-    with pytest.raises(JobError, match="no checkpoint in .* is whole"):
-        Checkpoints(folder).restore(compiled(21), PROGRESS)
+    assert all(str(path) in err for path in damaged)
 
 
 def test_the_mean_is_the_mean(folder, model):
@@ -241,55 +210,41 @@ def test_the_mean_is_the_mean(folder, model):
         saved.append([np.asarray(variable, np.float64) for variable in model.trainable_variables])
         checkpoints.save(step, model, PROGRESS)
     for steps in ([2], [1, 3], [1, 2, 3]):
-        for position, mean in enumerate(checkpoints.mean(steps, model)):
-            exact = np.mean([saved[step - 1][position] for step in steps], axis=0)
-            assert mean.dtype == np.float32
-            np.testing.assert_array_equal(mean, exact.astype(np.float32))
+        exact = [np.mean(each, axis=0) for each in zip(*(saved[step - 1] for step in steps), strict=True)]
+        assert_equal(checkpoints.mean(steps, model), [mean.astype(np.float32) for mean in exact])
 
 
-@pytest.fixture
-def run_with_checkpoints(run_folder) -> Path:
-    checkpoints, model = Checkpoints(run_folder / "checkpoints", 9), compiled(model=runs.load_model(run_folder))
+def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_path):
+    run, model = run_folder, compiled(model=runs.load_model(run_folder))
     for step in (10, 20, 30):
         fill(model, step)
-        checkpoints.save(step, model, PROGRESS)
-    return run_folder
-
-
-def test_average_rewrites_the_model_and_says_of_what(run_with_checkpoints):
+        Checkpoints(run / "checkpoints", 9).save(step, model, PROGRESS)
     how_far = {"at_step": 30, "asked_steps": 40}
     measured = {"val_bleu": 20.5, "val_loss": 1.5}  # on other weights than the mean
-    before = {**runs.read_config(run_with_checkpoints), "weights": {**how_far, "kind": "moving average", **measured}}
-    (run_with_checkpoints / "config.json").write_text(json.dumps(before))
-    assert average(run_with_checkpoints, 2) == [20, 30]
-    loaded = runs.load_model(run_with_checkpoints)
-    mean = Checkpoints(run_with_checkpoints / "checkpoints").mean([20, 30], loaded)
+    before = {**runs.read_config(run), "weights": {**how_far, "kind": "moving average", **measured}}
+    (run / "config.json").write_text(json.dumps(before))
+    assert average(run, 2) == [20, 30]
+    loaded = runs.load_model(run)
+    mean = Checkpoints(run / "checkpoints").mean([20, 30], loaded)
     assert_equal(mean, [np.asarray(variable) for variable in loaded.trainable_variables])
-    after = runs.read_config(run_with_checkpoints)
-    assert after == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
+    assert runs.read_config(run) == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
 
-
-def test_average_takes_only_what_is_there_and_whole(run_with_checkpoints, capsys, tmp_path):
-    before = (run_with_checkpoints / "model.keras").read_bytes()
+    written = (run / "model.keras").read_bytes()
     for last in (0, -1, 4):
-        message = f"--last must be between 1 and the 3 checkpoints kept.*received: {last}"
-        with pytest.raises(RequestError, match=message):
-            average(run_with_checkpoints, last)
-        assert main(["average", str(run_with_checkpoints), "--last", str(last)]) == 2
-        assert capsys.readouterr().err.startswith("error: --last must be")
-    truncated(run_with_checkpoints / "checkpoints" / "00000020.weights.npz")
-    with pytest.raises(JobError, match=r"00000020\.weights\.npz is damaged .*; it cannot be averaged"):
-        average(run_with_checkpoints, 3)
-    assert main(["average", str(run_with_checkpoints), "--last", "3"]) == 1
-    assert (run_with_checkpoints / "model.keras").read_bytes() == before
-    assert average(run_with_checkpoints, 1) == [30]
+        assert main(["average", str(run), "--last", str(last)]) == 2
+        told = rf"error: --last must be between 1 and the 3 checkpoints kept.*received: {last}\n"
+        assert re.fullmatch(told, capsys.readouterr().err)
+    DAMAGES["truncated"](run / "checkpoints/00000020.weights.npz")
+    assert main(["average", str(run), "--last", "3"]) == 1
+    assert re.search(r"00000020\.weights\.npz is damaged .*; it cannot be averaged", capsys.readouterr().err)
+    assert (run / "model.keras").read_bytes() == written and average(run, 1) == [30]
     with pytest.raises(RequestError, match="expected a run folder"):
         average(tmp_path, 1)
 
 
 def test_a_run_of_version_0_1_goes_on(format_1):
     """Its text has equal pairs, which version 0.1 divided otherwise, so the weights are not those of that version."""
-    assert "resuming at step 6\n" in trained(format_1, "--resume --out run --steps 8")
+    assert "resuming at step 6\n" in trained(format_1, "--resume --out run --steps 7")
     assert json.loads((format_1 / "run/config.json").read_text())["format"] == 2
     with np.load(format_1 / "resumed.npz") as expected, zipfile.ZipFile(format_1 / "run/model.keras") as archive:
         with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
@@ -314,12 +269,13 @@ def test_weights_of_version_0_1_are_put_in_their_places(format_1):
 def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model, two):
     for part in ("weights", "state"):
         path = folder / f"00000007.{part}.npz"
-        with np.load(path) as file:
-            assert int(file["format"]) == 2
-            arrays_of_file = {name: file[name] for name in file.files}
-        np.savez(path, **{**arrays_of_file, "format": np.array(3)})
+        values = load(path)
+        assert int(values["format"]) == 2
+        np.savez(path, **{**values, "format": np.array(3)})
         message = f"^{re.escape(str(path))} was written by a newer version of keras-transformer: install that version$"
         with pytest.raises(RequestError, match=message):
             Checkpoints(folder).restore(model, PROGRESS)
-        np.savez(path, **arrays_of_file)
+        np.savez(path, **values)
+    assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS
+    Checkpoints(folder).save(8, model, {"step": 7, "best_bleu": 12.5})  # as version 0.1 called the score
     assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS

@@ -42,15 +42,10 @@ def test_it_equals_keras_and_its_gradient_autodiff(label_smoothing):
     np.testing.assert_allclose(gradient(ours, LOGITS), gradient(plain, LOGITS), atol=1e-6)
 
 
-def test_without_weights_it_is_the_mean_over_real_tokens():
-    loss = float(SmoothedCrossEntropy(0.1)(LABELS, LOGITS))
-    each = ops.convert_to_numpy(by_keras(LABELS, LOGITS, 0.1))
-    assert loss == pytest.approx(each[REAL].mean(), abs=1e-5)
-
-
-def test_padding_does_not_count():
+def test_without_weights_it_is_the_mean_over_real_tokens_and_padding_does_not_count():
+    loss, each = SmoothedCrossEntropy(0.1), ops.convert_to_numpy(by_keras(LABELS, LOGITS, 0.1))
+    assert float(loss(LABELS, LOGITS)) == pytest.approx(each[REAL].mean(), abs=1e-5)
     shouting = np.where(REAL[..., None], LOGITS, 1e3 * LOGITS)
-    loss = SmoothedCrossEntropy(0.1)
     assert float(loss(LABELS, shouting)) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
     longer = np.pad(LABELS, ((0, 1), (0, 3))), np.pad(LOGITS, ((0, 1), (0, 3), (0, 0)))
     assert float(loss(*longer)) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
@@ -106,34 +101,41 @@ def test_low_precision_logits_are_never_float32_all_at_once():
     assert large and {each.dtype for each in large} == {tf.bfloat16}
 
 
-@pytest.mark.parametrize("name", ["y_true", "sample_weight"])
-@pytest.mark.parametrize("shape", [(5, 2), (2, 5, 1), (10,)])
-def test_other_shapes_than_the_tokens_have_are_refused(name, shape):
-    arrays = {"y_true": LABELS, "sample_weight": REAL.astype("float32")}
-    arrays[name] = arrays[name].reshape(shape)
-    message = rf"^`{name}` must have one entry for each token of the logits: the shape \(2, 5\)"
-    with pytest.raises(ValueError, match=message):
-        SmoothedCrossEntropy()(y_pred=LOGITS, **arrays)
+def test_other_shapes_than_the_tokens_have_and_smoothing_out_of_range_are_refused():
+    given = {"y_true": LABELS, "sample_weight": REAL.astype("float32")}
+    for name, array in given.items():
+        message = rf"^`{name}` must have one entry for each token of the logits: the shape \(2, 5\)"
+        for shape in ((5, 2), (2, 5, 1), (10,)):
+            with pytest.raises(ValueError, match=message):
+                SmoothedCrossEntropy()(y_pred=LOGITS, **{**given, name: array.reshape(shape)})
+    for smoothing in (-0.1, 1.0, float("nan")):
+        message = f"^`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={smoothing}$"
+        with pytest.raises(ValueError, match=message):
+            SmoothedCrossEntropy(smoothing)
 
 
 def test_config_round_trip():
     loss = SmoothedCrossEntropy(0.2, name="other")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-    assert isinstance(again, SmoothedCrossEntropy)
-    assert again.get_config() == loss.get_config()
+    assert isinstance(again, SmoothedCrossEntropy) and again.get_config() == loss.get_config()
     assert (again.label_smoothing, again.name) == (0.2, "other")
 
 
-@pytest.mark.parametrize("label_smoothing", [-0.1, 1.0, float("nan")])
-def test_smoothing_out_of_range_is_refused(label_smoothing):
-    message = f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing}"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        SmoothedCrossEntropy(label_smoothing)
+@pytest.mark.skipif(keras.config.backend() != "torch", reason="beside PyTorch's own loss")
+def test_it_and_its_gradient_equal_pytorch():
+    import torch
 
-
-@pytest.mark.parity
-def test_equals_pytorch(run_in_backend):
-    run_in_backend("from tests.training.pytorch_loss import compare; compare()", "torch")
+    labels = torch.tensor(LABELS, dtype=torch.int64)
+    for label_smoothing in (0.0, 0.1, 0.7):
+        ours, theirs = (torch.tensor(LOGITS, requires_grad=True) for _ in range(2))
+        loss = SmoothedCrossEntropy(label_smoothing)(labels, ours)
+        expected = torch.nn.functional.cross_entropy(
+            theirs.flatten(0, 1), labels.flatten(), ignore_index=0, label_smoothing=label_smoothing
+        )
+        loss.backward()
+        expected.backward()
+        torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-6)
 
 
 def after_one_step(loss):
@@ -143,15 +145,10 @@ def after_one_step(loss):
     return float(model.train_on_batch(*make_batch())), model.get_weights()
 
 
-@pytest.fixture(scope="module")
-def of_our_loss():
-    return after_one_step(SmoothedCrossEntropy(0.0))
-
-
-@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight", None])
-def test_with_weights_any_loss_of_keras_is_their_sum(reduction, of_our_loss):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    found, expected = after_one_step(loss), of_our_loss
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+def test_with_weights_any_loss_of_keras_is_their_sum():
+    expected = after_one_step(SmoothedCrossEntropy(0.0))
+    for reduction in ("sum", "sum_over_batch_size", "mean_with_sample_weight", None):
+        found = after_one_step(keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction))
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for ours, theirs in zip(found[1], expected[1], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-6)

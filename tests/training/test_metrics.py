@@ -18,40 +18,29 @@ REAL = [labels != 0 for labels in LABELS]
 WEIGHTS = [np.where(real, np.random.default_rng(9).random(real.shape), 0).astype("float32") for real in REAL]
 
 
-def expected_accuracy(weights):
-    right = [logits.argmax(-1) == labels for logits, labels in zip(LOGITS, LABELS, strict=True)]
-    return sum((w * r).sum() for w, r in zip(weights, right, strict=True)) / sum(w.sum() for w in weights)
+def accuracy_of(labels, logits):
+    return logits.argmax(-1) == labels
 
 
-def expected_perplexity(weights):
-    total = 0.0
-    for logits, labels, weight in zip(LOGITS, LABELS, weights, strict=True):
-        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        total -= (weight * np.take_along_axis(log_p, labels[..., None], -1)[..., 0]).sum()
-    return np.exp(total / sum(w.sum() for w in weights))
+def loss_of(labels, logits):
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
 
 
-@pytest.mark.parametrize(
-    ("metric_class", "expected"), [(TokenAccuracy, expected_accuracy), (Perplexity, expected_perplexity)]
-)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_equals_numpy_over_real_tokens(metric_class, expected, weighted):
-    metric = metric_class()
-    for labels, logits, weights in zip(LABELS, LOGITS, WEIGHTS, strict=True):
-        metric.update_state(labels, logits, weights if weighted else None)
-    assert float(metric.result()) == pytest.approx(expected(WEIGHTS if weighted else REAL), rel=1e-5)
-    metric.reset_state()
-    metric.update_state(LABELS[0], LOGITS[0])
-    first_alone = metric_class()(LABELS[0], LOGITS[0])
-    assert float(metric.result()) == pytest.approx(float(first_alone))
+@pytest.mark.parametrize("weights", [REAL, WEIGHTS], ids=["real", "weighted"])
+def test_equals_numpy_over_real_tokens(weights):
+    for metric, of, result in ((TokenAccuracy(), accuracy_of, float), (Perplexity(), loss_of, np.exp)):
+        for labels, logits, each in zip(LABELS, LOGITS, WEIGHTS, strict=True):
+            metric.update_state(labels, logits, each if weights is WEIGHTS else None)
+        sums = [(each * of(*batch)).sum() for *batch, each in zip(LABELS, LOGITS, weights, strict=True)]
+        assert float(metric.result()) == pytest.approx(result(sum(sums) / sum(w.sum() for w in weights)), rel=1e-5)
+        metric.reset_state()
+        metric.update_state(LABELS[0], LOGITS[0])
+        assert float(metric.result()) == pytest.approx(float(type(metric)()(LABELS[0], LOGITS[0])))
+    assert float(Perplexity()(LABELS[0], np.zeros((2, 5, 11)))) == pytest.approx(11, rel=1e-5), "of a guess"
 
 
-def test_perplexity_of_a_guess_is_the_size_of_the_vocabulary():
-    assert float(Perplexity()(LABELS[0], np.zeros((2, 5, 11)))) == pytest.approx(11, rel=1e-5)
-
-
-@pytest.mark.parametrize("metric", [TokenAccuracy(), Perplexity()], ids=["accuracy", "perplexity"])
-def test_config_round_trip(metric):
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
-    assert type(again) is type(metric) and again.get_config() == metric.get_config()
-    assert metric.name == ("accuracy" if isinstance(metric, TokenAccuracy) else "perplexity")
+def test_config_round_trip():
+    for metric, name in ((TokenAccuracy(), "accuracy"), (Perplexity(), "perplexity")):
+        again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
+        assert type(again) is type(metric) and again.get_config() == metric.get_config() and metric.name == name

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_transformer.commands.evaluate import warn_of_training_text
-from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.passages import Passages
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.cleaning import REASONS
-from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import UNKNOWN
 from keras_transformer.training.fine_tuning import inherited_from
 from keras_transformer.training.settings import resolve
@@ -24,6 +21,7 @@ from tests.training.runs import Begun, begun, trained
 
 MORE = [f"ba {word}" for word in ("do", "fi", "gu", "do fi", "fi gu")]
 MORE_FLAGS = "--more-source more.source --more-target more.target"
+FOREIGN = "--source foreign.source --target foreign.target"
 VALIDATION = "--valid-source valid.source --valid-target valid.target"
 
 
@@ -53,49 +51,44 @@ def begin(folder, flags) -> Callable[..., Begun]:
     return lambda more="": begun(folder, f"{flags} {more}", with_model=False)
 
 
-FOREIGN = "--source foreign.source --target foreign.target"
+def report_in(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_without_clean_nothing_is_left_out_and_an_overlap_is_told(begin):
     made = begin(f"{FOREIGN} {VALIDATION}")
-    assert len(list(made.run.corpus.train())) == 250 and not made.run.folder.cleaning.exists()
-    assert len(made.data.plan.corpus) == 250
+    assert len(list(made.run.corpus.train())) == len(made.data.plan.corpus) == 250
+    assert not made.run.folder.cleaning.exists()
     told = "warning: 1 of 3 validation sources are in the training text too, so validation tells less of new text: "
     assert f"{told}--clean leaves them out of training\n" in made.said
 
 
-def test_with_clean_the_vocabulary_and_the_batches_see_what_is_left_and_what_was_left_out_is_told(begin):
+def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_alike(folder, begin):
     made = begin(f"{FOREIGN} {VALIDATION} --clean")
-    pairs = list(made.run.corpus.train())
+    pairs, cleaning = list(made.run.corpus.train()), made.run.folder.cleaning
     assert len(pairs) == len(set(pairs)) == len(made.data.plan.corpus) < 240
     assert ("ba", "ba") not in pairs
     assert UNKNOWN in made.data.tokenizers.source.encode(["ж"])[0], "no piece has its letters"
     assert "warning" not in made.said, "no line of validation is in the training text any more"
     assert list(made.run.corpus.valid()) == [("ba", "ba"), ("new words",) * 2, ("ba do fi gu",) * 2]
-    cleaning = made.run.folder.cleaning
-    report = json.loads(cleaning.read_text(encoding="utf-8"))
+    report, script = report_in(cleaning), "its source is in another script"
     assert report["pairs"] == 250 == report["kept"] + sum(report["left_out"].values())
-    assert list(report["left_out"]) == [*REASONS] and report["left_out"]["its source is in another script"] == 10
+    assert list(report["left_out"]) == [*REASONS] and report["left_out"][script] == 10
     assert (report["source_scripts"], report["target_scripts"]) == (["Latin"], ["Latin"])
-    first = {"line": 241, "source": "ж", "target": "ж", "like": None}
-    assert report["examples"]["its source is in another script"][0] == first
-    assert f"files: --clean keeps {report['kept']} of 250 pairs\n" in made.said
-    assert "         10  its source is in another script       line 241: ж ||| ж\n" in made.said
-    assert f"{cleaning} has more examples\n" in made.said
+    assert report["examples"][script][0] == {"line": 241, "source": "ж", "target": "ж", "like": None}
+    for told in (
+        f"files: --clean keeps {report['kept']} of 250 pairs\n",
+        f"         10  {script}       line 241: ж ||| ж\n",
+        f"{cleaning} has more examples\n",
+    ):
+        assert told in made.said
     assert cleaning in made.run.folder.parts(), "--overwrite removes it with the run"
-
-
-def test_a_run_that_goes_on_cleans_alike_and_its_child_does_not(folder, begin):
-    made = begin(f"{FOREIGN} --clean")
-    pairs, cleaning = list(made.run.corpus.train()), made.run.folder.cleaning
-    report = cleaning.read_bytes()
     cleaning.unlink()
     again = begun(folder, "--resume --out run", with_model=False)
     assert not cleaning.exists(), "the tokenised text is there: nothing is read again"
-    assert len(again.data.plan.corpus) == len(made.data.plan.corpus) == len(pairs) and "--clean" not in again.said
-    assert list(again.run.corpus.train()) == pairs
-    assert cleaning.read_bytes() == report
-    assert inherited_from({"clean": True, "seed": 3}) == {"seed": 3}
+    assert len(again.data.plan.corpus) == len(pairs) and "--clean" not in again.said
+    assert list(again.run.corpus.train()) == pairs and report_in(cleaning) == report
+    assert inherited_from({"clean": True, "seed": 3}) == {"seed": 3}, "a run that is fine-tuned does not"
 
 
 def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
@@ -103,6 +96,8 @@ def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
     size = len(plain.data.plan.corpus)
     assert len(list(plain.run.corpus.train())) == size
     assert read_config(plain.run.folder.path)["corpus"]["sentences_per_line"] == 1
+    long = begin("--source long.source --target long.target --vocabulary-size 30").run.folder.path
+    assert read_config(long)["corpus"]["sentences_per_line"] == 3
     made = begin(f"{MORE_FLAGS} --more-tag <bt> --copies 3")
     corpus, tokenizer = made.data.plan.corpus, made.data.tokenizers.source
     assert len(corpus) == 3 * size + len(MORE) and [*tokenizer.tags] == ["<bt>"]
@@ -112,24 +107,21 @@ def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
 
 
 def test_both_directions_validate_with_the_tag_that_users_give(begin):
-    """And a long line hands its tags on to its parts."""
     made = begin("--both-directions")
     tokenizer, sources = made.data.tokenizers.source, made.data.valid_sources
     assert [*tokenizer.tags] == ["<2target>", "<2source>"]
     assert all(source.startswith("<2target> ") for source in sources)
     assert made.run.folder.valid_source.read_text(encoding="utf-8").splitlines() == sources
     assert read_config(made.run.folder.path)["model"]["vocabulary_size"] == tokenizer.vocabulary_size
-    tag = next(iter(tokenizer.tags))
-    for start in (f"{tag} ", f" {tag}{tag} ", tag, ""):
-        line = start + "ba do fi gu. " * 4
-        passages = Passages((tokenizer, tokenizer), 12, SearchOptions(), LearnedText())
-        _, parts = passages.fitted(passages.taken_apart([(0, (line, ""))]))
-        tags = [tokenizer.pieces(part.source).count(tag) for part in parts]
-        assert len(parts) > 1 and tags == [start.count(tag)] * len(parts)
 
 
-def test_a_run_goes_on_with_the_same_pairs_and_with_no_others(folder, begin):
-    made = begin(f"{MORE_FLAGS} --more-tag <bt>")
+def test_further_pairs_are_cleaned_too_and_a_run_goes_on_with_them_and_no_others(folder, begin):
+    made = begin(f"{MORE_FLAGS} --more-tag <bt> --clean --copies 2")
+    report, own = report_in(made.run.folder.cleaning_more), report_in(made.run.folder.cleaning)
+    assert report["pairs"] == len(MORE) and 200 < own["pairs"] < 240
+    assert len(made.data.plan.corpus) == 2 * own["kept"] + report["kept"]
+    assert f"more.target: --clean keeps {report['kept']} of {len(MORE)} pairs" in made.said
+    assert made.run.folder.cleaning_more in made.run.folder.parts(), "--overwrite removes it with the run"
     again = begun(folder, "--resume --out run", with_model=False)
     assert len(again.data.plan.corpus) == len(made.data.plan.corpus)
     assert again.data.tokenizers.source.model == made.data.tokenizers.source.model
@@ -140,40 +132,6 @@ def test_a_run_goes_on_with_the_same_pairs_and_with_no_others(folder, begin):
     assert told in trained(folder, "--resume --out run", status=2)
 
 
-def test_further_pairs_are_cleaned_too_and_reported_apart(begin):
-    made = begin(f"{MORE_FLAGS} --clean --copies 2")
-    report, own = (
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in (made.run.folder.cleaning_more, made.run.folder.cleaning)
-    )
-    assert report["pairs"] == len(MORE) and 200 < own["pairs"] < 240
-    assert len(made.data.plan.corpus) == 2 * own["kept"] + report["kept"]
-    assert f"more.target: --clean keeps {report['kept']} of {len(MORE)} pairs" in made.said
-    assert made.run.folder.cleaning_more in made.run.folder.parts(), "--overwrite removes it with the run"
-
-
-def test_tags_hide_no_text_that_was_trained_on(folder, begin, capsys):
-    plain = begin()
-    assert "training text too" not in plain.said
-    known = next(plain.run.corpus.valid())[0]
-    num_known = sum(source == known for source, _ in plain.run.corpus.valid())
-    for side in ("source", "target"):
-        (folder / f"more.{side}").write_text("".join(f"{line}\n" for line in [known, *MORE]))
-    made = begin(f"{MORE_FLAGS} --more-tag <bt>")
-    told = f"{num_known} of {len(made.data.valid_sources)} validation sources are in the training text too"
-    assert told in made.said
-    own = next(plain.run.corpus.train())[0]
-    assert own not in MORE
-    for asked, num_known in {known: 1, f"<bt> {own}": 1, "<bt> fi ba fi ba fi": 0}.items():
-        warn_of_training_text(made.run.folder, [asked], made.data.tokenizers.source)
-        assert capsys.readouterr().err.count("trained on 1 of these 1 sources") == num_known
-
-
-def test_a_run_notes_how_many_sentences_the_lines_hold(begin):
-    made = begin("--source long.source --target long.target --vocabulary-size 30")
-    assert read_config(made.run.folder.path)["corpus"]["sentences_per_line"] == 3
-
-
 REFUSED = {
     f"{MORE_FLAGS} --more-tag <bt> --tokenizer own.model": "expected a vocabulary with the tag <bt> as one piece; rec",
     "--more-source x": "--more-source and --more-target go together; received only one of them",
@@ -182,7 +140,6 @@ REFUSED = {
     f"{MORE_FLAGS} --more-tag <s>": "a tag must be none of SentencePiece's control ids; received: <s>",
     f"{MORE_FLAGS} --more-tag <2target> --both-directions": "--more-tag <2target> is the tag of a direction; choose an",
     "--both-directions --separate-vocabularies": "--both-directions takes a joint vocabulary",
-    "--more-source nowhere --more-target nowhere": "no such file: nowhere",
 }
 
 

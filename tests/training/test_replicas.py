@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
+from functools import partial
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_transformer.training import devices, replicas, workers
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import TokenAccuracy
-from tests.training.replicated import LONG, QUICK, adam, batches, mean_loss, model_of, sgd
+from tests.training.replicated import LONG, QUICK, adam, assert_same, batches, mean_loss, model_of, sgd, train
 from tests.training.runs import run_module
 
 BATCH, OTHER = batches()
@@ -27,49 +27,28 @@ def test_two_replicas(cases, tmp_path):
     run_module(tmp_path, "tests.training.replicated", *(case.__name__ for case in cases))
 
 
-def trained(optimizer: Any, loss: Any = None, **attributes: Any) -> list[np.ndarray]:
-    """The weights of a new model after two batches."""
-    model = model_of()
-    for name, value in attributes.items():
-        setattr(model, name, value)
-    model.compile(optimizer, loss or SmoothedCrossEntropy(0.1), run_eagerly=True)
-    for batch in BATCH, OTHER:
-        model.train_on_batch(*batch)
-    return model.get_weights()
-
-
-def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float = 1e-6) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=tolerance, rtol=0)
-
-
-def test_micro_batches_are_one_batch():
-    assert_same(trained(sgd(), micro_batches=5), trained(sgd()))
-
-
-def test_a_mean_of_the_means_of_parts_is_refused():
+def test_a_mean_of_the_means_of_parts_and_several_losses_are_refused():
     model = model_of()
     model.micro_batches = 3
     model.compile(sgd(), mean_loss(), run_eagerly=True)
     with pytest.raises(ValueError, match="give weights, or a loss whose reduction is 'sum'. Received: micro_batches=3"):
         model.train_on_batch(BATCH.inputs, BATCH.labels)
-
-
-@pytest.mark.parametrize("refused", [{"loss": [mean_loss()] * 2}, {"loss": mean_loss(), "loss_weights": 2.0}])
-def test_several_losses_are_refused(refused):
-    with pytest.raises(ValueError, match="Received: loss"):
-        model_of().compile(sgd(), **refused)
+    refused: list[dict[str, Any]] = [{"loss": [mean_loss()] * 2}, {"loss": mean_loss(), "loss_weights": 2.0}]
+    for several in refused:
+        with pytest.raises(ValueError, match="Received: loss"):
+            model_of().compile(sgd(), **several)
 
 
 def test_adam_in_one_kernel_is_that_of_keras():
     kept = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9, "weight_decay": 0.1}
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
-    assert_same(trained(replicas.Adam(schedule, **kept)), trained(keras.optimizers.Adam(schedule, **kept)), 1e-5)
+    ours, theirs = (partial(adam, schedule, **kept) for adam in (replicas.Adam, keras.optimizers.Adam))
+    assert_same(train(1, ours), train(1, theirs), 1e-5)
 
 
 def test_a_clipped_gradient_is_as_long_as_asked():
-    start = model_of().get_weights()
-    ends = trained(sgd(1.0)), trained(keras.optimizers.SGD(1.0, global_clipnorm=0.05))
+    start = model_of().trainable_variables
+    ends = (train(1, partial(keras.optimizers.SGD, 1.0, global_clipnorm=most))[0] for most in (None, 0.05))
     free, clipped = (sum(np.square(a - b).sum() for a, b in zip(end, start, strict=True)) ** 0.5 for end in ends)
     assert clipped <= 2 * 0.05 + 1e-6 < free
 
@@ -116,10 +95,10 @@ def test_a_compiled_model_is_saved_and_loaded_as_it_was(tmp_path):
         loaded: Any = keras.saving.load_model(tmp_path / "model.keras")
     one, other = (each.train_on_batch(*BATCH, return_dict=True) for each in (model, loaded))
     assert one == pytest.approx(other, rel=1e-6) and loaded.loss.label_smoothing == 0.1
-    assert_same(loaded.get_weights(), model.get_weights())
+    for mine, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0)
 
 
-@functools.cache
 def nodes(**options: Any) -> list[Any]:
     """The nodes of the graph of a step in two micro-batches."""
     model: Any = model_of(**options)
@@ -132,17 +111,12 @@ def nodes(**options: Any) -> list[Any]:
     return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_nothing_of_a_training_step_is_a_scatter(dtype):
-    operators = {node.op for node in nodes(positions="learned", dtype=dtype)}
-    assert "ResourceApplyAdam" in operators
-    assert not [name for name in operators if "scatter" in name.lower()], operators
-
-
-def test_a_model_without_auxiliary_losses_counts_nothing():
-    options: list[dict[str, Any]] = [{"positions": "learned", "dtype": "float32"}, {"stack": "universal"}]
-    loops = [sum(node.op in ("While", "StatelessWhile") for node in nodes(**each)) for each in options]
-    assert loops == [1, 2]
+def test_nothing_of_a_training_step_is_a_scatter_and_without_auxiliary_losses_nothing_is_counted():
+    options: list[dict[str, Any]] = [{"positions": "learned", "dtype": "mixed_bfloat16"}, {"stack": "universal"}]
+    for each, num_loops in zip(options, (1, 2), strict=True):
+        operators = [node.op for node in nodes(**each)]
+        assert "ResourceApplyAdam" in operators and not [name for name in operators if "scatter" in name.lower()]
+        assert sum(name in ("While", "StatelessWhile") for name in operators) == num_loops
 
 
 def test_devices():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -86,16 +85,16 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent
         opened({**text, "init_from": str(parent), "hidden_dim": 32})
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(900, 200), (100, 200)], ids=["past its warm-up", "within it"])
-def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended(steps, warmup):
-    parent = Settings(hidden_dim=64, steps=steps, warmup_steps=warmup, learning_rate_factor=0.7)
-    ended = parent.learning_rate(steps)
-    assert ended == pytest.approx(float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1)))
-    for wanted, fits in ((6, True), (200, False)):
-        fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), ended, fits)
-        assert fitting["warmup_steps"] == wanted
-        schedule = InverseSquareRootDecay(64, fitting["warmup_steps"], fitting["learning_rate_factor"])
-        assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
+def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended():
+    for steps, warmup in ((900, 200), (100, 200)):  # past its warm-up, and within it
+        parent = Settings(hidden_dim=64, steps=steps, warmup_steps=warmup, learning_rate_factor=0.7)
+        ended = parent.learning_rate(steps)
+        assert ended == pytest.approx(float(InverseSquareRootDecay(64, warmup, 0.7)(steps - 1)))
+        for wanted, fits in ((6, True), (200, False)):
+            fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), ended, fits)
+            assert fitting["warmup_steps"] == wanted
+            schedule = InverseSquareRootDecay(64, fitting["warmup_steps"], fitting["learning_rate_factor"])
+            assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
 
 
 def test_a_flag_and_a_recipe_win_over_what_is_inherited(parent, opened, text):
@@ -112,10 +111,7 @@ def test_a_flag_and_a_recipe_win_over_what_is_inherited(parent, opened, text):
 
 
 def test_a_parent_that_is_damaged_or_has_no_model_is_refused(parent, opened, text, tmp_path):
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    for name in ("config.json", "tokenizer.model"):
-        shutil.copy(parent / name, damaged)
+    damaged = Path(shutil.copytree(parent, tmp_path / "damaged", ignore=shutil.ignore_patterns("model.keras")))
     with pytest.raises(RequestError, match="expected a trained model; .*damaged has no model.keras yet"):
         opened({**text, "init_from": str(damaged)})
     config = json.loads((parent / "config.json").read_text())
@@ -140,30 +136,21 @@ def test_a_run_of_version_0_1_can_be_fine_tuned(format_1, opened):
     assert opened({**given, "positions": "learned:offset=0", "residual": "pre_norm"}), "another spelling"
 
 
-@pytest.mark.parametrize("is_fine_tuned", [False, True])
-def test_a_warm_up_that_exceeds_the_steps_is_warned_of(parent, opened, capsys, is_fine_tuned):
-    given = {**NUMBERS, "warmup_steps": 10, **({"init_from": str(parent)} if is_fine_tuned else {})}
-    settings = opened(given, steps=9).settings
-    *_, told = capsys.readouterr().err.splitlines()
-    assert told.startswith(
-        "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --steps 9; a shorter "
-    )
-    ((warmup, factor),) = re.findall(r"--warmup-steps (\d+) --learning-rate-factor (\S+)$", told)
-    advised = opened(given, steps=9, warmup_steps=int(warmup), learning_rate_factor=float(factor)).settings
-    assert advised.learning_rate(int(warmup)) == pytest.approx(settings.learning_rate(10), rel=0.01)
-    opened(given, steps=10)
-    assert "warning" not in capsys.readouterr().err
+def test_a_warm_up_that_exceeds_the_steps_is_warned_of(parent, opened, capsys):
+    for given in ({**NUMBERS, "warmup_steps": 10}, {**NUMBERS, "warmup_steps": 10, "init_from": str(parent)}):
+        settings = opened(given, steps=9).settings
+        *_, told = capsys.readouterr().err.splitlines()
+        assert told.startswith(
+            "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --st"
+        )
+        ((warmup, factor),) = re.findall(r"--warmup-steps (\d+) --learning-rate-factor (\S+)$", told)
+        advised = opened(given, steps=9, warmup_steps=int(warmup), learning_rate_factor=float(factor)).settings
+        assert advised.learning_rate(int(warmup)) == pytest.approx(settings.learning_rate(10), rel=0.01)
+        opened(given, steps=10)
+        assert "warning" not in capsys.readouterr().err
 
 
-def test_xla_without_static_shapes_is_warned_of(opened, text, capsys):
-    opened({**text, "xla": True, "steps": 2})
-    warning = "warning: --xla compiles anew for every shape of a batch: give --static-shapes too"
-    assert warning in capsys.readouterr().err
-    opened({**text, "xla": True, "static_shapes": 8})
-    assert warning not in capsys.readouterr().err
-
-
-def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(opened, capsys):
+def test_what_a_recipe_sets_over_a_preset_that_was_given_and_xla_without_static_shapes_is_said(opened, text, capsys):
     given = {**NUMBERS, "num_heads": 2}
     assert opened(given, preset="base").settings.num_layers == 2
     said = capsys.readouterr().err
@@ -173,6 +160,10 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_is_said(opened, capsys)
     for preset in (None, "auto"):
         opened(given, preset=preset)
         assert capsys.readouterr().err == "", "auto leaves all to a whole recipe"
+    warning = "warning: --xla compiles anew for every shape of a batch: give --static-shapes too"
+    for shapes, count in ((None, 1), (8, 0)):
+        opened({**text, "xla": True, "static_shapes": shapes, "steps": 2})
+        assert capsys.readouterr().err.count(warning) == count
 
 
 def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(opened, tmp_path, capsys):
@@ -195,27 +186,15 @@ REFUSED = {
     "--positions absolute": f"--positions must be one of {POSITIONS}; received: 'absolute'",
     "--norm layer:epsilon=0": "--norm epsilon must be a number from 1e-12 to 1.0; received: 0.0",
     "--positions learned:depth=2": "--positions: 'learned' has the options offset, separate; received: depth",
-    "--encoder-layers 0": "--encoder-layers must be an integer from 1 to 512; received: 0",
-    "--embedding-scale 0": "--embedding-scale must be a number from 1e-06 to 1,000,000.0; received: 0.0",
     "--hidden-dim 9 --num-heads 3": "--key-dim must be even for rotary positions; received: 3",
-    "--hidden-dim 9 --num-heads 3 --positions sinusoidal": "--hidden-dim must be even for sinusoidal positions; "
-    "received: 9",
-    "--hidden-dim 12 --num-heads 5": "--num-heads must divide --hidden-dim, or --key-dim must be given; received: "
-    "--num-heads 5, --hidden-dim 12",
-    "--feed-forward experts:num_experts=2,top_k=3": "--feed-forward top_k must be at most --feed-forward num_experts; "
-    "received: --feed-forward top_k 3, --feed-forward num_experts 2",
-    "--hidden-dim 16 --num-heads 4 --attention full:num_key_value_heads=3": "--attention num_key_value_heads must "
-    "divide --num-heads; received: --attention num_key_value_heads 3, --num-heads 4",
+    "--hidden-dim 12 --num-heads 5": "--num-heads must divide --hidden-dim, or --key-dim must be given; received: ",
+    "--feed-forward experts:num_experts=2,top_k=3": "received: --feed-forward top_k 3, --feed-forward num_experts 2",
+    "--attention full:num_key_value_heads=3": "--attention num_key_value_heads must divide --num-heads; received: ",
     "--hours 1 --steps 5": "--hours sets the number of steps; received --steps too: give one of them",
     "--hours 1 --resume": "--hours times the first steps of a new run with one worker; received --resume",
-    f"--seed {2**32}": "--seed must be an integer from 0 to 4294967295; received: 4294967296",
-    "--steps 0": "--steps must be an integer from 1 to 10^15; received: 0",
-    "--dropout nan": "--dropout must be a number of at least 0 and less than 1; received: nan",
-    "--dataset wmt99:en-de": "received: 'wmt99:en-de'",
     "--devices tpu": "Received: 'tpu'",
     "--devices 9": "`devices` must name GPUs that are there",
     "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
-    "--source a --target b --data-dir c": "--source is your own text, and --data-dir",
     "--source absent.en --target absent.de": "absent.en",
     "--resume --overwrite": "--resume continues a run and --overwrite removes it",
     "--resume --out nowhere": "there is no run in 'nowhere'",
@@ -224,17 +203,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("flags", REFUSED)
-def test_a_wrong_request_is_told_in_flags_and_nothing_is_written(tmp_path, monkeypatch, capsys, flags):
+def test_a_wrong_request_is_told_in_flags_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert train.main(flags.split()) == 2
-    error = capsys.readouterr().err
-    assert REFUSED[flags] in error and error.count("\n") == 1, error
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused(tmp_path, capsys):
-    tmp_path.chmod(0o500)
-    assert train.main(["--out", str(tmp_path / "run")]) == 2
-    assert "no permission to write" in capsys.readouterr().err
+    for flags, message in REFUSED.items():
+        assert train.main(flags.split()) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, flags
+        assert not any(tmp_path.iterdir())

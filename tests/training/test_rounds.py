@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,38 +36,28 @@ def rounds_of(callback: keras.callbacks.Callback, *logs: dict[str, float], step:
     return model
 
 
-@pytest.mark.parametrize(
-    ("answers", "patience", "stops"),
-    [
+def next_of(coming: Iterator[str], lines: list[str]) -> list[str]:
+    return [next(coming)]
+
+
+def test_training_stops_after_so_many_rounds_that_are_no_better():
+    for answers, patience, stops in (
         (["", "the cat", RIGHT], 1, False),
         ([RIGHT, RIGHT], 1, True),
         ([RIGHT, RIGHT], 2, False),
         ([RIGHT, "the cat", RIGHT], 2, True),
         (["the cat sat on", "the cat", RIGHT], 2, False),
         ([RIGHT, RIGHT, RIGHT], 0, False),
-    ],
-)
-def test_training_stops_after_so_many_rounds_that_are_no_better(answers, patience, stops):
-    progress, coming = Progress(), iter(answers)
-    callback = Bleu(progress, lambda lines: [next(coming)], ["source"], [RIGHT], patience)
-
-    def step(number: int) -> None:
-        progress.step = 10 * number
-
-    logs: list[dict[str, float]] = [{} for _ in answers]
-    assert rounds_of(callback, *logs, step=step).stop_training is stops
-    best = max(log["val_bleu"] for log in logs)
-    assert progress.best_score == best
-    assert progress.best_step == 10 * (1 + [log["val_bleu"] for log in logs].index(best)), "the first of equal ones"
-    if RIGHT in answers:
-        assert best == pytest.approx(100)
-
-
-def test_translations_are_compared_with_the_references_and_not_the_other_way_round():
-    callback = Bleu(Progress(), lambda lines: ["the cat sat on"], ["source"], [RIGHT])
-    log: dict[str, float] = {}
-    rounds_of(callback, log)
-    assert log["val_bleu"] == bleu(["the cat sat on"], [RIGHT]) != bleu([RIGHT], ["the cat sat on"])
+    ):
+        progress, coming = Progress(), iter(answers)
+        callback = Bleu(progress, partial(next_of, coming), ["source"], [RIGHT], patience)
+        logs: list[dict[str, float]] = [{} for _ in answers]
+        step = partial(setattr, progress, "step")
+        assert rounds_of(callback, *logs, step=step).stop_training is stops
+        found = [log["val_bleu"] for log in logs]
+        assert found == [bleu([answer], [RIGHT]) for answer in answers], "compared with the references"
+        assert (progress.best_score, progress.best_step) == (max(found), 1 + found.index(max(found))), "the first"
+    assert bleu(["the cat sat on"], [RIGHT]) != bleu([RIGHT], ["the cat sat on"])
 
 
 def test_five_samples_are_shown_with_their_references():
@@ -77,19 +71,11 @@ def test_five_samples_are_shown_with_their_references():
     assert "source      line 0\nreference   line 0\ntranslation LINE 0\n" in text and "line 5" not in text
 
 
-class Plan:
-    """Two batches an epoch, of 7 and 9 tokens."""
-
-    def num_tokens(self, place: Place) -> int:
-        return (7, 9)[place.batch]
-
-    def place_after(self, place: Place) -> Place:
-        return Place(place.epoch, 1) if place.batch == 0 else Place(place.epoch + 1, 0)
-
-
 def test_progress_follows_the_steps_through_the_data():
-    progress = Progress()
-    follow = Follow(progress, Plan())  # type: ignore[arg-type]
+    """Two batches an epoch, of 7 and 9 tokens."""
+    progress, plan = Progress(), SimpleNamespace(num_tokens=lambda place: (7, 9)[place.batch])
+    plan.place_after = lambda place: Place(place.epoch + place.batch, 1 - place.batch)
+    follow = Follow(progress, plan)  # type: ignore[arg-type]
     follow.on_train_begin()
     for step, (epoch, batch, tokens) in enumerate([(0, 1, 7), (1, 0, 16), (1, 1, 23)], start=1):
         follow.on_train_batch_end(0)
@@ -122,28 +108,18 @@ def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
     assert run.curves.stat().st_size > 1000 and any(run.tensorboard.iterdir())
 
 
-def test_a_checkpoint_is_saved_with_the_progress_and_the_best_step():
-    saved: list[tuple] = []
-    checkpoints = SimpleNamespace(save=lambda *given: saved.append(given))
+def test_a_checkpoint_is_saved_with_the_progress_the_best_step_and_at_the_end_of_a_round_no_counts():
+    """They would be those of the validation, and a run that is extended would go on counting from them."""
+    saved: list[Any] = []
+    checkpoints: Any = SimpleNamespace(save=lambda *given: saved.append((*given, given[1].metrics_variables)))
     progress = Progress(step=4)
-    save = Save(checkpoints, progress, lambda: saved.append(("then",)))  # type: ignore[arg-type]
+    save = Save(checkpoints, progress, lambda: saved.append("then"))
     model = rounds_of(save, {})
-    progress.best_step = 3
+    progress.best_step, model.metrics_variables = 3, [2.0]
     save.save()
-    assert saved[1] == saved[3] == ("then",)
-    assert [(step, best) for step, _, _, best in saved[::2]] == [(4, None), (4, 3)]
+    assert saved[1] == saved[3] == "then"
+    assert [(step, best, counts) for step, _, _, best, counts in saved[::2]] == [(4, None, [0.0]), (4, 3, [2.0])]
     assert saved[2][1] is model and saved[2][2] == progress.as_dict()
-
-
-def test_a_round_ends_with_metrics_that_count_nothing():
-    """They hold the counts of the validation, and a run that is extended would go on counting from them."""
-    seen: list[list[float]] = []
-    checkpoints = SimpleNamespace(save=lambda step, model, *_: seen.append(model.metrics_variables))
-    save = Save(checkpoints, Progress(step=4))  # type: ignore[arg-type]
-    model = rounds_of(save, {})
-    model.metrics_variables = [2.0]
-    save.save()
-    assert seen == [[0.0], [2.0]], "in the midst of a round they count its steps"
 
 
 def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsys):
@@ -154,21 +130,18 @@ def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsy
 
 
 def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_path, monkeypatch):
-    class Full:
-        def savefig(self, path, **options):
-            path.write_text("the beginning")
-            raise OSError(28, "No space left on device")
+    def full(path: Path, **options: Any) -> None:
+        path.write_text("the beginning")
+        raise OSError(28, "No space left on device")
 
     run = RunFolder(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(curves, "learning_curves", lambda history: Full())
-        with pytest.raises(OSError, match="No space left") as raised:
-            rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
+    monkeypatch.setattr(curves, "learning_curves", lambda history: SimpleNamespace(savefig=full))
+    with pytest.raises(OSError, match="No space left") as raised:
+        rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
     assert raised.value.filename == str(run.curves)
     assert not [path for path in tmp_path.iterdir() if "curves" in path.name]
-    (tmp_path / "other").mkdir()
-    other = RunFolder(tmp_path / "other")
-    other.tensorboard.write_text("")
+    shutil.rmtree(run.tensorboard)
+    run.tensorboard.write_text("")
     with pytest.raises(OSError) as raised:
-        rounds_of(Records(other, Progress()), {})
-    assert raised.value.filename == str(other.tensorboard)
+        rounds_of(Records(run, Progress()), {})
+    assert raised.value.filename == str(run.tensorboard)

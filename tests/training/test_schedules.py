@@ -25,21 +25,6 @@ def test_by_hand():
     np.testing.assert_allclose(rates(doubled, 0, 9, 50), 2 * np.array(rates(schedule, 0, 9, 50)), rtol=1e-6)
 
 
-def test_the_papers_base_model_peaks_at_step_4000():
-    schedule = InverseSquareRootDecay(hidden_dim=512)
-    steps = [0, 1000, 3998, 3999, 4000, 99_999]
-    found = rates(schedule, *steps)
-    assert max(found) == found[steps.index(3999)] == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
-    assert found[0] == pytest.approx(512**-0.5 * 4000**-1.5, rel=1e-6) and found[0] > 0
-
-
-def test_an_optimizer_takes_it():
-    optimizer, variable = keras.optimizers.SGD(InverseSquareRootDecay(100, 4)), keras.Variable(0.0)
-    for expected in (0.0125, 0.0375, 0.075):
-        optimizer.apply([ops.convert_to_tensor(-1.0)], [variable])
-        assert float(ops.convert_to_numpy(variable.value)) == pytest.approx(expected, rel=1e-5)
-
-
 def test_config_round_trip():
     schedule = InverseSquareRootDecay(64, 10, 0.5)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(schedule))
@@ -47,12 +32,9 @@ def test_config_round_trip():
     assert again.get_config() == schedule.get_config() == {"hidden_dim": 64, "warmup_steps": 10, "factor": 0.5}
 
 
-@pytest.mark.parametrize("arguments", [(0, 10, 1.0), (64, 0, 1.0), (64, 10, 0.0), (64, 10, -1.0)])
-def test_what_is_not_positive_is_refused(arguments):
-    hidden_dim, warmup_steps, factor = arguments
-    message = (
-        "`hidden_dim`, `warmup_steps` and `factor` must be positive. "
-        f"Received: hidden_dim={hidden_dim}, warmup_steps={warmup_steps}, factor={factor}"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        InverseSquareRootDecay(*arguments)
+def test_what_is_not_positive_is_refused():
+    for one in ((0, 10, 1.0), (64, 0, 1.0), (64, 10, 0.0), (64, 10, -1.0)):
+        received = "Received: hidden_dim={}, warmup_steps={}, factor={}".format(*one)
+        message = f"`hidden_dim`, `warmup_steps` and `factor` must be positive. {received}"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            InverseSquareRootDecay(*one)

@@ -22,13 +22,12 @@ def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
     assert resolve({"task": "language-model"}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
 
 
-@pytest.mark.parametrize(("num_pairs", "least"), [(1, 0), (4_999, 0), (5_000, 5_000), (19_999, 5_000), (10**7, 10**6)])
-def test_auto_goes_by_the_number_of_pairs_and_flags_win(num_pairs, least):
-    row = AUTO_ROWS[least]
-    settings = resolve({"dropout": 0.45}, {}, num_pairs=num_pairs)
-    assert settings.preset == "auto"
-    assert {name: getattr(settings, name) for name in row} == {**row, "dropout": 0.45}
-    assert Settings(**settings.as_dict()) == settings, "what config.json keeps is whole"
+def test_auto_goes_by_the_number_of_pairs_and_flags_win():
+    for num_pairs, least in ((1, 0), (4_999, 0), (5_000, 5_000), (19_999, 5_000), (10**7, 10**6)):
+        row, settings = AUTO_ROWS[least], resolve({"dropout": 0.45}, {}, num_pairs=num_pairs)
+        assert settings.preset == "auto"
+        assert {name: getattr(settings, name) for name in row} == {**row, "dropout": 0.45}
+        assert Settings(**settings.as_dict()) == settings, "what config.json keeps is whole"
 
 
 def test_auto_takes_nothing_where_a_recipe_says_how_long_to_train_and_completes_one_that_does_not():
@@ -44,21 +43,13 @@ def test_a_run_that_is_fine_tuned_takes_auto_only_if_asked():
     assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
 
 
-def test_auto_is_of_translation_alone():
-    assert resolve({"task": "images"}, {}).preset == "tiny"
-    with pytest.raises(RequestError, match="^--preset auto goes by pairs of translation; received --task images"):
-        resolve({"task": "images", "preset": "auto"}, {})
-
-
 def test_what_is_inherited_stands_over_a_preset_that_was_not_asked_for():
+    """A run hands on how it learns, and not its text or machine."""
     inherited = {"dropout": 0.45, "label_smoothing": 0.2}
-    assert resolve({}, {}, inherited).dropout == 0.45
-    assert resolve({"preset": "base"}, {}, inherited).dropout == 0.1
-    assert resolve({}, RECIPE, inherited).dropout == 0.05
-    assert resolve({"dropout": 0.4}, RECIPE, inherited).dropout == 0.4
-
-
-def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
+    for given, recipe, dropout in (
+        ({}, {}, 0.45), ({"preset": "base"}, {}, 0.1), ({}, RECIPE, 0.05), ({"dropout": 0.4}, RECIPE, 0.4),
+    ):  # fmt: skip
+        assert resolve(given, recipe, inherited).dropout == dropout
     settings = Settings(dropout=0.4, ema=0.9, source="a", target="b", devices="cpu:2", threads=3, tokenizer="c")
     handed_on = inherited_from(settings.as_dict())
     assert (handed_on["dropout"], handed_on["ema"]) == (0.4, 0.9)
@@ -66,71 +57,53 @@ def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
 
 
 def test_own_text_takes_the_place_of_the_named_corpus():
-    settings = resolve({"source": "a", "target": "b"}, {})
-    assert settings.dataset is None and settings.name == "files"
-    assert resolve({}, {}).name == "numbers:en-de"
+    own = {"source": "a", "target": "b"}
+    assert (resolve(own, {}).dataset, resolve(own, {}).name, resolve({}, {}).name) == (None, "files", "numbers:en-de")
     assert str(resolve({}, {}).folder) == "runs/numbers-en-de-auto"
-    assert str(resolve({"source": "a", "target": "b", "preset": "base"}, {}).folder) == "runs/files-base"
+    assert str(resolve({**own, "preset": "base"}, {}).folder) == "runs/files-base"
 
 
-def test_the_learning_rate_of_the_paper():
-    settings = Settings(hidden_dim=100, warmup_steps=4, learning_rate_factor=2.0)
-    rates = [settings.learning_rate(step) for step in (1, 2, 4, 16)]
-    assert rates == pytest.approx([2 * 0.1 / 8, 2 * 0.1 * 2 / 8, 2 * 0.1 / 2, 2 * 0.1 / 4])
+BOUNDS: list[tuple[str, Any, Any]] = [
+    *((name, 1, 0) for name in ("steps", "token_budget", "accumulate", "warmup_steps", "average_last", "max_length")),
+    *((name, 0, -1) for name in ("patience", "bleu_sentences", "threads", "static_shapes")),
+    *((name, 1e-9, 0.0) for name in ("clip_norm", "learning_rate_factor", "hours")),
+    ("checkpoint_every", 1, 0), ("vocabulary_size", 5, 0), ("seed", 0, -1), ("seed", 2**32 - 1, 2**32),
+    ("sampling", 0.0, -0.1), ("sampling", 0.99, 1.0), ("label_smoothing", 0.0, -0.1), ("label_smoothing", 0.99, 1.0),
+    ("ema", 0.0, 1.0), ("dropout", 0.0, 1.0), ("clip_norm", 1e9, float("inf")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "below"),
-    [
-        ("steps", 1, 0), ("token_budget", 1, 0), ("accumulate", 1, 0), ("warmup_steps", 1, 0), ("average_last", 1, 0),
-        ("checkpoint_every", 1, 0), ("max_length", 1, 0), ("vocabulary_size", 5, 0),
-        ("patience", 0, -1), ("bleu_sentences", 0, -1), ("threads", 0, -1), ("static_shapes", 0, -1),
-        ("seed", 0, -1), ("seed", 2**32 - 1, 2**32),
-        ("sampling", 0.0, -0.1), ("sampling", 0.99, 1.0),
-        ("label_smoothing", 0.0, -0.1), ("label_smoothing", 0.99, 1.0),
-        ("ema", 0.0, 1.0), ("dropout", 0.0, 1.0), ("clip_norm", 1e-9, 0.0), ("learning_rate_factor", 1e-9, 0.0),
-        ("hours", 1e-9, 0.0),
-        ("clip_norm", 1e9, float("inf")),
-    ],
-)  # fmt: skip
-def test_bounds(name, least, below):
-    check(replace(Settings(), **{name: least}))
-    flag = "--" + name.replace("_", "-")
-    with pytest.raises(RequestError, match=f"^{flag} must be .*; received: {below}$"):
-        check(replace(Settings(), **{name: below}))
+def test_bounds():
+    for name, least, below in BOUNDS:
+        check(replace(Settings(), **{name: least}))
+        with pytest.raises(RequestError, match=f"^--{name.replace('_', '-')} must be .*; received: {below}$"):
+            check(replace(Settings(), **{name: below}))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"dataset": None, "source": "a"}, "--source and --target go together; received only one of them"),
-        ({"dataset": None, "target": "a"}, "--source and --target go together; received only one of them"),
-        ({"valid_source": "a", "valid_target": "b"}, "--valid-source and --valid-target need --source and --target"),
-        ({"tokenizer": "a", "separate_vocabularies": True}, "--tokenizer goes neither with --separate-vocabularies"),
-        ({"tokenizer": "a", "init_from": "b"}, "--tokenizer goes neither with --separate-vocabularies"),
-        ({"hours": 1.0, "xla": True}, "--hours times the first steps, in which --xla compiles"),
-        ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
-    ],
-)
-def test_settings_that_exclude_each_other(given, message):
-    with pytest.raises(RequestError, match=f"^{message}"):
-        check(replace(Settings(), **given))
+EXCLUDED: list[tuple[dict[str, Any], str]] = [
+    ({"source": "a"}, "--source and --target go together; received only one of them"),
+    ({"target": "a"}, "--source and --target go together; received only one of them"),
+    ({"valid_source": "a", "valid_target": "b"}, "--valid-source and --valid-target need --source and --target"),
+    ({"tokenizer": "a", "separate_vocabularies": True}, "--tokenizer goes neither with --separate-vocabularies"),
+    ({"tokenizer": "a", "init_from": "b"}, "--tokenizer goes neither with --separate-vocabularies"),
+    ({"hours": 1.0, "xla": True}, "--hours times the first steps, in which --xla compiles"),
+    ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
+    ({"init_from": "a", "normalization": "nfc"}, "--normalization is .* --init-from brings one"),
+    ({"tokenizer": "a", "normalization": "lossless"}, "--normalization is .* --tokenizer brings one"),
+    ({"tokenizer": "a", "byte_fallback": True}, "--byte-fallback is .* --tokenizer brings one"),
+    ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
+    ({"task": "images", "normalization": "nfc"}, "--normalization belongs to --task translation or language-model"),
+    ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for --task transl"),
+    ({"task": "images", "preset": "auto"}, "--preset auto goes by pairs of translation; received --task images"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"init_from": "a", "normalization": "nfc"}, "--normalization is .* --init-from brings one"),
-        ({"tokenizer": "a", "normalization": "lossless"}, "--normalization is .* --tokenizer brings one"),
-        ({"tokenizer": "a", "byte_fallback": True}, "--byte-fallback is .* --tokenizer brings one"),
-        ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
-        ({"task": "images", "normalization": "nfc"}, "--normalization belongs to --task translation or language-model"),
-        ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for --task transl"),
-    ],
-)
-def test_a_normalization_is_for_text_that_the_run_learns_to_cut(given, message):
-    with pytest.raises(RequestError, match=f"^{message}"):
-        resolve(given, {})
+def test_settings_that_exclude_each_other():
+    """A normalization is for text that the run learns to cut, and auto for translation alone."""
+    for given, message in EXCLUDED:
+        with pytest.raises(RequestError, match=f"^{message}"):
+            resolve(given, {})
+    assert resolve({"task": "images"}, {}).preset == "tiny"
 
 
 def test_settings_tell_whose_normalization_it_is():
@@ -165,9 +138,7 @@ def test_a_setting_that_a_version_before_did_not_know_has_its_default():
     )
     with pytest.raises(RequestError, match=message):
         resumed({**stored, "depth": 3}, {}, "9.1")
-
-
-def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
+    # A part that was asked for may be spelled again in another way.
     stored = Settings(positions="learned:offset=2").as_dict()
     assert resumed(stored, {"positions": "learned:offset=2"}).positions == "learned:offset=2"
     assert resumed(Settings().as_dict(), {"positions": "sinusoidal:offset=0", "residual": "post_norm"}) == Settings()
@@ -176,16 +147,16 @@ def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
         resumed(stored, {"positions": "learned"})
 
 
-DAMAGED = [
+DAMAGED: list[tuple[str, Any]] = [
     ("steps", "many"), ("steps", True), ("seed", None), ("source", 5), ("dropout", "0.1"), ("devices", 7),
     ("checkpoint_every", 2.5), ("vocabulary_size", [1]), ("mixed_precision", "float8"), ("residual", 1),
     ("residual", None), ("tied_output", 1), ("encoder_layers", "2"), ("embedding_scale", "1"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value"), DAMAGED)
-def test_a_setting_that_no_flag_gives_is_damage(name, value):
+def test_a_setting_that_no_flag_gives_is_damage():
     stored = {**Settings().as_dict(), "dropout": 0}  # as JSON may spell 0.0
     assert resumed(stored, {}).dropout == 0
-    with pytest.raises(RequestError, match=f"config.json is damaged: no --{name.replace('_', '-')} is "):
-        resumed({**stored, name: value}, {"steps": 7})
+    for name, value in DAMAGED:
+        with pytest.raises(RequestError, match=f"config.json is damaged: no --{name.replace('_', '-')} is "):
+            resumed({**stored, name: value}, {"steps": 7})

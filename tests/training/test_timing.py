@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,45 +28,28 @@ from tests.training.runs import assert_same_end, trained
 HOUR = 3600.0
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, str]:
-    """What was said of a run of some seconds, and of the same that is given steps; and their folder.
-
-    The first is timed, and then told that a step takes a second.
-    """
-    folder, estimate = tmp_path_factory.mktemp("timed"), timing.estimate
-    tiny = tiny_flags(folder, Path("unused"))
+def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatch):
+    """The timed steps leave nothing behind. The run is timed, and then told that a step takes a second."""
+    estimate, tiny = timing.estimate, tiny_flags(tmp_path, Path("unused"))
     place = tiny.index("--warmup-steps")
-    flags = " ".join([*tiny[:place], *tiny[place + 2 :], "--checkpoint-every 3 --dropout 0.2 --ema 0.9"])
-    said = {"folder": str(folder)}
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    flags = " ".join([*tiny[:place], *tiny[place + 2 :], "--checkpoint-every 2 --dropout 0.2 --ema 0.9"])
+    with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         patch.setattr(timing, "MOST_STEPS", 2)
-        patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 3))[1])
-        said["hours"] = trained(folder, f"{flags} --hours {8 / HOUR} --out hours")
-    settings = read_config(folder / "hours")["settings"]
-    same = f"--warmup-steps {settings['warmup_steps']} --learning-rate-factor {settings['learning_rate_factor']}"
-    said["steps"] = trained(folder, f"{flags} {same} --steps 6 --out steps")
-    return said
-
-
-def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(runs):
-    """And the timed steps leave nothing behind."""
-    hours, steps = (Path(runs["folder"]) / name for name in ("hours", "steps"))
-    settings = read_config(hours)["settings"]
-    assert (settings["steps"], settings["warmup_steps"]) == (6, 1)
-    assert settings == read_config(steps)["settings"], "--resume needs no hours"
-    assert "about 0:00:08 on this machine: 6 steps" in runs["hours"]
-    assert "on this machine" not in runs["steps"], "it is too short to be timed"
-    assert_same_end(steps, hours, 6)
-    assert all(path.name.endswith(".npz") for path in (hours / "checkpoints").iterdir())
+        patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
+        told = trained(tmp_path, f"{flags} --hours {5 / HOUR} --out hours")
+    settings = read_config(tmp_path / "hours")["settings"]
+    assert (settings["steps"], settings["warmup_steps"]) == (3, 1)
+    assert "about 0:00:05 on this machine: 3 steps" in told
+    same = f"--warmup-steps 1 --learning-rate-factor {settings['learning_rate_factor']} --steps 3"
+    assert "on this machine" not in trained(tmp_path, f"{flags} {same} --out steps"), "it is too short to be timed"
+    assert settings == read_config(tmp_path / "steps")["settings"], "--resume needs no hours"
+    assert_same_end(tmp_path / "steps", tmp_path / "hours", 3)
+    assert all(path.name.endswith(".npz") for path in (tmp_path / "hours/checkpoints").iterdir())
 
 
 def test_a_run_that_was_stopped_before_its_steps_were_known_leaves_nothing_behind(tmp_path, monkeypatch):
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(timing, "estimate", stop)
+    monkeypatch.setattr(timing, "estimate", Mock(side_effect=KeyboardInterrupt))
     trained(tmp_path, f"{' '.join(tiny_flags(tmp_path, Path('untimed')))} --hours 1", status=130)
     assert not (tmp_path / "untimed").exists()
 
@@ -87,29 +71,18 @@ def test_the_steps_within_a_time_are_the_most_that_it_holds():
         assert estimate.seconds(steps) <= seconds or steps == 1
 
 
-class Batches:
-    """A plan of batches with so many ids."""
-
-    sizes = np.arange(10, 60)
-
-    def num_batches(self, epoch: int) -> int:
-        return len(self.sizes)
-
-    def place_after(self, place: Place) -> Place:
-        return Place(0, place.batch + 1)
-
-    def batch(self, place: Place) -> Any:
-        return SimpleNamespace(inputs={"source_ids": np.zeros((1, self.sizes[place.batch]))})
-
-
 def test_small_batches_stand_for_larger_ones_by_their_positions():
-    plan: Any = Batches()
-    ends = np.cumsum([99.0, *(0.1 * Batches.sizes[1:6])])  # the first traces the graph
+    sizes = np.arange(10, 60)
+    plan: Any = SimpleNamespace(
+        num_batches=lambda epoch: len(sizes),
+        place_after=lambda place: Place(0, place.batch + 1),
+        batch=lambda place: SimpleNamespace(inputs={"source_ids": np.zeros((1, sizes[place.batch]))}),
+    )
+    ends = np.cumsum([99.0, *(0.1 * sizes[1:6])])  # the first traces the graph
     a_position = timing._seconds_a_position(plan, list(ends))
     assert a_position == pytest.approx(0.1)
-    assert a_position * timing._mean_positions(plan) == pytest.approx(0.1 * Batches.sizes.mean())
-    assert timing._seconds_a_position(plan, [1.0]) == 0.0
-    assert timing._positions(plan, BEGINNING) == 10
+    assert a_position * timing._mean_positions(plan) == pytest.approx(0.1 * sizes.mean())
+    assert (timing._seconds_a_position(plan, [1.0]), timing._positions(plan, BEGINNING)) == (0.0, 10)
 
 
 def test_slow_steps_are_stopped_after_two_and_quick_ones_go_on(monkeypatch):
@@ -125,28 +98,22 @@ def test_slow_steps_are_stopped_after_two_and_quick_ones_go_on(monkeypatch):
 
 def test_a_translation_is_counted_by_the_references_of_its_batches(monkeypatch):
     """Two batches, of which the longest references have 9 and 3 tokens with their ends."""
-    asked: list[int] = []
-
-    class Translator:
-        def __init__(self, *made: Any):
-            pass
-
-        def translate(self, lines: list[str], num_beams: int, max_length: int, split: str) -> None:
-            assert (num_beams, split, len(lines)) == (1, "off", 3)
-            asked.append(max_length)
-
-    monkeypatch.setattr("keras_transformer.decoding.translator.Translator", Translator)
+    translate, translator = Mock(), "keras_transformer.decoding.translator.Translator"
+    monkeypatch.setattr(translator, lambda *made: SimpleNamespace(translate=translate))
     monkeypatch.setattr(translation, "make_model", lambda config: None)
     monkeypatch.setattr(translation, "BATCH", 3)
     clock = iter([0.0, 50.0, 100.0, 106.0])  # the first call traces the search
     monkeypatch.setattr(translation.time, "monotonic", lambda: next(clock))
-    encode = lambda lines: [[7] * len(line) for line in lines]  # noqa: E731
     references = ["a" * length for length in (1, 8, 2, 5, 6)]
-    tokenizers = Tokenizers(None, SimpleNamespace(encode=encode))  # type: ignore[arg-type]
-    data = SimpleNamespace(bleu_sentences=lambda count: (["b"] * 5, references), tokenizers=tokenizers)
-    run = SimpleNamespace(settings=Settings(), config={"model": {}})
-    assert translation.decoding_seconds(run, data, None) == pytest.approx(6.0 * (9 + 3) / 6)  # type: ignore[arg-type]
-    assert asked == [6, 6]
+    target: Any = SimpleNamespace(encode=lambda lines: [[7] * len(line) for line in lines])
+    data: Any = SimpleNamespace(
+        bleu_sentences=lambda count: (["b"] * 5, references), tokenizers=Tokenizers(target, target)
+    )
+    run: Any = SimpleNamespace(settings=Settings(), config={"model": {}})
+    model: Any = None
+    assert translation.decoding_seconds(run, data, model) == pytest.approx(6.0 * (9 + 3) / 6)
+    asked = [(len(call.args[0]), call.kwargs) for call in translate.call_args_list]
+    assert asked == [(3, {"num_beams": 1, "max_length": 6, "split": "off"})] * 2
 
 
 def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -164,25 +131,18 @@ def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c():
     assert len(timing.shorter_commands(run_of(given, init_from="parent"))) == 2, "sizes are the parent's"
 
 
-@pytest.mark.parametrize(
-    ("given", "recipe", "steps", "is_offered"),
-    [
-        ({}, {}, 1_000, True),
-        ({}, {"vocabulary_size": 9}, 1_000, True),
-        ({}, {}, 700, False),
-        ({"steps": 1_000}, {}, 1_000, False),
-        ({"preset": "base"}, {}, 1_000, False),
-        ({}, {"steps": 1_000}, 1_000, False),
-    ],
-)
-def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(
-    monkeypatch, capsys, given, recipe, steps, is_offered
-):
+def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(monkeypatch, capsys):
     monkeypatch.setattr(timing, "estimate", lambda *_: Estimate(10.0, 0.0, 0.0, 500))
-    assert timing.tell_time(run_of(given, recipe, steps=steps), None, None, None, None) is False  # type: ignore[arg-type]
-    said = capsys.readouterr().err
-    assert said.startswith(f"about {'2:46:40' if steps == 1_000 else '1:56:40'} on this machine: {steps:,} steps")
-    assert said.count("\n  ") == (3 if is_offered else 0)
+    rows: list[tuple[dict[str, Any], dict[str, Any], int, int]] = [
+        ({}, {}, 1_000, 3), ({}, {"vocabulary_size": 9}, 1_000, 3), ({}, {}, 700, 0), ({"steps": 1_000}, {}, 1_000, 0),
+        ({"preset": "base"}, {}, 1_000, 0), ({}, {"steps": 1_000}, 1_000, 0),
+    ]  # fmt: skip
+    nothing: Any = None
+    for given, recipe, steps, num_offered in rows:
+        assert timing.tell_time(run_of(given, recipe, steps=steps), *[nothing] * 4) is False
+        said = capsys.readouterr().err
+        assert said.startswith(f"about {'2:46:40' if steps == 1_000 else '1:56:40'} on this machine: {steps:,} steps")
+        assert said.count("\n  ") == num_offered
 
 
 def test_hours_are_for_one_worker(monkeypatch, tmp_path):
