@@ -24,12 +24,13 @@ from keras_transformer.text.distillation import EMPTY, RATIO, REPEATED, UNFINISH
 from keras_transformer.text.tokenizer import END
 from tests.layer_check import randomize
 from tests.tiny_text import lines
+from tests.training.runs import eagerly
 
 pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")
 
 SIZES = "--preset tiny --num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 34"
-SCHEDULE = "--devices cpu --steps 4 --warmup-steps 2 --checkpoint-every 2 --token-budget 256 --bleu-sentences 0"
+SCHEDULE = "--devices cpu --steps 2 --warmup-steps 2 --checkpoint-every 2 --token-budget 256 --bleu-sentences 0"
 TRAIN = ["--train", *SIZES.split(), *SCHEDULE.split()]
 SEARCH = ["--beams", "1", "--max-length", "16"]
 TEXT = [*lines(4, 60), "", *lines(4, 10)]
@@ -67,7 +68,7 @@ def here(*job: Any) -> Any:
 
 
 def nothing(arguments: Any) -> None:
-    pass
+    """Takes the place of a job, and comes to another process too."""
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def distill(teacher, source, tmp_path, monkeypatch, capsys):
 
     def run(*options, teachers=(teacher,), train=TRAIN, out=("--out", tmp_path / "student")):
         flags = ["--source", source, *out, *SEARCH, *options, *train]
-        return main(["distill", *map(str, [*teachers, *flags])]), *capsys.readouterr()
+        with eagerly():
+            return main(["distill", *map(str, [*teachers, *flags])]), *capsys.readouterr()
 
     return run
 
@@ -98,68 +100,57 @@ def files_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_student_learns_from_what_its_teacher_says_and_goes_on_where_it_was_stopped(
-    distill, teacher, tmp_path, monkeypatch
+def test_a_student_learns_from_what_its_teachers_say_and_goes_on_where_it_was_stopped(
+    distill, teacher, tokenizer, tmp_path, monkeypatch
 ):
-    status, out, err = distill()
+    """They read no tags of the student, and their language chooses BLEU's tokenizer."""
     text, student = tmp_path / "student-text", tmp_path / "student"
-    said = load(teacher).translate(TEXT, num_beams=1, max_length=16)
-    report = json.loads((text / "report.json").read_text())
-    pairs = list(zip(read(text / "source.txt"), read(text / "target.txt"), strict=True))
+    chinese = Path(shutil.copytree(teacher, tmp_path / "chinese"))
+    languages = {"source_language": "en", "target_language": "zh"}
+    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": languages})
+    teachers = chinese, teaching(tokenizer, 3, tmp_path / "other")
+    train = [*TRAIN, "--both-directions", "--vocabulary-size", 38]
+    status, out, err = distill("--engine", "keras", teachers=teachers, train=train)
     assert status == 0, err
+    ensemble = load_ensemble(teachers)
+    said = ensemble.translate(TEXT, num_beams=1, max_length=16)
+    (shard,) = (text / "translations").iterdir()
+    assert [json.loads(line)[0] for line in read(shard)] == said
+    pairs = list(zip(read(text / "source.txt"), read(text / "target.txt"), strict=True))
+    report = json.loads((text / "report.json").read_text())
     assert set(pairs) <= set(zip(TEXT, said, strict=True)) and len(set(pairs)) == len(pairs) == report["kept"] > 0
-    assert report["left_out"]["its source is blank"] == 1
-    assert {UNFINISHED, EMPTY, RATIO, REPEATED, "a duplicate"} < report["left_out"].keys()
-    assert report["kept"] + sum(report["left_out"].values()) == report["lines"] == len(TEXT)
     assert f"{report['kept']:,} of {len(TEXT):,} translations are kept" in err
     for example in (one for some in report["examples"].values() for one in some):
         places = [number for number in (example["line"], example["like"]) if number]
         assert {(TEXT[place - 1], said[place - 1]) for place in places} == {(example["source"], example["target"])}
 
-    assert (student / "validation.source").read_text() == (teacher / "validation.source").read_text()
-    of_teacher, learnt = map(json.loads, out.splitlines())
-    options = load(student).search_options(num_beams=1, max_length=16)
-    for run, row in {teacher: of_teacher, student: learnt}.items():
-        translator = load(run)
-        own = translator.evaluate(read(student / "validation.source"), read(student / "validation.target"), options)
-        assert row["runs"] == [str(run)] and row["parameters"] == [translator.model.count_params()]
-        assert (row["bleu"], row["chrf"]) == (own["bleu"], own["chrf"])
+    of_teachers, learnt = map(json.loads, out.splitlines())
+    assert [row["runs"] for row in (of_teachers, learnt)] == [[*map(str, teachers)], [str(student)]]
+    assert learnt["parameters"] == [load(student).model.count_params()]
+    assert all("tok:zh" in row["bleu_signature"] for row in (of_teachers, learnt))
+    options = ensemble.search_options(num_beams=1, max_length=16)
+    sources = read(chinese / "validation.source")
+    own = ensemble.evaluate(sources, read(chinese / "validation.target"), options)
+    assert (of_teachers["bleu"], of_teachers["chrf"]) == (own["bleu"], own["chrf"])
+    assert read(student / "validation.source") == [f"<2target> {line}" for line in sources]
 
     # Stopped, the command goes on with its text and its student.
     before = files_in(text)
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr("keras_transformer.training.run.train", asked.append)
-    status, again, err = distill()
+    status, again, err = distill("--engine", "keras", teachers=teachers, train=train)
     assert (status, again) == (0, out) and "translated" not in err and files_in(text) == before
     assert [(given["resume"], given["out"]) for given in asked] == [(True, str(student))]
-
-
-def test_several_teachers_read_no_tags_of_the_student_and_their_language_chooses_the_tokenizer(
-    distill, teacher, tokenizer, tmp_path
-):
-    other = teaching(tokenizer, 3, tmp_path / "other")
-    chinese = Path(shutil.copytree(teacher, tmp_path / "chinese"))
-    languages = {"source_language": "en", "target_language": "zh"}
-    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": languages})
-    train = [*TRAIN, "--both-directions", "--vocabulary-size", 38]
-    status, out, err = distill("--engine", "keras", teachers=(chinese, other), train=train)
-    assert status == 0, err
-    of_teachers, learnt = map(json.loads, out.splitlines())
-    assert of_teachers["runs"] == [str(chinese), str(other)]
-    assert all("tok:zh" in row["bleu_signature"] for row in (of_teachers, learnt))
-    ensemble = load_ensemble([chinese, other])
-    (shard,) = (tmp_path / "student-text" / "translations").iterdir()
-    assert [json.loads(line)[0] for line in read(shard)] == ensemble.translate(TEXT, num_beams=1, max_length=16)
-    options = ensemble.search_options(num_beams=1, max_length=16)
-    own = ensemble.evaluate(read(chinese / "validation.source"), read(chinese / "validation.target"), options)
-    assert (of_teachers["bleu"], of_teachers["chrf"]) == (own["bleu"], own["chrf"])
-    assert all(line.startswith("<2target> ") for line in read(tmp_path / "student" / "validation.source"))
 
 
 def test_the_text_alone_is_what_a_student_learns_from_without_its_own_validation_text(untrained, tmp_path):
     text = tmp_path / "text"
     status, out, err = untrained("--text", text, out=(), train=())
     assert (status, out) == (0, "") and "translated 71 of 71 lines" in err
+    report = json.loads((text / "report.json").read_text())
+    assert report["left_out"]["its source is blank"] == 1
+    assert {UNFINISHED, EMPTY, RATIO, REPEATED, "a duplicate"} < report["left_out"].keys()
+    assert report["kept"] + sum(report["left_out"].values()) == report["lines"] == len(TEXT)
     alone = files_in(text)
     assert untrained("--text", text)[0] == 0 and files_in(text).keys() == alone.keys()
     changed = {path.name for path, content in files_in(text).items() if content != alone[path]}
@@ -175,35 +166,29 @@ def test_the_text_alone_is_what_a_student_learns_from_without_its_own_validation
 def test_translations_that_are_there_are_not_made_again(untrained, tmp_path, monkeypatch):
     monkeypatch.setattr(distilled_text, "SHARD_LINES", 25)
     translated: list[str] = []
-    stream = Translator.stream
+    stream, most = Translator.stream, [25]
 
-    def fails_at_the_second_shard(self, lines, *options, **more):
-        if len(translated) >= 25:
+    def counted(self, lines, *options, **more):
+        if len(translated) >= most[0]:
             raise OSError(28, "No space left on device")
         translated.extend(lines)
         return stream(self, lines, *options, **more)
 
-    def counts(self, lines, *options, **more):
-        translated.extend(lines)
-        return stream(self, lines, *options, **more)
-
-    monkeypatch.setattr(Translator, "stream", fails_at_the_second_shard)
+    monkeypatch.setattr(Translator, "stream", counted)
     status, _, err = untrained()
-    shards = tmp_path / "student-text" / "translations"
+    text = tmp_path / "student-text"
+    shards = text / "translations"
     assert status == 1 and "No space left" in err
     assert [path.name for path in shards.iterdir()] == ["000000.jsonl"] and not (tmp_path / "student").exists()
-    monkeypatch.setattr(Translator, "stream", counts)
     # Another size of the shards changes nothing for a text that has begun.
     monkeypatch.setattr(distilled_text, "SHARD_LINES", 10)
+    most[0] = 999
     status, _, err = untrained()
-    assert status == 0, err
-    assert translated == TEXT, "each line once"
-    assert len(list(shards.iterdir())) == 3
+    assert status == 0 and translated == TEXT and len(list(shards.iterdir())) == 3, err
     # What a killed translation left is not read.
-    whole = files_in(tmp_path / "student-text")
-    shard = shards / "000000.jsonl"
+    whole, shard = files_in(text), shards / "000000.jsonl"
     (shards / ".99-000000.jsonl").write_bytes(shard.read_bytes()[:200])
-    for path in (shard, tmp_path / "student-text" / "report.json"):
+    for path in (shard, text / "report.json"):
         path.unlink()
     assert untrained()[0] == 0
     assert all(path.read_bytes() == content for path, content in whole.items())
@@ -250,21 +235,20 @@ def test_what_does_not_fit_is_refused_before_work_starts(untrained, teacher, tmp
     os.mkfifo("pipe")
     assert untrained()[0] == 0
     before = files_in(tmp_path)
-    no_folder = "expected --out with a run folder for the student; or --text without --train"
+    no_folder, new = "expected --out with a run folder for the student; or --text without --train", ("--text", "new")
     refused: list[tuple[list[str], dict, str]] = [
         (["--beams", "2"], {}, "was made with another search"),
         (["--source", "other.txt"], {}, "was made with another text"),
-        (["--source", "empty.txt"], {"out": ("--text", "new"), "train": ()}, "is empty; expected a sentence a line"),
+        (["--source", "empty.txt"], {"out": new, "train": ()}, "is empty; expected a sentence a line"),
         (["--source", "missing.txt"], {}, "no such file"),
-        (["--source", "pipe"], {"out": ("--text", "new"), "train": ()}, "pipe is a pipe or a device, and"),
+        (["--source", "pipe"], {"out": new, "train": ()}, "pipe is a pipe or a device, and"),
         (["--text", "."], {}, "holds files that are not a distilled text's"),
         (["--text", "student/text"], {}, "must not lie in the student's folder"),
         ([], {"out": (), "train": ()}, no_folder),
-        ([], {"out": ("--text", "new")}, no_folder),
-        ([], {"out": ("--text", "new"), "train": ["--train"]}, no_folder),
+        ([], {"out": new}, no_folder),
+        ([], {"out": new, "train": ["--train"]}, no_folder),
         ([], {"train": ["--train", "--hidden-dim", "7"]}, "--num-heads must divide --hidden-dim"),
-        ([], {"train": ["--train", "--out", "there", "--steps", "3"]},
-         "--out: `distill` gives this to the student itself"),
+        ([], {"train": ["--train", "--out", "there"]}, "--out: `distill` gives this to the student itself"),
         ([], {"train": ["--train", "--valid-source", "here"]}, "validation takes a source and a target file"),
         ([], {"out": ("--out", teacher)}, "did not learn from"),
     ]  # fmt: skip

@@ -9,24 +9,13 @@ from keras_transformer.commands import progress
 from keras_transformer.commands.progress import counted
 
 
-class Stream(io.StringIO):
-    """A stream that may be a terminal."""
-
-    def __init__(self, is_terminal: bool):
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self.is_terminal
-
-
 def shown(monkeypatch, terminals: str, count: int = 3) -> tuple[list[int], str]:
     """What came through, and what standard error shows, if the streams named in `terminals` are terminals."""
     monkeypatch.setattr(progress, "SECONDS", 0.0)
-    streams = {name: Stream(name in terminals) for name in ("stdin", "stdout", "stderr")}
-    for name, stream in streams.items():
-        monkeypatch.setattr(sys, name, stream)
-    return list(counted(iter(range(count)), "lines")), streams["stderr"].getvalue()
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream := io.StringIO())
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=name in terminals: is_terminal)
+    return list(counted(iter(range(count)), "lines")), stream.getvalue()
 
 
 def test_lines_are_counted_for_a_person_who_sees_no_translations(monkeypatch):
