@@ -81,12 +81,19 @@ TEXT: dict[str, tuple[str, Callable[[Begun], Any], Any]] = {
     "static_shapes": ("1", lambda made: len({batch.labels.shape for batch in batches(made)}), 1),
     "seed": ("9", lambda made: (made.data.plan.seed, made.run.settings.seed), (9, 9)),
 }  # fmt: skip
+TOGETHER = [
+    "vocabulary_size separate_vocabularies accumulate seed",
+    "vocabulary_type normalization max_length token_budget",
+    "byte_fallback clean static_shapes sampling",
+]
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_text(name, begin, plain):
-    value, look, expected = TEXT[name]
-    assert look(begin(flag_of(name), *value.split())) == expected != look(plain)
+@pytest.mark.parametrize("names", TOGETHER)
+def test_text(names, begin, plain):
+    made = begin(*(word for name in names.split() for word in (flag_of(name), *TEXT[name][0].split())))
+    for name in names.split():
+        _, look, expected = TEXT[name]
+        assert look(made) == expected != look(plain), name
 
 
 def test_source_and_target_may_be_normalized_apart(begin):
@@ -228,6 +235,7 @@ def flag_of(name: str) -> str:
 
 def test_every_flag_is_seen():
     elsewhere = [name for names in ELSEWHERE.values() for name in names.split()]
+    assert sorted(" ".join(TOGETHER).split()) == sorted(TEXT)
     assert {*TEXT, *MODEL, *OPTIMISATION, *elsewhere} == {setting.name for setting in fields(Settings)}
     for file, names in ELSEWHERE.items():
         text = "".join(

@@ -65,8 +65,8 @@ def test_with_weights_it_is_their_sum():
     assert sum(parts) == pytest.approx(float(loss(LABELS, LOGITS)), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("length", [5, 37])  # fewer rows than chunks; more, and no multiple
+# Fewer rows than chunks; more, and no multiple.
+@pytest.mark.parametrize(("dtype", "length"), [("bfloat16", 5), ("bfloat16", 37), ("float16", 37)])
 def test_low_precision_logits_are_worked_on_in_float32(dtype, length):
     labels = np.random.default_rng(4).integers(0, VOCABULARY, (2, length)).astype("int32")
     logits = 3 * random(2, length, VOCABULARY)

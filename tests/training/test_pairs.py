@@ -10,7 +10,6 @@ import pytest
 
 from keras_transformer import load_generator
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.tokenizer import Tokenizer
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
 from tests.training.runs import assert_weights_of, begun
@@ -126,10 +125,3 @@ REFUSED = {
 def test_wrong_requests_are_refused_and_nothing_is_written(folder, refused):
     for flags, message in REFUSED.items():
         assert message in refused(*TASK.split(), *flags.split()), flags
-
-
-def test_any_vocabulary_has_a_separator(folder):
-    Tokenizer.train(["ba do fi gu ka lo x y the one is nothing"] * 9, 24).save("own.model")
-    made = begun(folder, f"{TASK} {PAIRS} --context-length 40 --tokenizer own.model --out own", with_model=False)
-    assert made.data.tokenizer.model == Path("own.model").read_bytes()
-    assert made.run.config["model"]["vocabulary_size"] == made.data.tokenizer.vocabulary_size
