@@ -126,7 +126,7 @@ LONGEST = [
     "export/test_planted_faults.py",
     "training/test_replicas.py",
     "export/test_onnx.py",
-    "training/test_family_runs.py",
+    "training/test_tasks.py",
     "test_seam.py",
     "export/test_export_command.py",
     "importing/test_huggingface.py",

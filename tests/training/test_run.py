@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from keras_transformer.training.callbacks import Follow
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.learning import rounds_until
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import arrays, assert_same_end, assert_same_model, begun, column, rows, trained
+from tests.training.runs import arrays, assert_same_end, assert_same_model, begun, column, rows, run_module, trained
 
 OPTIONS = "--steps 6 --checkpoint-every 3 --dropout 0.2 --sampling 0.3 --bleu-sentences 2"
 
@@ -94,6 +95,20 @@ def test_stopped_by_signals_and_resumed_ends_with_the_same_bits(folder, tiny, st
     assert_same_end(folder / "straight", run, 6)
     assert (folder / "straight/samples.txt").read_text() == (run / "samples.txt").read_text()
     assert read_config(run)["weights"]["steps"] == [3, 6], "not of step 5, after which it was stopped"
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(folder, tiny, straight):
+    """In processes of its own, which nothing can tidy up after."""
+    killed = ["killed", shlex.split(f"{tiny} {OPTIONS} --out killed"), "", 5, True]
+    resumed = ["resumed", ["--resume", "--out", "killed"], "", 0, True]
+    ended = json.loads(run_module(folder, "tests.training.worker", json.dumps([[killed], [resumed]])))
+    assert ended == [[-signal.SIGKILL], [0]] and "resuming at step 3\n" in (folder / "resumed.log").read_text()
+    for part in ("weights", "state"):
+        expected, found = arrays(folder / "straight", 6, part), arrays(folder / "killed", 6, part)
+        assert expected.keys() == found.keys()
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    assert_same_model(folder / "straight", folder / "killed")
 
 
 def test_a_run_has_the_mean_of_its_last_checkpoints_and_says_how_it_was_trained(folder, straight, capsys):

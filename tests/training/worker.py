@@ -2,12 +2,13 @@
 
 JOBS is JSON: lists of jobs, one list after the other; the jobs of a list run at once. It prints their exit statuses as
 such lists. The processes are forks of one that has imported everything, which takes longer than they train. A job is
-the name of its files (NAME.log, and NAME.npz with the weights that it ends with), its flags, its `TF_CONFIG`, and the
-step after which it kills itself, or 0.
+the name of its files (NAME.log, and NAME.npz with the weights that it ends with), its flags, its `TF_CONFIG`, the step
+after which it kills itself, or 0, and, if it is to train without a graph, true.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,12 +22,13 @@ import tensorflow as tf
 import keras_transformer.models.transformer as transformer
 import train
 from keras_transformer.training import callbacks, learning, run
+from tests.training.runs import eagerly
 
 IMPORTED = keras, tf, transformer, learning
 SECONDS = 600  # after which a process is killed
 
 
-def trained(name: str, flags: list[str], last_step: int) -> int:
+def trained(name: str, flags: list[str], last_step: int, is_eager: bool) -> int:
     """Trains; returns the exit status."""
     follow, fit = callbacks.Follow.on_train_batch_end, run.fit
 
@@ -41,10 +43,11 @@ def trained(name: str, flags: list[str], last_step: int) -> int:
 
     callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
     run.fit = fit_and_tell  # type: ignore[assignment]
-    return train.main(flags)
+    with eagerly() if is_eager else contextlib.nullcontext():
+        return train.main(flags)
 
 
-def forked(name: str, flags: list[str], tf_config: str, last_step: int) -> int:
+def forked(name: str, flags: list[str], tf_config: str, last_step: int, is_eager: bool = False) -> int:
     """Starts a job; returns the id of its process."""
     if pid := os.fork():
         return pid
@@ -55,7 +58,7 @@ def forked(name: str, flags: list[str], tf_config: str, last_step: int) -> int:
         log = os.open(f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(log, stream)
-        status = trained(name, flags, last_step)
+        status = trained(name, flags, last_step, is_eager)
     finally:
         sys.stderr.flush()
         os._exit(status)
