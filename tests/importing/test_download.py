@@ -31,33 +31,26 @@ def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(self.command == "GET")
-
-        do_HEAD = do_GET
-
-        def answer(self, with_content: bool) -> None:
             asked.append(self.path)
             path = self.path.split("?")[0]
-            name = path.rpartition("/")[2]
+            file = folder / path.rpartition("/")[2]
             if path == f"/api/models/{NAME}/tree/v1":
                 files = [(each.name, each.stat().st_size) for each in folder.iterdir()]
-                tree = [{"type": "file", "path": file, "size": size, "oid": COMMIT} for file, size in files]
-                content = json.dumps(tree).encode()
-            elif path.startswith(f"/{NAME}/resolve/") and (folder / name).is_file():
-                content = (folder / name).read_bytes()
+                tree = [{"type": "file", "path": name, "size": size, "oid": COMMIT} for name, size in files]
+                status, content, headers = 200, json.dumps(tree).encode(), {}
+            elif path.startswith(f"/{NAME}/resolve/") and file.is_file():
+                status, content = 200, file.read_bytes()
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
             else:
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", str(len(content)))
+                status, content, headers = 404, b"", {"X-Error-Code": "RepoNotFound"}
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            if with_content:
+            if self.command == "GET":
                 self.wfile.write(content)
+
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
@@ -83,22 +76,19 @@ def test_a_model_is_fetched_and_imported(hub, tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    ("name", "status", "message"),
-    [
+def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch, capsys):
+    from huggingface_hub import constants
+
+    for name, status, message in (
         ("someone/else", 2, "--download someone/else: the Hub has no such model"),
         ("a/b/c", 2, "--download a/b/c: "),
         (f"{NAME}@v2", 2, f"--download {NAME}@v2: the Hub has no such model or revision"),
         (NAME, 1, f"cannot download {NAME}: "),
-    ],
-)
-def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch, capsys, name, status, message):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", hub[0] if status == 2 else "http://127.0.0.1:9")
-    assert main(["import", "--download", name, str(tmp_path / "run")]) == status
-    assert f"error: {message}" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    ):
+        monkeypatch.setattr(constants, "ENDPOINT", hub[0] if status == 2 else "http://127.0.0.1:9")
+        assert main(["import", "--download", name, str(tmp_path / "run")]) == status
+        assert f"error: {message}" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
 
 
 def test_without_the_package(tmp_path, monkeypatch, capsys):

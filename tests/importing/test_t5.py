@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.huggingface import read_huggingface, translator_of
+from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import change, safetensors, tensors_of, write
 
 PIECES, SENTINELS, SIZE = 60, 100, 168
@@ -27,14 +29,15 @@ def test_sentinels_and_ids_without_a_piece(tmp_path):
     assert read_huggingface(tmp_path).source.ids == vocabulary.ids
 
 
-def test_the_command_writes_a_run(tmp_path, capsys):
-    folder = write("t5", tmp_path / "model")
-    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
-    assert "its search: num_beams 3, length_penalty 2.0, max_length 23" in capsys.readouterr().err
-    lines = ["the dogs run", "a <extra_id_1> sea", "window beach"]
-    best = translator_of(read_huggingface(folder)).translate(lines)
-    assert keras_transformer.load(tmp_path / "run").translate(lines) == best
-    assert len({*best}) > 1
+def test_a_run_has_the_vocabulary_and_the_weights(tmp_path):
+    translator: Any = keras_transformer.import_huggingface(write("t5", tmp_path / "model"))
+    translator.save(tmp_path / "run")
+    again: Any = keras_transformer.load(tmp_path / "run")
+    assert all(map(np.array_equal, again.model.get_weights(), translator.model.get_weights()))
+    line = "the dogs <extra_id_1> sea"
+    assert again.source_tokenizer.encode([line]) == translator.source_tokenizer.encode([line])
+    assert again.target_tokenizer.decode(again.source_tokenizer.encode([line])) == [line]
+    assert again.search_options() == translator.search_options()
 
 
 def test_an_output_of_its_own_is_told_by_its_numbers(tmp_path):

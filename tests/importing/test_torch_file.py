@@ -59,28 +59,22 @@ def one(*arguments, **options) -> bytes:
     return archive(state({"one": tensor(*arguments, **options)}), ONE)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (one("0", (2, 4), 6), "does not lie in its storage"),
-        (one("0", (2, 3), 6, first=1), "does not lie in its storage"),
-        (one("0", (2, 3), 7), "longer than its file"),
-        (one("0", (2, 3), first=-1), "expected a tensor of a storage"),
-        (one("0", (2, -3), 6), "impossible shape"),
-        (one("9", (2, 3)), "9"),
-        (archive(state({"one": tensor("0", (2, 3))}), ONE, zipfile.ZIP_DEFLATED), "no compressed files"),
-        (archive(state({"one": SWAPPED}), ONE), r"whose numbers stand in order; received the strides \(1, 2\)"),
-        (archive(state({"one": b"N"}), ONE), "expected a tensor under 'one'; received NoneType"),
-        (archive(pickle.dumps([1]), {}), "expected a dictionary of tensors; received list"),
-        (row(state({"one": tensor("0", (2, 3), 7, row=True)}), ONE), "has 6 numbers, not 7"),
-        (pickle.dumps({"one": 1}), "no file of `torch.save`"),
-        (b"", "."),
-        (b"\x80\x02X\xff\xff\xff\x7f", "."),
-        (b"\x80\x02r\xff\xff\xff\x7f.", "."),  # a far place of the memo
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, content, message):
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        open_torch(path)
+REFUSED = [
+    (one("0", (2, 4), 6), "does not lie in its storage"), (one("0", (2, 3), 6, first=1), "does not lie in its storage"),
+    (one("0", (2, 3), 7), "longer than its file"), (one("0", (2, 3), first=-1), "expected a tensor of a storage"),
+    (one("0", (2, -3), 6), "impossible shape"), (one("9", (2, 3)), "9"),
+    (archive(state({"one": tensor("0", (2, 3))}), ONE, zipfile.ZIP_DEFLATED), "no compressed files"),
+    (archive(state({"one": SWAPPED}), ONE), r"whose numbers stand in order; received the strides \(1, 2\)"),
+    (archive(state({"one": b"N"}), ONE), "expected a tensor under 'one'; received NoneType"),
+    (archive(pickle.dumps([1]), {}), "expected a dictionary of tensors; received list"),
+    (row(state({"one": tensor("0", (2, 3), 7, row=True)}), ONE), "has 6 numbers, not 7"),
+    (pickle.dumps({"one": 1}), "no file of `torch.save`"), (b"", "."), (b"\x80\x02X\xff\xff\xff\x7f", "."),
+    (b"\x80\x02r\xff\xff\xff\x7f.", "."),  # a far place of the memo
+]  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    for content, message in REFUSED:
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            open_torch(tmp_path / "file")

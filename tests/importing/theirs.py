@@ -58,9 +58,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "marian-apart": ("MarianMTModel", {**SIDES, "scale_embedding": False, "activation_function": "relu"}),
     "bart": ("BartForConditionalGeneration", {**SIDES, "vocab_size": SIZE, "max_position_embeddings": 28}),
     "t5": ("T5ForConditionalGeneration", T5),
-    "t5-gated": (
-        "T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    ),
+    "t5-gated": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt2-inner": ("GPT2LMHeadModel", {**GPT2, "n_inner": 20, "activation_function": "gelu"}),
     "llama": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 4}),
@@ -107,14 +105,12 @@ def ids_of(pieces: set[str], *more: str) -> bytes:
 
 def marian_files(kind: str) -> dict[str, bytes]:
     """The files of the vocabularies. The joint one lacks two pieces of the source, as those that no text has."""
-    source, target = piece_model(0, 60), piece_model(1, 56)
-    of_source, of_target = pieces_of(source), pieces_of(target)
-    models = {"source.spm": source, "target.spm": target}
+    models = {"source.spm": piece_model(0, 60), "target.spm": piece_model(1, 56)}
+    source, target = map(pieces_of, models.values())
     if kind == "marian-apart":
-        own = {"vocab.json": ids_of({*of_source}, *TAGS), "target_vocab.json": ids_of({*of_target}, "<s>")}
-        return models | own
-    lacking = [piece for piece in of_source if piece not in of_target][-2:]
-    return models | {"vocab.json": ids_of({*of_source, *of_target} - {*lacking}, *TAGS)}
+        return {**models, "vocab.json": ids_of({*source}, *TAGS), "target_vocab.json": ids_of({*target}, "<s>")}
+    lacking = [piece for piece in source if piece not in target][-2:]
+    return {**models, "vocab.json": ids_of({*source, *target} - {*lacking}, *TAGS)}
 
 
 class Maker:
@@ -188,43 +184,29 @@ class Maker:
             values = self.draw.normal(float(is_gain), 0.3, tuple(tensor.shape))
             values *= next((factor for part, factor in FACTORS.items() if part in name), 1)
             tensor.data.copy_(self.torch.from_numpy(np.round(values * 32) / 32))
+        bias: Any = tensors.get("final_logits_bias")
         end = STARTS.get(self.kind, (0, 0.0))[1]
         if self.kind.startswith("marian"):
-            tensors["final_logits_bias"][0, :2] = self.torch.tensor(
-                [end, -100.0]
-            )  # no unknown id, which our search never emits
+            bias[0, :2] = self.torch.tensor([end, -100.0])  # no unknown id, which our search never emits
         elif self.kind == "bart":
-            tensors["final_logits_bias"][0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
+            bias[0, [1, 2]] = self.torch.tensor([-100.0, end])  # nor pad
         elif self.kind.startswith("t5"):
             self.model.get_output_embeddings().weight.data[1].mul_(2)  # some translations end
 
-    def log_prob(self, target: list[int], **inputs: Any) -> float:
-        """log P of a target's ids, from logits (T, V)."""
-        log_probs = self.torch.log_softmax(self.model(**inputs).logits[0].double(), -1)
-        return float(sum(log_probs[place, id] for place, id in enumerate(target)))
-
     def translations(self, rows: list[list[int]], size: int, never: list[int], **search: Any) -> dict[str, Any]:
-        """Logits of random targets, the targets of a greedy search and of one with beams, and log P of the latter."""
+        """Logits of random targets, and the targets of a greedy search."""
         start, end = (int(getattr(self.model.config, f"{name}_token_id")) for name in ("decoder_start", "eos"))
-        banned = [[id] for id in never] or None
-        search |= {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH, "bad_words_ids": banned}
-        self.model.generation_config.update(**search)
+        search |= {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH}
+        self.model.generation_config.update(**search, bad_words_ids=[[id] for id in never] or None)
         self.model.generation_config.save_pretrained(str(self.folder))
         targets = self.draw.integers(3, size, (4, 9)).tolist()
-        found: dict[str, Any] = {"sources": rows, "targets": targets, "logits": [], "greedy": [], "beams": []}
+        found: dict[str, Any] = {"sources": rows, "targets": targets, "logits": [], "greedy": []}
         for row, target in zip(rows, targets, strict=False):
             inputs = {"input_ids": self.torch.tensor([row]), "decoder_input_ids": self.torch.tensor([[start, *target]])}
             found["logits"] += self.model(**inputs).logits.tolist()
         for row in rows:
-            source = self.torch.tensor([row])
-            searches: dict[str, dict[str, Any]] = {"greedy": {"num_beams": 1}, "beams": {"length_penalty": 0.0}}
-            for name, options in searches.items():
-                ids = self.model.generate(source, do_sample=False, early_stopping=False, **options)[0].tolist()[1:]
-                found[name].append(ids[: ids.index(end) + 1] if end in ids else ids)
-        found["log_probs"] = []
-        for row, ids in zip(rows, found["beams"], strict=True):
-            source, target = (self.torch.tensor([each]) for each in (row, [start, *ids[:-1]]))
-            found["log_probs"].append(self.log_prob(ids, input_ids=source, decoder_input_ids=target))
+            written = self.model.generate(self.torch.tensor([row]), do_sample=False, num_beams=1)[0].tolist()[1:]
+            found["greedy"].append(written[: written.index(end) + 1] if end in written else written)
         return found
 
     def of_text(self, model: str, ids: range, size: int, never: list[int]) -> dict[str, Any]:
@@ -266,11 +248,11 @@ class Maker:
             options = {"do_sample": False, "pad_token_id": 0, "bad_words_ids": never, "attention_mask": ids * 0 + 1}
             found = self.model.generate(ids, max_new_tokens=10, **options)[0, 6:].tolist()
             greedy.append(found[: found.index(end)] if end in found else found)
-        return {
-            "rows": rows.tolist(), "logits": self.model(self.torch.from_numpy(rows)).logits.tolist(),
-            "prompts": prompts.tolist(), "greedy": greedy,
-            "log_prob": self.log_prob(rows[1, 1:].tolist(), input_ids=self.torch.from_numpy(rows[1:2, :-1])),
-        }  # fmt: skip
+        logits = self.model(self.torch.from_numpy(rows)).logits
+        log_probs = self.torch.log_softmax(logits[1].double(), -1)[range(CONTEXT - 1), rows[1, 1:]]
+        arrays = {"rows": rows, "logits": logits, "prompts": prompts}
+        told = {name: each.tolist() for name, each in arrays.items()}
+        return {**told, "greedy": greedy, "log_prob": float(log_probs.sum())}
 
     of_gpt2 = of_llama = of_language_model
 
@@ -289,15 +271,6 @@ class Maker:
         inputs = self.tokenizer([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
         logits = self.model(inputs).logits.tolist()
         return {"images": [image.tolist() for image in images], "pixels": inputs.tolist(), "logits": logits}
-
-
-def rounded(value: Any) -> Any:
-    """Numbers with six digits, at any depth."""
-    if isinstance(value, dict):
-        return {name: rounded(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [rounded(inner) for inner in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def unpack(kind: str, folder: Path) -> dict[str, Any]:
@@ -363,8 +336,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for kind in KINDS:
             folder = Path(temporary) / kind
-            text = json.dumps(rounded(Maker(kind, folder).expected))
-            (folder / "expected").write_text(text, encoding="utf-8")
+            text = json.dumps(Maker(kind, folder).expected)
+            rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
+            (folder / "expected").write_text(json.dumps(rounded), encoding="utf-8")
             for path in sorted(folder.iterdir()):
                 content, entry = path.read_bytes(), tarfile.TarInfo(f"{kind}/{path.name}")  # without a date and a name
                 entry.size = len(content)
