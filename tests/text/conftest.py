@@ -15,22 +15,17 @@ from keras_transformer.text.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
 ROOT = Path(__file__).resolve().parents[2]
+DRAW = random.Random(5)
+SYLLABLES = [first + second for first in "bdfgklmnprst" for second in "aeiouäöü"]
+WORDS = ["".join(DRAW.choices(SYLLABLES, k=DRAW.randint(1, 4))) for _ in range(300)]
 
 
-def _sentence_pair(generator: random.Random) -> Pair:
-    words = [generator.choice(WORDS) for _ in range(generator.randint(1, 12))]
+def _sentence_pair(draw: random.Random) -> Pair:
+    words = [draw.choice(WORDS) for _ in range(draw.randint(1, 12))]
     translated = [word[::-1].capitalize() for word in words]
-    if generator.random() < 0.3:
-        translated.append(generator.choice(WORDS))
+    if draw.random() < 0.3:
+        translated.append(draw.choice(WORDS))
     return " ".join(words), " ".join(translated) + "ß."
-
-
-def _words(generator: random.Random, count: int) -> list[str]:
-    syllables = [first + second for first in "bdfgklmnprst" for second in "aeiouäöü"]
-    return ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(count)]
-
-
-WORDS = _words(random.Random(5), 300)
 
 
 @pytest.fixture(scope="session")

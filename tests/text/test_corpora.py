@@ -7,10 +7,7 @@ import hashlib
 import os
 import random
 import sys
-import threading
 import types
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
 
@@ -28,7 +25,10 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-# Text files
+def corpus_of(folder: Path, pairs: list[corpora.Pair], *more: list[corpora.Pair]) -> corpora.Corpus[corpora.Pair]:
+    """The corpus of files with these pairs, and with these for validation."""
+    sides = [side for some in (pairs, *more) for side in zip(*some, strict=True)]
+    return corpus_from_files(*(write(folder / f"side {place}", list(lines)) for place, lines in enumerate(sides)))
 
 
 @pytest.mark.parametrize("name", ["text.en", "text.en.gz"])
@@ -43,18 +43,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
     good = write(tmp_path / "good", ["a", "b"])
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, content in {
-        "plain.gz": b"not compressed\n", "cut.gz": gzip.compress(b"a line\n" * 1000)[:-20], "empty": b"",
-        "empty.gz": gzip.compress(b""), "latin1.de": b"eins\nzwei\nf\xfcnf\n",
-    }.items():  # fmt: skip
-        (tmp_path / name).write_bytes(content)
-    for name, message in {
-        "missing": "no such file: .*missing; check the path",
-        "folder": "cannot read .*folder .*expected a text file, plain or .gz", "plain.gz": r"plain\.gz: broken gzip",
-        "cut.gz": r"cut\.gz: broken gzip", "pipe": "pipe is a pipe or a device, .*: give a file",
-        "empty": "empty is empty; expected a sentence a line", "empty.gz": r"empty\.gz is empty",
-        "latin1.de": r"latin1\.de, line 3: not UTF-8; convert",
-    }.items():  # fmt: skip
+    for name, content, message in (
+        ("missing", None, "no such file: .*missing; check the path"),
+        ("folder", None, "cannot read .*folder .*expected a text file, plain or .gz"),
+        ("pipe", None, "pipe is a pipe or a device, .*: give a file"),
+        ("plain.gz", b"not compressed\n", r"plain\.gz: broken gzip"),
+        ("cut.gz", gzip.compress(b"a line\n" * 1000)[:-20], r"cut\.gz: broken gzip"),
+        ("empty", b"", "empty is empty; expected a sentence a line"),
+        ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
+        ("latin1.de", b"eins\nzwei\nf\xfcnf\n", r"latin1\.de, line 3: not UTF-8; convert"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
         for files in ((tmp_path / name, good), (good, tmp_path / name), (good, good, good, tmp_path / name)):
             with pytest.raises(RequestError, match=message) as error:
                 corpus_from_files(*files)
@@ -81,24 +81,11 @@ def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
             corpus_from_files(*files)
 
 
-def test_given_validation_files_are_used(tmp_path, make_pairs) -> None:
-    files = []
-    for name, pairs in (("train", make_pairs(50, 1)), ("valid", make_pairs(5, 2))):
-        for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-            files.append(write(tmp_path / f"{name}.{side}", list(lines)))
-    corpus = corpus_from_files(*files)
-    assert list(corpus.train()) == list(corpus.train()) == make_pairs(50, 1)
-    assert list(corpus.valid()) == make_pairs(5, 2)
+def test_given_validation_files_are_used_or_the_last_lines_are_held_out(tmp_path, make_pairs) -> None:
+    pairs, valid = make_pairs(200), make_pairs(5, 2)
+    corpus = corpus_of(tmp_path, pairs, valid)
+    assert list(corpus.train()) == list(corpus.train()) == pairs and list(corpus.valid()) == valid
     assert corpus.recipe == {}
-
-
-def corpus_of(folder: Path, pairs: list[corpora.Pair]) -> corpora.Corpus[corpora.Pair]:
-    sides = zip("ab", zip(*pairs, strict=True), strict=True)
-    return corpus_from_files(*[write(folder / name, list(lines)) for name, lines in sides])
-
-
-def test_without_validation_files_the_last_lines_are_held_out(tmp_path, make_pairs) -> None:
-    pairs = make_pairs(200)
     corpus = corpus_of(tmp_path, pairs)
     assert list(corpus.valid()) == pairs[-10:] and list(corpus.train()) == pairs[:-10]
     assert corpus.num_held_out == 10
@@ -129,39 +116,31 @@ def test_files_are_streamed_and_the_identity_follows_the_text(tmp_path, monkeypa
     corpus = corpus_from_files(sources[0], targets[0])
     assert corpus.identity == corpus_from_files(sources[1], targets[1]).identity
     assert corpus.identity != corpus_from_files(sources[0], write(tmp_path / "z", ["c", "e"])).identity
-    read = []
-
-    def three_lines(path: Path) -> Iterator[str]:
-        for line in "abc":
-            read.append(line)
-            yield line
-
-    monkeypatch.setattr(corpora, "read_lines", three_lines)
+    read: list[str] = []
+    monkeypatch.setattr(corpora, "read_lines", lambda path: (read.append(line) or line for line in "abc"))
     next(iter(corpus.train()))
     assert read == ["a", "a"]
 
 
-# Named corpora
-
-
-def test_an_unknown_dataset_is_refused() -> None:
-    known = "numbers:<src>-<tgt>, pronouns:<src>-<tgt>, multi30k:<src>-<tgt>"
-    for name in ("", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de"):
-        with pytest.raises(RequestError, match=f"one of {known}, .*received: '"):
+def test_an_unknown_dataset_or_language_is_refused() -> None:
+    known = "one of numbers:<src>-<tgt>, pronouns:<src>-<tgt>, multi30k:<src>-<tgt>, .*received: '"
+    names = ("", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de")
+    for name, message in {
+        **dict.fromkeys(names, known),
+        "numbers:xx-de": "no numbers in 'xx'; expected one of am, ar, .*, vi, or .* pt_BR",
+        "numbers:am-en": r"fails to spell \d+ in 'am' .*choose another language",
+    }.items():  # fmt: skip
+        with pytest.raises(RequestError, match=message):
             load_corpus(name)
-
-
-@pytest.fixture
-def few_numbers(monkeypatch) -> Iterator[None]:
-    for name, value in {"LIMIT": 20_000, "SAMPLED": 400, "HELD_OUT": 100, "ALL_BELOW": 50}.items():
-        monkeypatch.setattr(number_words, name, value)
-    number_words.number_pairs.cache_clear()
-    yield
-    number_words.number_pairs.cache_clear()
+    with pytest.raises(RequestError, match="leave out --data-dir; received: /somewhere"):
+        load_corpus("numbers:en-de", "/somewhere")
 
 
 @pytest.mark.parametrize("languages", ["en-de", "pt_BR-ja"])
-def test_held_out_numbers_are_apart(few_numbers, languages) -> None:
+def test_held_out_numbers_are_apart(monkeypatch, languages) -> None:
+    for name, value in {"LIMIT": 20_000, "SAMPLED": 400, "HELD_OUT": 100, "ALL_BELOW": 50}.items():
+        monkeypatch.setattr(number_words, name, value)
+    monkeypatch.setattr(corpora, "number_pairs", number_words.number_pairs.__wrapped__)
     corpus = load_corpus(f"numbers:{languages}")
     train, valid = list(corpus.train()), list(corpus.valid())
     assert len(valid) == 100 and 400 <= len(train) <= 450
@@ -187,18 +166,6 @@ def test_the_full_numbers_corpus(monkeypatch) -> None:
     assert pairs and not set(chain(*pairs)) & set(chain(*held_out))
 
 
-def test_numbers_in_an_unknown_language(monkeypatch) -> None:
-    with pytest.raises(RequestError, match="no numbers in 'xx'; expected one of am, ar, .*, vi, or .* pt_BR"):
-        load_corpus("numbers:xx-de")
-    with pytest.raises(RequestError, match=r"fails to spell \d+ in 'am' .*choose another language"):
-        load_corpus("numbers:am-en")
-    with pytest.raises(RequestError, match="leave out --data-dir; received: /somewhere"):
-        load_corpus("numbers:en-de", "/somewhere")
-
-
-# Multi30k
-
-
 @pytest.fixture
 def stand_in(monkeypatch) -> dict[str, bytes]:
     """Texts that take the place of Multi30k's, with their hashes."""
@@ -222,24 +189,20 @@ def store(folder: Path, texts: dict[str, bytes], compressed: bool = True) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("compressed", [True, False])
-def test_multi30k_from_a_folder(stand_in, tmp_path, compressed) -> None:
-    corpus = load_corpus("multi30k:fr-de", store(tmp_path / "data", stand_in, compressed))
-    assert list(corpus.train()) == [("train.fr 1", "train.de 1"), ("train.fr 2", "train.de 2")]
-    assert list(corpus.valid()) == [("val.fr 1", "val.de 1"), ("val.fr 2", "val.de 2")]
-    assert multi30k_file("test_2016_flickr", "en", tmp_path / "data").exists()
-    assert set(corpus.recipe) >= {"num_layers", "vocabulary_size", "token_budget"}
-    assert corpus.identity != load_corpus("multi30k:de-fr", tmp_path / "data").identity
-
-
-def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path, monkeypatch) -> None:
+def test_multi30k_from_a_folder_which_is_checked(stand_in, tmp_path, monkeypatch) -> None:
     with pytest.raises(RequestError, match=r"holds neither train\.en\.gz nor train\.en: check --data-dir"):
         load_corpus("multi30k:en-de", tmp_path)
+    for compressed in (False, True):
+        corpus = load_corpus("multi30k:fr-de", store(tmp_path / f"{compressed}", stand_in, compressed))
+        assert list(corpus.train()) == [("train.fr 1", "train.de 1"), ("train.fr 2", "train.de 2")]
+        assert list(corpus.valid()) == [("val.fr 1", "val.de 1"), ("val.fr 2", "val.de 2")]
+    assert multi30k_file("test_2016_flickr", "en", tmp_path / "True").exists()
+    assert set(corpus.recipe) >= {"num_layers", "vocabulary_size", "token_budget"}
+    assert corpus.identity != load_corpus("multi30k:de-fr", tmp_path / "True").identity
     for damaged in (gzip.compress(b"another text\n"), b"no gzip", gzip.compress(b"cut" * 1000)[:-9]):
-        store(tmp_path, stand_in)
-        (tmp_path / "val.de.gz").write_bytes(damaged)
+        (tmp_path / "True" / "val.de.gz").write_bytes(damaged)
         with pytest.raises(RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"):
-            load_corpus("multi30k:en-de", tmp_path)
+            load_corpus("multi30k:en-de", tmp_path / "True")
     for language, message in (("xx", r"\.xx; expected one of train\.en, "), ("../de", r"\.\.\./de")):
         with pytest.raises(RequestError, match=f"multi30k has no train{message}"):
             load_corpus(f"multi30k:en-{language}")
@@ -248,108 +211,64 @@ def test_multi30k_in_a_folder_is_checked(stand_in, tmp_path, monkeypatch) -> Non
         load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
 
-@pytest.fixture
-def server(stand_in) -> Iterator[types.SimpleNamespace]:
-    """A public repository on this machine; `files` says what it holds, `cut` breaks off what it sends."""
-    state = types.SimpleNamespace(files=stand_in, cut=0, asked=[])
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = self.path.removeprefix("/raw/").removesuffix(".gz")
-            state.asked.append(name)
-            if name not in state.files:
-                self.send_error(404)
-                return
-            body = gzip.compress(state.files[name])
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body[: len(body) - state.cut])
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        state.url = f"http://127.0.0.1:{http.server_port}/raw"
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield state
-        http.shutdown()
-        thread.join()
-
-
-def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(server, cache, monkeypatch) -> None:
+def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(stand_in, cache, tmp_path, monkeypatch) -> None:
+    asked, download = [], fetching.download
+    monkeypatch.setattr(fetching, "download", lambda url: (asked.append(url), download(url))[1])
+    url = store(tmp_path / "public", stand_in).as_uri()
     for _ in range(2):
-        path = multi30k_file("val", "de", base_url=server.url)
+        path = multi30k_file("val", "de", base_url=url)
         assert path == cache / "val.de.gz"
         assert list(read_lines(path)) == ["val.de 1", "val.de 2"]
-    assert server.asked == ["val.de"]
+    assert asked == [f"{url}/val.de.gz"]
     path.write_bytes(path.read_bytes()[:-5])
-    assert list(read_lines(multi30k_file("val", "de", base_url=server.url))) == ["val.de 1", "val.de 2"]
-    assert server.asked == ["val.de", "val.de"]
-    store(cache, server.files)
-    monkeypatch.setattr(fetching, "download", lambda url: pytest.fail(f"fetched {url}"))
-    assert len(list(load_corpus("multi30k:en-de").train())) == 2
+    assert list(read_lines(multi30k_file("val", "de", base_url=url))) == ["val.de 1", "val.de 2"]
+    assert len(asked) == 2
+    store(cache, stand_in)
+    assert len(list(load_corpus("multi30k:en-de").train())) == 2 and len(asked) == 2
 
 
-def test_what_cannot_be_fetched_leaves_nothing(server, cache, monkeypatch) -> None:
-    mend = r"pass its folder with --data-dir"
+def test_what_cannot_be_fetched_leaves_nothing(stand_in, cache, tmp_path, monkeypatch) -> None:
+    public = store(tmp_path / "public", stand_in)
 
-    def refused(message: str, url: str = server.url) -> None:
-        with pytest.raises(JobError, match=rf"{url}/val\.de\.gz {message}.*{mend}") as error:
+    def refused(message: str, url: str = public.as_uri()) -> None:
+        with pytest.raises(JobError, match=rf"{url}/val\.de\.gz {message}.*pass its folder with --data-dir") as error:
             multi30k_file("val", "de", base_url=url)
-        assert "\n" not in str(error.value)
-        assert not list(cache.glob("*"))
+        assert "\n" not in str(error.value) and not list(cache.glob("*"))
 
-    server.cut = 5
-    refused(r"\(|sent another text")
-    server.cut, server.files = 0, {"val.de": b"another text\n"}
-    refused("sent another text")
-    server.files = {}
-    refused(r"\(HTTP Error 404")
+    for content in ((public / "val.de.gz").read_bytes()[:-5], gzip.compress(b"another text\n")):
+        (public / "val.de.gz").write_bytes(content)
+        refused("sent another text")
     refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
-    server.files = {"val.de": b"val.de 1\nval.de 2\n"}
-    monkeypatch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
-    refused(r"\(over 10 bytes")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
+        refused(r"\(over 10 bytes")
+    (public / "val.de.gz").unlink()
+    refused(r"\(")
 
 
-# WMT14
-
-
-@pytest.fixture
-def stand_in_tfds(monkeypatch) -> types.SimpleNamespace:
-    """What `load_corpus` uses of tensorflow_datasets: its one configuration serves both directions."""
+def test_wmt14_in_both_directions_and_what_cannot_be_had(tmp_path, monkeypatch) -> None:
+    """Of tensorflow_datasets one configuration serves both directions."""
 
     class Split(list):
         cardinality = list.__len__
 
-    splits = {
-        split: Split([{"en": f"{split} one\ntwo".encode(), "de": f"{split} eins zwei".encode()}])
-        for split in ("train", "validation")
-    }
+    folders: list[str | None] = []
 
     def load(name, split, data_dir, shuffle_files, with_info):
         assert not shuffle_files and with_info
         if name != "wmt14_translate/de-en":
             raise ValueError(f"no {name}\nand more lines")
-        fake.data_dir = data_dir
-        return [splits[part] for part in split], types.SimpleNamespace(full_name=f"{name}/1.0.0")
+        folders.append(data_dir)
+        rows = [Split([{"en": f"{part} one\ntwo".encode(), "de": f"{part} eins zwei".encode()}]) for part in split]
+        return rows, types.SimpleNamespace(full_name=f"{name}/1.0.0")
 
-    fake = types.SimpleNamespace(load=load, as_numpy=iter)
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
-    return fake
-
-
-def test_wmt14_in_both_directions(stand_in_tfds, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(load=load, as_numpy=iter))
     forth, back = load_corpus("wmt14:en-de", tmp_path), load_corpus("wmt14:de-en")
     assert list(forth.train()) == list(forth.train()) == [("train one two", "train eins zwei")]
     assert list(forth.valid()) == [("validation one two", "validation eins zwei")]
     assert list(back.train()) == [("train eins zwei", "train one two")]
     assert forth.identity != back.identity and forth.num_pairs == 1
-    assert stand_in_tfds.data_dir is None
-
-
-def test_wmt14_that_cannot_be_had(stand_in_tfds, monkeypatch) -> None:
+    assert folders[-1] is None
     with pytest.raises(JobError, match=r"could not prepare wmt14_translate/fr-en \(no .*fr-en\)"):
         load_corpus("wmt14:en-fr")
     for languages in ("de-fr", "en-xx", "xx-en"):

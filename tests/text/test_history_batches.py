@@ -53,14 +53,9 @@ def test_validation_tells_the_last_item_from_as_much_as_the_model_sees_when_it_i
     expected = [(begun(history[:-1], 8), history[-1:]) for history in HISTORIES if history]
     assert sorted(windows_of(plan, 0)) == sorted(expected)
     assert windows_of(plan, 0) == windows_of(plan, 5)
-    assert begun([], 4) == [2] and begun([7, 8, 9], 4) == [2, 7, 8, 9] and begun([7, 8, 9, 10], 4) == [2, 8, 9, 10]
-
-
-def test_what_cannot_be_planned_is_refused():
     with pytest.raises(RequestError, match="expected histories with items of the vocabulary; received none"):
         HistoryPlan([[], []], 8, 60)
-    with pytest.raises(RequestError, match="the token budget must hold the longest sentence, 8 tokens, on each of 3"):
-        HistoryPlan(HISTORIES, 8, 20, 0, 3)
+    assert begun([], 4) == [2] and begun([7, 8, 9], 4) == [2, 7, 8, 9] and begun([7, 8, 9, 10], 4) == [2, 8, 9, 10]
 
 
 TRAINED = [[4, 5, 4, 5], [4, 6], [7, 5, 4], [6]]
@@ -74,11 +69,6 @@ def test_baselines_by_hand():
     np.testing.assert_allclose(markov.scores([7, 4]), (popular + np.array([0, 0, 0, 0, 0, 2, 1, 0, 0]) / 3) / 2)
     for history in ([4, 8], []):
         np.testing.assert_allclose(markov.scores(history), popular / 2)
-
-
-def test_ranks_of_a_baseline_are_those_of_a_model():
-    markov, histories = ItemToItem(TRAINED, 9), [[4], [7, 5], [], [6]]
-    targets = [6, 4, 8, 1]
-    scores = np.stack([markov.scores(history) for history in histories])
-    expected = ranking.ranks_of(np.array(targets), scores)
+    histories, targets = [[4], [7, 5], [], [6]], [6, 4, 8, 1]
+    expected = ranking.ranks_of(np.array(targets), np.stack([markov.scores(history) for history in histories]))
     np.testing.assert_array_equal(ranks(markov, histories, targets, 4), np.asarray(expected))

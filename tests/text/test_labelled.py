@@ -24,18 +24,15 @@ def test_every_tenth_line_is_held_out(tmp_path):
     train, valid = list(corpus.train()), list(corpus.valid())
     assert ["\t".join(row) for row in valid] == LINES[9::10] and len(train) == 36
     assert sorted("\t".join(row) for row in train + valid) == sorted(LINES)
+    lines = [f"{'odd' if n % 2 else 'even'}\ttext number {n % 17}" for n in range(60)] + ["bye\tsee you"] * 20
+    equal = labelled_from_file(write(tmp_path / "equal", lines))
+    train, valid = list(equal.train()), list(equal.valid())
+    assert valid and not set(train) & set(valid) and len(valid) <= len(lines) // 10, "equal lines stay together"
+    assert sorted("\t".join(row) for row in train + valid) == sorted(lines)
     own = labelled_from_file(tmp_path / "text", write(tmp_path / "valid", LINES[:2]))
     assert len(list(own.train())) == 40 and len(list(own.valid())) == 2 and own.identity != corpus.identity
     other = labelled_from_file(write(tmp_path / "other", LINES[1:] + LINES[:1]))
     assert other.identity != corpus.identity
-
-
-def test_equal_lines_are_all_held_out_or_all_trained_on(tmp_path):
-    lines = [f"{'odd' if n % 2 else 'even'}\ttext number {n % 17}" for n in range(60)] + ["bye\tsee you"] * 20
-    corpus = labelled_from_file(write(tmp_path / "text", lines))
-    train, valid = list(corpus.train()), list(corpus.valid())
-    assert valid and not set(train) & set(valid) and len(valid) <= len(lines) // 10
-    assert sorted("\t".join(row) for row in train + valid) == sorted(lines)
 
 
 def test_what_cannot_be_trained_on_is_refused(tmp_path):

@@ -32,14 +32,10 @@ def corpus(tmp_path) -> Corpus:
 def test_further_pairs_come_once_and_the_corpus_as_often_as_asked(corpus):
     for copies in (1, 3):
         made = mixed(corpus, copies)
-        assert list(made.train()) == OWN * copies + MORE
-        assert list(made.train()) == list(made.train()), "each call begins anew"
+        assert list(made.train()) == list(made.train()) == OWN * copies + MORE, "each call begins anew"
         assert list(made.valid()) == VALID
-
-
-def test_a_tag_begins_the_sources_of_the_further_pairs_alone(corpus):
-    made = mixed(corpus, more_tag="<bt>")
-    assert list(made.train()) == [*OWN, ("<bt> for", "vier"), ("<bt> fife", "fünf"), ("<bt> six", "sechs")]
+    tagged = mixed(corpus, more_tag="<bt>")
+    assert list(tagged.train()) == [*OWN, ("<bt> for", "vier"), ("<bt> fife", "fünf"), ("<bt> six", "sechs")]
 
 
 def test_both_directions_learn_from_real_text_alone_and_validate_in_their_own(corpus):
@@ -66,46 +62,30 @@ def test_a_source_without_its_tags():
     assert untagged("<bt>", tags) == ""
 
 
-def test_the_identity_tells_other_further_pairs(corpus, tmp_path):
-    (tmp_path / "more.target").write_text("vier\nfünf\nsieben\n", encoding="utf-8")
-    files = [tmp_path / f"{name}.{side}" for name, side in product(("own", "valid"), ("source", "target"))]
-    alone = corpus_from_files(*files)
-    other = with_more(alone, tmp_path / "more.source", tmp_path / "more.target")
-    assert len({alone.identity, corpus.identity, other.identity}) == 3
-
-
-def test_further_pairs_of_unlike_length_are_refused(corpus, tmp_path):
-    (tmp_path / "more.target").write_text("vier\n", encoding="utf-8")
+def test_the_identity_tells_other_further_pairs_which_must_be_of_one_length(corpus, tmp_path):
+    more = tmp_path / "more.source", tmp_path / "more.target"
+    more[1].write_text("vier\nfünf\nsieben\n", encoding="utf-8")
+    assert len({corpus.identity, with_more(corpus, *more).identity}) == 2
+    more[1].write_text("vier\n", encoding="utf-8")
     with pytest.raises(RequestError, match=r"more\.source has 3 lines and .*more\.target has 1"):
-        with_more(corpus, tmp_path / "more.source", tmp_path / "more.target")
+        with_more(corpus, *more)
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_a_tag_is_one_piece_wherever_it_stands(model_type):
-    tags = ["<2de>", "<bt>"]
+def test_a_tag_is_one_piece_wherever_it_stands_which_sampling_never_divides(model_type):
+    tags, texts = ["<2de>", "<bt>"], ["<2de> <bt> one two", "one <bt> two", "<2de>one", "<2de>", "eleven"]
     tokenizer = Tokenizer.train(LINES, 28, model_type, tags=tags)
     assert list(tokenizer.tags) == tags and tokenizer.vocabulary_size == 28
-    ids = tokenizer.encode(["<2de> <bt> one two", "one <bt> two", "<2de>one"])
-    for line, line_tags in zip(ids, (tags, ["<bt>"], ["<2de>"]), strict=True):
-        assert [piece for piece in tokenizer.pieces(line) if piece in tags] == line_tags
-        assert not any("<" in piece for piece in tokenizer.pieces(line)[:-1] if piece not in tags)
     assert Tokenizer.train(LINES, 26, model_type).tags == {}
-    assert Tokenizer.train(LINES, 26, keeps_text=True).tags == {}, "a line break is no tag"
+    is_bpe = model_type == "bpe"
+    certain, wild = (SubwordSampler(tokenizer, a, "1") for a in ((0, 0.95) if is_bpe else (1000, 0.001)))
+    assert [certain.sample(text) for text in texts] == tokenizer.encode(texts)
+    drawn = [(text, wild.sample(text)) for text in texts * 20]
+    for text, ids in [*zip(texts, tokenizer.encode(texts), strict=True), *drawn]:
+        assert [piece for piece in tokenizer.pieces(ids) if "<" in piece] == re.findall("<[^>]+>", text)
 
 
-def test_a_control_id_is_no_tag():
+def test_neither_a_control_id_nor_a_line_break_is_a_tag():
     with pytest.raises(RequestError, match=r"a tag must be none of SentencePiece's control ids; received: </s>"):
         Tokenizer.train(LINES, 28, tags=["<bt>", "</s>"])
-
-
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_subword_sampling_never_divides_a_tag(model_type):
-    tokenizer = Tokenizer.train(LINES, 28, model_type, tags=["<2de>", "<bt>"])
-    tagged_lines = ["<2de> <bt> one two", "one <bt> two", "<2de>one", "<2de>", "eleven"]
-    certain = SubwordSampler(tokenizer, 0 if model_type == "bpe" else 1000, "1")
-    assert [certain.sample(line) for line in tagged_lines] == tokenizer.encode(tagged_lines)
-    wild = SubwordSampler(tokenizer, 0.95 if model_type == "bpe" else 0.001, "1")
-    for _ in range(20):
-        for line in tagged_lines:
-            pieces = tokenizer.pieces(wild.sample(line))
-            assert [piece for piece in pieces if "<" in piece] == re.findall("<[^>]+>", line)
+    assert Tokenizer.train(LINES, 26, keeps_text=True).tags == {}

@@ -61,15 +61,15 @@ def test_of_a_validation_only_targets_have_labels(corpus, tokenizer):
 
 
 def test_rows_of_similar_length_share_a_batch_and_the_order_changes(corpus):
-    def rows(seed, epoch):
-        batches = batches_of(PairPlan(PairRows(corpus, MOST), 400, seed), epoch)
-        lengths = [(batch.labels != PAD).sum(1) for batch in batches]
-        from_long_to_short = np.concatenate(sorted(lengths, key=lambda some: -some[0]))
-        assert (np.diff(from_long_to_short) <= 0).all() and len(lengths) > 5
-        return [real(row) for batch in batches for row in batch.labels]
-
-    assert rows(1, 0) == rows(1, 0) and sorted(rows(1, 0)) == sorted(rows(1, 1))
-    assert rows(1, 0) != rows(1, 1) and rows(1, 0) != rows(2, 0)
+    one, same, later, other = (
+        batches_of(PairPlan(PairRows(corpus, MOST), 400, seed), epoch)
+        for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+    )
+    lengths = [(batch.labels != PAD).sum(1) for batch in one]
+    from_long_to_short = np.concatenate(sorted(lengths, key=lambda some: -some[0]))
+    assert (np.diff(from_long_to_short) <= 0).all() and len(lengths) > 5
+    rows = [[real(row) for batch in some for row in batch.labels] for some in (one, same, later, other)]
+    assert rows[0] == rows[1] not in rows[2:] and sorted(rows[0]) == sorted(rows[2])
     with pytest.raises(RequestError, match="the token budget must hold the longest sentence"):
         PairPlan(PairRows(corpus, MOST), 12)
 

@@ -14,14 +14,10 @@ from keras_transformer.text.sampling import SubwordSampler
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 
 
-def is_bpe(tokenizer: Tokenizer) -> bool:
-    return SubwordSampler(tokenizer, 0.1, "")._draw.__name__ == "_draw_bpe"
-
-
 def test_without_chance_the_segmentation_is_the_tokenizers(tokenizer, lines) -> None:
     """Unigram: a high power leaves the best segmentation alone; BPE: no merge is passed over."""
     lines = [*lines, "", "bada 你好 gögo", "你好", "bada你", "<s> </s>"]
-    sampler = SubwordSampler(tokenizer, 0 if is_bpe(tokenizer) else 1000, "1")
+    sampler = SubwordSampler(tokenizer, 0 if tokenizer.model_type == "bpe" else 1000, "1")
     assert [sampler.sample(line) for line in lines] == tokenizer.encode(lines)
 
 
