@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pytest
 
 import keras_transformer
 from export.signatures import Decoding, open_run
+from keras_transformer.decoding.decoder import Decoder, Found
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.passages import Passages
 from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
@@ -21,24 +23,48 @@ pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]
 LONG = " ".join(SENTENCES)
-GREEDY = {"num_beams": 1, "max_length": 12}
 WHOLE = "n-best lists, alignments and what begins with a prefix are of whole lines"
-NOT_JOINED = pytest.mark.parametrize(
-    "options", [{"n_best": 2, "num_beams": 2}, {"alignments": True}, {"prefixes": ["one"]}]
-)
+
+
+class Backwards(Decoder):
+    """In place of a model: a translation has the pieces of its source backwards, without some of the last ones."""
+
+    max_source_length, vocabulary_sizes = 40, (None, 64)
+    log_probs = None  # type: ignore[assignment]  # nobody asks
+
+    def check_source_length(self, length):
+        """Any is good."""
+
+    def search(self, arrays, options):
+        sources = [[id for id in row if id > END][::-1] for row in arrays.source_ids.tolist()]
+        lists = [[[*ids[: len(ids) - skip], END] for skip in range(options.n_best)] for ids in sources]
+        ids = np.stack([padded(some, arrays.source_ids.shape[1] + 1) for some in lists])
+        return Found(ids, -0.01 * ids.sum(-1).astype("float32"))
+
+    def sample(self, arrays, uniforms, options):
+        ids = (4 + 60 * uniforms[..., :9]).astype("int32")
+        return ids, -np.ones(ids.shape[:2], "float32")
+
+    def align(self, emitted):
+        return [((0, 0),)] * len(emitted)
 
 
 @pytest.fixture(scope="module")
-def short(translator, tokenizer) -> Translator:
+def backwards(tokenizer) -> Translator:
+    return Translator(Backwards(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def short(tokenizer) -> Translator:
     """It takes the longest of the sentences, and no two of them."""
     most = max(map(len, tokenizer.encode(SENTENCES)))
     pairs = zip(SENTENCES, SENTENCES[1:], strict=False)
     assert all(len(ids) > most for ids in tokenizer.encode([f"{one} {other}" for one, other in pairs]))
-    return Translator(translator.decoder, tokenizer, max_source_length=most)
+    return Translator(Backwards(), tokenizer, max_source_length=most)
 
 
 def found_by(translator: Translator, lines: list[str], prefixes: list[str] | None = None, **options):
-    options = {**GREEDY, "split": "lines", **options}
+    options = {"split": "lines", **options}
     return list(translator.stream(lines, translator.search_options(**options), prefixes))
 
 
@@ -57,42 +83,36 @@ def apart(line: str, passages: Passages, prefix: str = ""):
     return passage, [sentence.source for sentence in sentences]
 
 
-def test_the_sentences_of_a_line_are_translated_apart_and_joined(translator):
-    alone = translator.translate(SENTENCES, **GREEDY)
+def test_the_sentences_of_a_line_are_translated_apart_and_joined(backwards, capsys):
+    alone = backwards.translate(SENTENCES)
+    assert len({*alone}) == 4 and alone == backwards.translate(SENTENCES, split="off")
     for batch_size in (1, 64):
-        found = translator.translate([LONG, "The sea."], **GREEDY, batch_size=batch_size)
+        found = backwards.translate([LONG, "The sea."], batch_size=batch_size)
         assert found == [" ".join(alone), alone[3]]
-    assert translator.translate(LONG, **GREEDY) == " ".join(alone)
-    ((whole,),) = found_by(translator, [LONG], prefixes=[""], split="sentences")
+    assert backwards.translate(LONG) == " ".join(alone)
+    ((whole,),) = found_by(backwards, [LONG], prefixes=[""], split="sentences")
     assert whole.text == " ".join(alone), "a blank prefix leaves a line to be split"
+    assert told(capsys) == []
 
 
-def test_line_breaks_blank_lines_indentation_and_list_marks_stay(translator):
-    one, two, three, four = translator.translate(SENTENCES, **GREEDY)
+def test_line_breaks_blank_lines_indentation_and_list_marks_stay(backwards):
+    one, two, three, four = backwards.translate(SENTENCES)
     first, second, third, fourth = SENTENCES
     text = f"  - {first}\t{second}\r\n\r\n \t\n12. {third}  \n\n\u2022 {fourth}\na) {first}\n"
-    assert translator.translate(text, **GREEDY) == (
-        f"  - {one}\t{two}\r\n\r\n \t\n12. {three}  \n\n\u2022 {four}\na) {one}\n"
-    )
-    assert translator.translate([f"{first}\n\n{second}", fourth], **GREEDY) == [f"{one}\n\n{two}", four]
-    assert translator.translate(["", " ", "\n", "\n \n"], **GREEDY) == ["", "", "\n", "\n \n"]
+    assert backwards.translate(text) == f"  - {one}\t{two}\r\n\r\n \t\n12. {three}  \n\n\u2022 {four}\na) {one}\n"
+    assert backwards.translate([f"{first}\n\n{second}", fourth]) == [f"{one}\n\n{two}", four]
+    assert backwards.translate(["", " ", "\n", "\n \n"]) == ["", "", "\n", "\n \n"]
 
 
-def test_a_line_of_the_stream_stays_one_line(translator):
-    lines = [f"{one}\n{other}" for one in SENTENCES for other in ("\x0b\x85\u2028The sea.", "\rA.\x00 B.")]
-    for (best,) in translator.stream(lines, translator.search_options(**GREEDY)):
-        assert len(best.text.splitlines()) == 1
-
-
-def test_as_many_sentences_stay_together_as_the_model_learned_from(translator, tokenizer):
+def test_as_many_sentences_stay_together_as_the_model_learned_from(backwards, tokenizer):
     pairs = [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]
-    of_pairs = Translator(translator.decoder, tokenizer, sentences_per_line=2)
-    assert of_pairs.translate(LONG, **GREEDY) == " ".join(translator.translate(pairs, **GREEDY, split="off"))
-    assert of_pairs.translate(pairs, **GREEDY) == translator.translate(pairs, **GREEDY, split="off")
+    of_pairs = Translator(backwards.decoder, tokenizer, sentences_per_line=2)
+    assert of_pairs.translate(LONG) == " ".join(backwards.translate(pairs, split="off"))
+    assert of_pairs.translate(pairs) == backwards.translate(pairs, split="off")
 
 
-def test_a_run_and_its_export_know_the_text_that_the_model_learned_from(translator, tokenizer, tmp_path):
-    Translator(translator.decoder, tokenizer, sentences_per_line=2).save(tmp_path / "run", languages=("en", "de"))
+def test_a_run_and_its_export_know_the_text_that_the_model_learned_from(tiny_model, tokenizer, tmp_path):
+    Translator(tiny_model, tokenizer, sentences_per_line=2).save(tmp_path / "run", languages=("en", "de"))
     again = keras_transformer.load(tmp_path / "run")
     assert again.learned_text == LearnedText("en", "de", 2) and again.target_language == "de"
     metadata = open_run(tmp_path / "run").metadata(Decoding(), "float32")
@@ -108,49 +128,38 @@ def test_a_tag_of_the_other_direction_brings_the_other_language():
     assert apart(f"<2de> {text}", passages)[0].tags == "<2de> "
 
 
-def test_the_score_of_a_line_is_the_sum(translator):
-    parts = [best for (best,) in found_by(translator, SENTENCES)]
-    ((whole,),) = found_by(translator, [f" {LONG}"], split="sentences")
-    assert whole.score == pytest.approx(sum(part.score for part in parts), rel=1e-4)
-    assert whole.log_prob == pytest.approx(sum(part.log_prob for part in parts), rel=1e-4)
-    end = [END] if all(part.ids[-1] == END for part in parts) else []
-    assert whole.ids == (*(id for part in parts for id in part.ids if id != END), *end)
-    assert whole.text == " " + " ".join(part.text for part in parts)
+@pytest.mark.parametrize("cut", [None, 0, 2])
+def test_the_score_of_a_line_is_the_sum_and_it_has_an_end_only_if_each_part_has(tokenizer, cut):
+    parts = [Hypothesis(f"t{id}", -1.0, -2.0, (id, END)) for id in range(4, 7)]
+    if cut is not None:
+        parts[cut] = replace(parts[cut], ids=parts[cut].ids[:1])
+    passages = passages_of(tokenizer, 10, split="lines")
+    (passage,) = passages.taken_apart([(0, ("a b c", ""))])
+    ((whole,),) = passages.joined([passage.divided(["a ", "b  ", "c"])], [[part] for part in parts])
+    assert whole == Hypothesis("t4 t5  t6", -3.0, -6.0, (4, 5, 6) if cut is not None else (4, 5, 6, END))
 
 
-def test_a_line_of_one_sentence_is_translated_as_it_is(translator, capsys):
-    ways = [found_by(translator, SENTENCES, split=split) for split in ("sentences", "lines", "off")]
-    assert ways[0] == ways[1] == ways[2]
-    assert told(capsys) == []
-
-
-def test_random_lines_of_any_characters_come_back_one_for_one(translator):
+def test_random_lines_of_any_characters_come_back_one_for_one(backwards):
     draw = random.Random(0)
 
     def any_character() -> str:
         kind = draw.random()
         if kind < 0.4:
-            return draw.choice("ab. !?\t\n\r\u00a0\u200c。」“.…१।1)-")
+            return draw.choice("ab. !?\t\n\r\x0b\x85\u2028\u00a0\u200c。」“.…१।1)-")
         return chr(draw.randrange(0x110000 if kind < 0.7 else 0x250))
 
-    lines = ["".join(any_character() for _ in range(draw.randrange(40))) for _ in range(200)]
-    options = translator.search_options(num_beams=1, max_length=2)
-    found = list(translator.stream(lines, options))
-    assert len(found) == len(lines)
-    alone = [next(translator.stream([line], options)) for line in lines[:10]]
-    assert [best.text for (best,) in found[:10]] == [best.text for (best,) in alone]
-    assert all("\n" not in best.text and best.text.encode() is not None for (best,) in found)
+    lines = ["One.\n\x0b\x85\u2028The sea.", "Two.\n\rA.\x00 B."]
+    lines += ["".join(any_character() for _ in range(draw.randrange(40))) for _ in range(200)]
+    found = [best.text for (best,) in backwards.stream(lines)]
+    assert found[:20] == [best.text for line in lines[:20] for (best,) in backwards.stream([line])]
+    assert len(found) == len(lines) and all(len(text.splitlines()) <= 1 and text.encode() is not None for text in found)
 
 
-@NOT_JOINED
-def test_lists_alignments_and_prefixes_are_of_whole_lines_and_this_is_told(translator, capsys, options):
+@pytest.mark.parametrize("options", [{"n_best": 2, "num_beams": 2}, {"alignments": True}, {"prefixes": ["one"]}])
+def test_lists_alignments_and_prefixes_are_of_whole_lines_and_this_is_told(backwards, short, capsys, options):
     lines = [f" {LONG}"]
-    assert found_by(translator, lines, **options, split="sentences") == found_by(translator, lines, **options)
+    assert found_by(backwards, lines, **options, split="sentences") == found_by(backwards, lines, **options)
     assert told(capsys) == [f"warning: 1 line(s) of several sentences were translated as they are: {WHOLE}"]
-
-
-@NOT_JOINED
-def test_of_long_lines_what_cannot_be_joined_is_cut_and_this_is_told(short, capsys, options):
     assert found_by(short, [LONG], **options) == found_by(short, [LONG], **options, split="off")
     split, cut = told(capsys)
     assert cut == f"warning: 1 source(s) were over {short.max_source_length} pieces and were cut"
@@ -158,27 +167,19 @@ def test_of_long_lines_what_cannot_be_joined_is_cut_and_this_is_told(short, caps
 
 
 def test_the_parts_of_a_long_line_are_translated_apart_and_joined_unless_it_is_to_be_cut(short, capsys):
-    alone = short.translate(SENTENCES, **GREEDY)
+    alone = short.translate(SENTENCES)
     lines = ["The sea.", LONG, "", f"{LONG} {LONG}", "Two dogs run!"]
     expected = [alone[3], " ".join(alone), "", " ".join([*alone, *alone]), alone[1]]
-    assert short.translate(lines, **GREEDY, split="lines") == expected
-    assert short.translate(lines, **GREEDY, long="split") == expected
+    assert short.translate(lines, split="lines") == expected
+    assert short.translate(lines, long="split") == expected
     warning = f"warning: 2 line(s) were over {short.max_source_length} pieces: their parts were translated and joined"
     assert told(capsys) == [warning] * 2
-    cut = short.translate([LONG], **GREEDY, split="off")
-    assert short.translate([LONG], **GREEDY, long="cut") == cut != short.translate([LONG], **GREEDY)
+    cut = short.translate([LONG], split="off")
+    assert short.translate([LONG], long="cut") == cut != short.translate([LONG])
     assert capsys.readouterr().err.count("warning: 1 source(s) were over") == 2
-    short.translate([f"The sea. {'sea' * 60} The sea."], **GREEDY)  # a word without a place to split
+    short.translate([f"The sea. {'sea' * 60} The sea."])  # a word without a place to split
     split, was_cut = told(capsys)
     assert "1 line(s) were over" in split and was_cut.endswith("were cut")
-
-
-def test_a_sentence_that_is_too_long_is_split_after_commas(tokenizer):
-    clauses = ["seven hundred and two,", "two hundred dogs run,", "the sea!"]
-    most = max(map(len, tokenizer.encode(clauses)))
-    passage, sources = apart(f"{' '.join(clauses)} One.", passages_of(tokenizer, most))
-    assert passage.texts == [*clauses, "One."] and passage.spaces == ["", " ", " ", " ", ""]
-    assert sources == tokenizer.encode(passage.texts)
 
 
 def test_each_part_has_a_place_of_its_own_and_fits(short):
@@ -214,22 +215,11 @@ def test_a_text_without_pieces_has_no_sentence():
     assert len(passage.texts) == 3 and [sentence.place for sentence in sentences] == [0, 2]
 
 
-@pytest.mark.parametrize("cut", [None, 0, 2])
-def test_a_line_has_an_end_only_if_each_part_has(short, cut):
-    parts = [Hypothesis(f"t{id}", -1.0, -2.0, (id, END)) for id in range(4, 7)]
-    if cut is not None:
-        parts[cut] = replace(parts[cut], ids=parts[cut].ids[:1])
-    passages = passages_of(short.source_tokenizer, 10, split="lines")
-    (passage,) = passages.taken_apart([(0, ("a b c", ""))])
-    ((whole,),) = passages.joined([passage.divided(["a ", "b  ", "c"])], [[part] for part in parts])
-    assert whole == Hypothesis("t4 t5  t6", -3.0, -6.0, (4, 5, 6) if cut is not None else (4, 5, 6, END))
-
-
-def test_every_part_of_a_line_is_drawn_anew(translator):
-    draws: dict[str, Any] = {"sampling": True, "seed": 3, "split": "sentences"}
+def test_every_part_of_a_line_is_drawn_anew(backwards):
     line = " ".join(["Two dogs run to the sea."] * 3)
-    ((whole,),) = found_by(translator, [line], **draws)
-    ((again,),) = found_by(translator, [line], **draws, batch_size=1)
-    ((first,),) = found_by(translator, ["Two dogs run to the sea."], **draws)
+    whole, again, first = (
+        found_by(backwards, [text], sampling=True, seed=3, split="sentences", batch_size=size)[0][0]
+        for text, size in ((line, 64), (line, 1), ("Two dogs run to the sea.", 64))
+    )
     assert whole.ids == again.ids
     assert whole.text.startswith(first.text) and whole.text != " ".join([first.text] * 3)
