@@ -42,17 +42,25 @@ def make_step(table):
 
 
 def make_cache(sentences, num_beams):
-    sentences = np.asarray(sentences, "int32")
     states = ops.zeros((len(sentences), num_beams), dtype="int32")
-    return {"beams": [states], "sentences": [ops.convert_to_tensor(sentences)]}
+    return {"beams": [states], "sentences": [ops.convert_to_tensor(np.asarray(sentences, "int32"))]}
 
 
 def search(table, limits, num_beams, sentences=None, **options):
-    sentences = range(100, 100 + len(limits)) if sentences is None else sentences
+    """ids and scores of the search; by default the sentences are 100, 101, ..."""
+    cache = make_cache(sentences or range(100, 100 + len(limits)), num_beams)
     limits = ops.convert_to_tensor(np.asarray(limits, "int32"))
-    cache = make_cache(sentences, num_beams)
-    ids, scores = beam_search(make_step(table), cache, limits, num_beams=num_beams, **options)
-    return ops.convert_to_numpy(ids), ops.convert_to_numpy(scores)
+    found = beam_search(make_step(table), cache, limits, num_beams=num_beams, **options)
+    return [ops.convert_to_numpy(each) for each in found]
+
+
+def draws(table, limits, uniforms, sentences=None, **options):
+    """ids and log P of samples, one for each row of uniform numbers."""
+    num_samples, uniforms = uniforms.shape[1], ops.convert_to_tensor(uniforms.astype("float32"))
+    cache = make_cache(sentences or range(100, 100 + len(limits)), num_samples)
+    limits = ops.convert_to_tensor(np.asarray(limits, "int32"))
+    found = sample(make_step(table), cache, limits, uniforms, num_samples, **options)
+    return [ops.convert_to_numpy(each) for each in found]
 
 
 def log_softmax(logits):
@@ -67,14 +75,6 @@ def log_prob(table, sentence, tokens):
         state = next_state(state, previous)
         total += log_softmax(table[(state + sentence) % STATES])[token]
     return total
-
-
-def draws(table, limits, uniforms, sentences=None, **options):
-    sentences = range(100, 100 + len(limits)) if sentences is None else sentences
-    num_samples, uniforms = uniforms.shape[1], ops.convert_to_tensor(uniforms.astype("float32"))
-    limits = ops.convert_to_tensor(np.asarray(limits, "int32"))
-    found = sample(make_step(table), make_cache(sentences, num_samples), limits, uniforms, num_samples, **options)
-    return [ops.convert_to_numpy(each) for each in found]
 
 
 def score_of(table, tokens, sentence=100, length_penalty=0.6):
@@ -93,8 +93,7 @@ def brute_force(table, sentence, limit, num_beams, length_penalty):
     """(score, tokens), best first: all that end, and, in places left free, what is cut at the limit."""
 
     def ranked(some):
-        scored = [(score_of(table, y, sentence, length_penalty), y) for y in some]
-        return sorted(scored, reverse=True)[:num_beams]
+        return sorted(((score_of(table, y, sentence, length_penalty), y) for y in some), reverse=True)[:num_beams]
 
     ended, cut = sequences(limit, table.shape[1])
     best = ranked(ended)

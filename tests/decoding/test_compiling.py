@@ -1,4 +1,4 @@
-"""Computations are compiled once each, and quietly."""
+"""Computations are compiled once each, and quietly; products of float32 keep all bits."""
 
 from __future__ import annotations
 
@@ -16,54 +16,38 @@ TRACED: list[float] = []
 
 @dataclass(frozen=True)
 class Times:
-    """An array times a number."""
+    """An array times a number, and whether TensorFlow rounds products of float32 to TF32 on a GPU while it runs."""
 
     factor: float
 
-    def run(self, model: Any, array: Any) -> tuple[Any]:
+    def run(self, model: Any, array: Any) -> tuple[Any, Any]:
+        import tensorflow as tf
+
         TRACED.append(self.factor)
-        return (array * self.factor,)
+        rounds = tf.config.experimental.tensor_float_32_execution_enabled
+        return array * self.factor, tf.py_function(lambda: rounds(), [], tf.bool)
 
 
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the graphs are TensorFlow's")
-def test_many_computations_are_compiled_once_each_without_a_warning(caplog):
-    TRACED.clear()
-    computations = CompiledComputations(None)  # type: ignore[arg-type]
-    for _ in range(2):
-        for factor in range(8):
-            for size in (1, 3):
-                (found,) = computations.run(Times(float(factor)), np.ones((2, size), "float32"))
-                np.testing.assert_array_equal(found, np.full((2, size), factor))
-    assert [float(factor) for factor in range(8)] == TRACED
-    assert not caplog.records
-
-
-@dataclass(frozen=True)
-class RoundsToTf32:
-    """Whether TensorFlow rounds products of float32 to TF32 on a GPU, while a computation runs."""
-
-    def run(self, model: Any, array: Any) -> tuple[Any]:
-        tf = pytest.importorskip("tensorflow")
-        enabled = tf.config.experimental.tensor_float_32_execution_enabled
-        return (tf.py_function(lambda: enabled(), [], tf.bool),)
-
-
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the switch is TensorFlow's")
 @pytest.mark.parametrize("training_rounds", [True, False])
-def test_products_of_float32_keep_all_bits_and_training_keeps_its_switch(training_rounds):
+def test_computations_are_compiled_once_each_without_a_warning_and_training_keeps_its_switch(training_rounds, caplog):
     import tensorflow as tf
 
     switch = tf.config.experimental
     before = switch.tensor_float_32_execution_enabled()
     switch.enable_tensor_float_32_execution(training_rounds)
+    TRACED.clear()
+    computations = CompiledComputations(None)  # type: ignore[arg-type]
     try:
-        computations = CompiledComputations(None)  # type: ignore[arg-type]
-        for _ in range(2):
-            (rounds,) = computations.run(RoundsToTf32(), np.ones(2, "float32"))
-            assert not rounds
-            assert switch.tensor_float_32_execution_enabled() == training_rounds
+        for factor in [*range(8)] * 2:
+            for size in (1, 3):
+                found, rounds = computations.run(Times(float(factor)), np.ones((2, size), "float32"))
+                np.testing.assert_array_equal(found, np.full((2, size), factor))
+                assert not rounds and switch.tensor_float_32_execution_enabled() == training_rounds
     finally:
         switch.enable_tensor_float_32_execution(before)
+    assert [float(factor) for factor in range(8)] == TRACED
+    assert not caplog.records
 
 
 def test_jax_sees_few_shapes_and_images_of_one_size():

@@ -32,24 +32,17 @@ def test_samples_follow_the_distribution_of_the_table():
     np.testing.assert_allclose(log_probs[0], exact[ids[0, :, 0]], atol=1e-5)
 
 
-def test_a_sample_depends_on_its_own_numbers_alone():
-    table, limits = make_table(13), [6, 0, 3]
+def test_a_sample_depends_on_its_own_numbers_alone_and_has_the_probability_of_the_model_as_it_is():
+    table, limits, options = make_table(13), [6, 0, 3], {"temperature": 0.7, "top_k": 3, "top_p": 0.9}
     uniforms = np.random.default_rng(1).random((3, 2, 6))
-    ids, log_probs = draws(table, limits, uniforms)
+    ids, log_probs = draws(table, limits, uniforms, **options)
     for row, limit in enumerate(limits):
         length = max(limit, 1)
-        alone, alone_log_probs = draws(table, [limit], uniforms[row : row + 1, :, :length], [100 + row])
+        alone, same = draws(table, [limit], uniforms[row : row + 1, :, :length], [100 + row], **options)
         np.testing.assert_array_equal(ids[row, :, :length], alone[0])
-        np.testing.assert_allclose(log_probs[row], alone_log_probs[0], atol=1e-6)
-    assert [tokens_of(y) for y in ids[1]] == [(END,), (END,)] and np.all(log_probs[1] == 0)
-
-
-def test_the_log_probability_of_a_sample_is_that_of_the_model_as_it_is():
-    table = make_table(14)
-    uniforms = np.random.default_rng(2).random((1, 5, 6))
-    ids, log_probs = draws(table, [6], uniforms, temperature=0.7, top_k=3, top_p=0.9)
-    for y, total in zip(ids[0], log_probs[0], strict=True):
-        assert total == pytest.approx(log_prob(table, 100, tokens_of(y)), abs=1e-5)
+        expected = [log_prob(table, 100 + row, tokens_of(y)) if limit else 0 for y in ids[row]]
+        np.testing.assert_allclose([log_probs[row], same[0]], [expected] * 2, atol=1e-5)
+    assert [tokens_of(y) for y in ids[1]] == [(END,), (END,)]
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}])
