@@ -20,6 +20,7 @@ from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 
 pytest_plugins = ["tests.tiny_run"]
+pytestmark = pytest.mark.usefixtures("eager")
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}
 TEXT = "the cat sat on the mat and a dog ran along the long beach\n" * 4
@@ -39,13 +40,11 @@ def made(kind, *arguments, **options):
 
 
 def test_words_are_pieces_from_one_space_to_the_next():
+    """Of a word the keys are added up and the queries averaged."""
     tokens = Tokens.of_pieces(["<s>", "▁an", "<unk>", "al", "\n", "sh", "e", "</s>", "x"])
     assert tokens.words == (0, 1, 1, 1, 2, 3, 3, 4, 5)
     assert tokens.joined() == Tokens.of_whole(["<s>", "an<unk>al", "\n", "she", "</s>", "x"])
     assert Tokens.of_pieces([]).joined().labels == ()
-
-
-def test_of_a_word_the_keys_are_added_up_and_the_queries_averaged():
     queries, keys = Tokens(("a", "b", "c"), (0, 0, 1)), Tokens(("d", "e", "f"), (0, 1, 1))
     scores = np.array([[[[0.2, 0.3, 0.5], [0.6, 0.1, 0.3], [1, 0, 0]]]], "float32")
     joined = Attention(queries, keys, scores).joined()
@@ -61,36 +60,31 @@ def test_the_mean_distance_tells_far_sighted_heads_from_near_sighted_ones():
     np.testing.assert_allclose(distances, [[0, (0 + 1 + 2 + 3) / 4, 0]])
 
 
-def test_a_translators_attentions_are_those_of_its_model(translator):
-    text = "a dog and a cat"
-    found = translator.attention(text)
-    source, ids = translator.source_tokenizer.encode([text])[0], [*translator.n_best([text])[0][0].ids]
-    written = ids if ids[-1] == END else [*ids, END]
-    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *written[:-1]]])}
-    expected = translator.model.attention_scores(inputs)
+def test_a_translators_attentions_are_those_of_its_model(tiny_model, tokenizer, capsys):
+    """A long source is cut and counted once, and a blank one is refused."""
+    translator, text = Translator(tiny_model, tokenizer, max_source_length=4), "a dog and a cat run along the beach"
+    found = translator.attention(text, "and a cat")
+    assert capsys.readouterr().err.count("1 source(s) were over 4 pieces and were cut") == 1
+    source, ids = [*tokenizer.encode([text])[0][:4], END], [*tokenizer.encode(["and a cat"])[0], END]
+    inputs = {"source_ids": np.array([source]), "target_ids": np.array([[START, *ids[:-1]]])}
+    expected = tiny_model.attention_scores(inputs)
     assert list(found) == ["encoder", "decoder", "cross"]
     for name, attention in found.items():
         np.testing.assert_allclose(attention.scores, ops.convert_to_numpy(expected[name])[:, 0], atol=1e-6)
         assert attention.scores.shape[2:] == (len(attention.queries.labels), len(attention.keys.labels))
-    pieces = translator.source_tokenizer.pieces([*source, END])
-    assert [*found["encoder"].queries.labels] == [*found["cross"].keys.labels] == pieces
-    assert [*found["cross"].queries.labels] == translator.target_tokenizer.pieces(written)
+    assert [*found["encoder"].queries.labels] == [*found["cross"].keys.labels] == tokenizer.pieces(source)
+    assert [*found["cross"].queries.labels] == tokenizer.pieces(ids)
     assert found["decoder"].queries.labels == ("<s>", *found["cross"].queries.labels[:-1])
-    given = translator.attention("two dogs", "and a cat")["cross"].queries.joined()
-    assert given.labels == ("and", "a", "cat", "</s>")
-
-
-def test_a_long_source_is_cut_and_counted_once_and_a_blank_one_is_refused(translator, tokenizer, capsys):
-    for text in ("", "  ", "\u200b"):
+    translator.search = {"num_beams": 1, "max_length": 3}
+    ((best,),) = translator.n_best([text], split="off")
+    written = [*(id for id in best.ids if id != END), END]
+    assert [*translator.attention(text)["cross"].queries.labels] == tokenizer.pieces(written), "its own translation"
+    for blank in ("", "  ", "\u200b"):
         with pytest.raises(RequestError, match="expected a text; received a blank one"):
-            translator.attention(text)
-    short = Translator(translator.decoder, tokenizer, max_source_length=4)
-    found = short.attention("a dog and a cat run along the beach")
-    assert len(found["encoder"].keys.labels) == 5
-    assert capsys.readouterr().err.count("1 source(s) were over 4 pieces and were cut") == 1
+            translator.attention(blank)
 
 
-def test_a_language_model_looks_back(vocabulary, eager):
+def test_a_language_model_looks_back(vocabulary):
     """Behind a prompt stands its answer, a given one or the model's own."""
     model = made(LanguageModel, vocabulary.vocabulary_size, 32, num_layers=1)
     generator = Generator(model, vocabulary)
@@ -100,9 +94,9 @@ def test_a_language_model_looks_back(vocabulary, eager):
     np.testing.assert_allclose(attention.scores.sum(-1), 1, rtol=1e-5)
     with pytest.raises(RequestError, match="this model continues texts, and answers none"):
         generator.attention("the cat", "the dog")
-    answering = Generator(model, vocabulary, answer_length=8)
-    given = answering.attention("the cat", "a dog")["self"].keys
-    assert given.joined().labels == ("<s>", "the", "cat", "</s>", "a", "dog")
+    answering = Generator(model, vocabulary, answer_length=3)
+    given = answering.attention("the cat", "a")["self"].keys
+    assert given.joined().labels == ("<s>", "the", "cat", "</s>", "a")
     own = answering.attention("the cat")["self"].keys.labels
     [[answer]] = answering.generate(["the cat"])
     written = [id for id in answer.ids if id != END]

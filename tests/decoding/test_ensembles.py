@@ -11,11 +11,12 @@ import keras
 import numpy as np
 import pytest
 
-from export.onnx import export_onnx, write_graph
+from export.onnx import write_graph
 from export.signatures import Decoding, TrainedRun
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines
+from keras_transformer.commands.kept_graphs import graphs_of
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.translator import SearchOptions, Translator
@@ -45,54 +46,45 @@ def runs(built_run, tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def models(runs):
-    return [load(run).model for run in runs]
-
-
-@pytest.fixture(scope="module")
 def together(runs):
     return load_ensemble(runs)
 
 
 @pytest.fixture(scope="module")
-def mixed(models, tiny_model, tokenizer):
+def mixed(tiny_model, tokenizer):
     """Two models of other sizes and parts."""
     config = {**model_config(tiny_model), "num_layers": 1, "hidden_dim": 8, "max_source_length": 6}
     keras.utils.set_random_seed(5)
     small = make_model({**config, "positions": {"name": "rotary"}})
     randomize(small)
-    return Translator(KerasDecoder(models[0], small), tokenizer)
+    return Translator(KerasDecoder(tiny_model, small), tokenizer)
 
 
 def hypotheses(translator, *options, **more):
     return [one for some in translator.stream(SENTENCES, SearchOptions(*options, **more)) for one in some]
 
 
-def assert_same(found, expected):
-    assert [one.ids for one in found] == [one.ids for one in expected]
-    np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4)
+def scores_of(translator, *options, **more):
+    return [one.score for one in hypotheses(translator, *options, **more)]
 
 
-def test_the_probability_of_a_piece_is_the_mean(models, together):
-    """Against NumPy, from what each model says alone."""
-    (source,), (target,) = (together.source_tokenizer.encode([text]) for text in ("two dogs", "one sea"))
-    labels = [*target, END]
-    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *target]])}
-    probs = [np.exp(np.asarray(model(inputs), "float64")[0]) for model in models]
-    each = [(one / one.sum(-1, keepdims=True))[np.arange(len(labels)), labels] for one in probs]
-    assert not np.allclose(each[0], each[1], rtol=0.1)
-    expected = np.log(np.mean(each, axis=0)).sum()
-    np.testing.assert_allclose(together.log_probs([source], [labels]), [expected], rtol=1e-5)
+def test_the_probability_of_a_piece_is_the_mean_and_an_alignment_is_of_the_mean_attention(runs, together):
+    """Against NumPy, from what each model says alone; step by step with caches, and all at once.
 
-
-def test_the_search_finds_what_scoring_says_and_aligns_by_the_mean_attention(models, together):
-    """Step by step with caches, and all at once. Both models have two layers, of which alignments read the first."""
+    Both models have two layers, of which alignments read the first.
+    """
+    models = [load(run).model for run in runs]
     found = hypotheses(together, 2, 0.0, 5, n_best=1, alignments=True)
-    for line, best in zip(SENTENCES, found, strict=True):
+    for line, best in zip(SENTENCES[:2], found[:2], strict=True):
         (source,) = together.source_tokenizer.encode([line])
-        np.testing.assert_allclose(together.log_probs([source], [list(best.ids)]), [best.log_prob], rtol=1e-4)
-        pieces = [id for id in best.ids if id != END]
-        inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *pieces]])}
+        labels, pieces = [*best.ids], [id for id in best.ids if id != END]
+        inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *labels[:-1]]])}
+        probs = [np.exp(np.asarray(model(inputs), "float64")[0]) for model in models]
+        each = [(one / one.sum(-1, keepdims=True))[np.arange(len(labels)), labels] for one in probs]
+        assert not np.allclose(each[0], each[1], rtol=0.1)
+        expected = np.log(np.mean(each, axis=0)).sum()
+        np.testing.assert_allclose([best.log_prob, *together.log_probs([source], [labels])], [expected] * 2, rtol=1e-4)
+        inputs["target_ids"] = np.array([[START, *pieces]])
         cross = [np.asarray(model.attention_scores(inputs)["cross"])[0, 0].mean(0) for model in models]
         places = np.mean(cross, axis=0)[: len(pieces), : len(source)].argmax(-1)
         assert best.alignment == tuple((int(place), number) for number, place in enumerate(places))
@@ -105,30 +97,21 @@ def in_onnx(translator, folder, decoding, precision="float32"):
     return Translator(OnnxDecoder(Graphs(path, None, None)), translator.source_tokenizer)
 
 
-@pytest.mark.parametrize(("members", "beams"), [("together", 3), ("mixed", 1)])
-def test_one_graph_of_several_models_finds_what_keras_finds(request, members, beams, tmp_path):
-    """The models may have other sizes; then the shortest source is the longest of all."""
-    keras_ensemble = request.getfixturevalue(members)
-    graph = in_onnx(keras_ensemble, tmp_path, Decoding(beams, 0.8, 5))
-    assert graph.max_source_length == keras_ensemble.max_source_length == {"together": 40, "mixed": 6}[members]
-    assert_same(*(hypotheses(each, beams, 0.8, 5, n_best=beams) for each in (graph, keras_ensemble)))
-
-
-def test_a_member_without_a_writer_is_refused_by_name(models, tiny_model, tokenizer, tmp_path):
+def test_one_graph_of_several_models_finds_what_keras_finds(mixed, tiny_model, tokenizer, tmp_path):
+    """The models may have other sizes; then the shortest source is the longest of all. A member without a writer is
+    refused by name."""
+    graph, expected = in_onnx(mixed, tmp_path, Decoding(2, 0.8, 4)), hypotheses(mixed, 2, 0.8, 4, n_best=2)
+    assert graph.max_source_length == mixed.max_source_length == 6
+    found = hypotheses(graph, 2, 0.8, 4, n_best=2)
+    assert [one.ids for one in found] == [one.ids for one in expected]
+    np.testing.assert_allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4)
+    rough = in_onnx(mixed, tmp_path, Decoding(2, 0.8, 4), "int8")
+    assert "int8" in repr(rough) and scores_of(rough, 2, 0.8, 4) != scores_of(graph, 2, 0.8, 4)
+    np.testing.assert_allclose(scores_of(rough, 2, 0.8, 4), scores_of(graph, 2, 0.8, 4), rtol=0.1)
     unwritable = make_model({**model_config(tiny_model), "stack": {"name": "universal"}})
-    translator = Translator(KerasDecoder(models[0], unwritable), tokenizer)
     with pytest.raises(RequestError, match="onnx in float32 can write only"):
-        in_onnx(translator, tmp_path, Decoding(1))
-    assert not list(tmp_path.iterdir())
-
-
-def test_graphs_of_several_models_have_low_precisions(together, tmp_path):
-    exact = hypotheses(together, 1, 0.6, 5)
-    for precision in ("float16", "int8"):
-        graph = in_onnx(together, tmp_path, Decoding(1, max_length=5), precision)
-        found = hypotheses(graph, 1, 0.6, 5)
-        assert precision in repr(graph) and found != exact
-        np.testing.assert_allclose([one.score for one in found], [one.score for one in exact], rtol=0.1)
+        in_onnx(Translator(KerasDecoder(tiny_model, unwritable), tokenizer), tmp_path / "none", Decoding(1))
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_ensemble_has_no_model_of_its_own(together):
@@ -156,67 +139,44 @@ def test_models_and_runs_of_other_vocabularies_are_refused(runs, tiny_model, tok
             load_ensemble(none)
 
 
-@pytest.fixture
-def translate(monkeypatch, capfdbinary):
-    """`translate(*words)` → exit status, standard output, standard error."""
+def graphs_in(run):
+    return sorted(str(path.relative_to(run / "cache")).split("-")[0] for path in (run / "cache").glob("*/*.onnx"))
 
-    def run(*words):
+
+def test_the_command_takes_several_runs_and_keeps_their_graph(runs, together, tmp_path, monkeypatch, capfdbinary):
+    """The first run keeps it. Other runs make another graph. Keras draws, as no graph can."""
+    own_runs = [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, "ab", strict=True)]
+
+    def translate(*words):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(SENTENCES).encode())))
         status = main(["translate", *map(str, words), "--max-length", "6"])
         out, err = capfdbinary.readouterr()
         return status, out.decode(), err.decode()
 
-    return run
-
-
-@pytest.fixture
-def own_runs(runs, tmp_path):
-    """Copies of the runs, with nothing in their caches."""
-    return [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, "ab", strict=True)]
-
-
-def graphs_in(run):
-    return sorted(str(path.relative_to(run / "cache")).split("-")[0] for path in (run / "cache").glob("*/*.onnx"))
-
-
-def lines_of(found):
-    return "".join(f"{one.text}\n" for one in found)
-
-
-def test_the_command_takes_several_runs_and_keeps_their_graph(own_runs, together, translate, monkeypatch):
-    """The first run keeps it, beside the graph of this run alone. Other runs make another graph."""
-
-    def scored(*runs):
-        status, out, _ = translate(*runs, "--beams", 2, "--scores")
+    def scored():
+        status, out, _ = translate(*own_runs, "--beams", 2, "--scores")
         assert status == 0
         return [float(line.split("\t")[0]) for line in out.splitlines()]
 
-    alone = scored(own_runs[0])
+    drawn = "".join(f"{one.text}\n" for one in hypotheses(together, max_length=6, sampling=True, seed=3))
+    assert translate(*own_runs, "--sample", "--seed", 3)[:2] == (0, drawn) and not graphs_in(own_runs[0])
     monkeypatch.setattr(engines, "keras_decoder", lambda *_: pytest.fail("Keras translates"))
-    expected = [one.score for one in hypotheses(together, 2, max_length=6)]
-    np.testing.assert_allclose(scored(*own_runs), expected, atol=1e-3)
-    assert not np.allclose(alone, expected, atol=0.01)
+    expected = scores_of(together, 2, max_length=6)
+    np.testing.assert_allclose(scored(), expected, atol=1e-3)
     with monkeypatch.context() as patch:
         patch.setattr(engines, "build", lambda *_: pytest.fail("built again"))
-        np.testing.assert_allclose(scored(*own_runs), expected, atol=1e-3)
-    assert graphs_in(own_runs[0]) == ["ensemble", "onnx"] and not graphs_in(own_runs[1])
+        np.testing.assert_allclose(scored(), expected, atol=1e-3)
+    assert graphs_in(own_runs[0]) == ["ensemble"] and not graphs_in(own_runs[1])
     (old,) = (own_runs[0] / "cache").glob("ensemble-*")
+    asked = [RunFolder(one) for one in own_runs], SearchOptions(2, max_length=6), "float32", False
+    assert graphs_of(*asked).main.parent == old
     shutil.copy(own_runs[0] / "model.keras", own_runs[1] / "model.keras")
-    np.testing.assert_allclose(scored(*own_runs), alone, atol=1e-3)
-    (new,) = (own_runs[0] / "cache").glob("ensemble-*")
-    assert old != new
-
-
-def test_keras_draws_with_all_runs_as_no_graph_can(own_runs, together, translate):
-    expected = lines_of(hypotheses(together, max_length=6, sampling=True, seed=3))
-    assert translate(*own_runs, "--sample", "--seed", 3)[:2] == (0, expected) and not graphs_in(own_runs[0])
-
-
-def test_what_several_runs_cannot_do_is_refused(runs, tmp_path, translate):
-    for flags in (["--engine", "onnx"], ["--precision", "int8"]):
-        status, _, err = translate(*runs, "--sample", *flags)
-        assert status == 2 and "a graph of several runs has the search inside" in err
-    export_onnx(TrainedRun(load(runs[0])), tmp_path, Decoding(2))
-    for words in ((tmp_path, runs[1]), (runs[0], tmp_path)):
+    assert graphs_of(*asked).main.parent != old
+    export, found_no_graph = tmp_path / "export", "a graph of several runs has the search inside"
+    shutil.copytree(old, export / "onnx")
+    for words, message in (
+        ((*runs, "--sample", "--engine", "onnx"), found_no_graph), ((export, runs[1]), str(export)),
+        ((*runs, "--sample", "--precision", "int8"), found_no_graph), ((runs[0], export), str(export)),
+    ):  # fmt: skip
         status, _, err = translate(*words)
-        assert status == 2 and str(tmp_path) in err
+        assert status == 2 and message in err
