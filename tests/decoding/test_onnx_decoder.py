@@ -21,7 +21,7 @@ from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.parallel import divided, num_cores
 from keras_transformer.decoding.sentences import Arrays
-from keras_transformer.decoding.translator import translator_of
+from keras_transformer.decoding.translator import Translator, translator_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
 from keras_transformer.run_folder import RunFolder
@@ -58,19 +58,18 @@ def copy(export, tmp_path) -> Path:
 
 def assert_same(found, expected):
     """The hypotheses have the same tokens and texts, and almost the same scores."""
-    for some, others in zip(found, expected, strict=True):
-        assert [(one.text, one.ids) for one in some] == [(one.text, one.ids) for one in others]
-        assert [one.score for one in some] == pytest.approx([one.score for one in others], rel=1e-5, abs=1e-4)
-        assert [one.log_prob for one in some] == pytest.approx([one.log_prob for one in others], abs=1e-3)
+    one, other = ([hypothesis for some in lists for hypothesis in some] for lists in (found, expected))
+    assert [(each.text, each.ids) for each in one] == [(each.text, each.ids) for each in other]
+    assert [each.score for each in one] == pytest.approx([each.score for each in other], rel=1e-5, abs=1e-4)
+    assert [each.log_prob for each in one] == pytest.approx([each.log_prob for each in other], abs=1e-3)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"num_beams": 3},  # the search inside the graph
-        {"num_beams": 3, "max_length": 6, "batch_size": 2},
-        {"num_beams": 3, "prefixes": PREFIXES},
-        {"num_beams": 5, "n_best": 4, "length_penalty": -0.5},
+        {"num_beams": 3, "max_length": 6, "batch_size": 2, "prefixes": PREFIXES},
+        {"num_beams": 4, "n_best": 4, "length_penalty": -0.5},
         {"sampling": True, "n_best": 2, "seed": 5, "temperature": 0.7, "top_k": 9, "top_p": 0.95},
     ],
 )
@@ -78,15 +77,21 @@ def test_it_translates_as_the_model_does(exported, translator, options):
     assert_same(exported.n_best(SENTENCES, **options), translator.n_best(SENTENCES, **options))
 
 
-def test_given_translations_have_the_same_probability(exported, translator):
+def test_given_translations_have_the_same_probability(exported, tiny_model, tokenizer, eager):
     targets = ["two", "", "a dog", *SENTENCES[3:-3], "two\ndogs", *SENTENCES[-2:]]
-    found, expected = (one.score(SENTENCES, targets, batch_size=4) for one in (exported, translator))
+    of_model = Translator(tiny_model, tokenizer)
+    found, expected = (one.score(SENTENCES, targets, batch_size=4) for one in (exported, of_model))
     assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in expected], abs=1e-3)
     assert [one.num_tokens for one in found] == [one.num_tokens for one in expected]
 
 
-def test_only_another_search_takes_the_two_halves(export):
-    decoder = OnnxDecoder(ExportFolder(export).graphs("float32"))
+def test_only_another_search_takes_the_two_halves_and_batches_side_by_side_change_nothing(export):
+    found = []
+    for num_threads in (1, 3):
+        decoder = OnnxDecoder(ExportFolder(export).graphs("float32"), num_threads)
+        assert decoder.num_parallel == num_threads
+        found.append(translator_of(decoder, RunFolder(export)).translate(SENTENCES * 3, num_beams=3, batch_size=2))
+    assert found[0] == found[1]
     assert decoder.serves(SearchOptions(num_beams=3))
     for other in (SearchOptions(4), SearchOptions(3, 0.5), SearchOptions(3, max_length=9), SearchOptions(3, n_best=2)):
         assert not decoder.serves(other)
@@ -96,24 +101,14 @@ def test_neither_keras_nor_tensorflow_nor_what_ray_needs_is_imported(export, exp
     """Nor by the command `score`, which tells a wrong request and the sum of all in a line each."""
     (tmp_path / "text").write_text("one\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "examples")))}
-    command = [sys.executable, ROOT / "tests" / "programs" / "uses_an_export.py", export, tmp_path / "text"]
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(ROOT / "tests/programs/uses_an_export.py"), str(export), str(tmp_path / "text")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    nowhere, nothing, in_all = done.stderr.splitlines()
-    assert nowhere.startswith("error: expected a run folder") and nothing.startswith("error: ")
-    assert in_all.startswith("in all: log P ")
-    *_, found = map(json.loads, done.stdout.splitlines()[-1:])
+    starts = ("error: expected a run folder", "error: ", "in all: log P ")
+    assert all(map(str.startswith, done.stderr.splitlines(), starts)) and done.stderr.count("\n") == 3
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["wrong"] == [2, 2] and found["score"] == 0 and found["imported"] == []
     assert found["texts"][:2] == [exported.translate("two dogs", num_beams=beams) for beams in (3, 2)]
-
-
-def test_the_precision_is_chosen(export, translator, tmp_path):
-    assert ExportFolder(export).graphs().main.name == "translate.onnx"
-    assert ExportFolder(export).graphs("int8").step == export / "onnx" / "step-int8.onnx"
-    assert "int8" in repr(keras_transformer.load(export, precision="int8"))
-    export_onnx(TrainedRun(translator), tmp_path, Decoding(num_beams=2), "float16")
-    cache = OnnxDecoder(ExportFolder(tmp_path).graphs("float16"))._first_cache(np.array([[5, 3]], "int32"), 2)
-    assert {array.dtype for array in cache["beams"]} == {np.dtype("float16")}
 
 
 def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
@@ -121,6 +116,8 @@ def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
         return lambda: keras_transformer.load(folder, *given, **options)
 
     assert keras_transformer.load(export, 7).max_source_length == 7
+    assert "translate-int8.onnx in ONNX Runtime, int8" in repr(load(export, precision="int8")())
+    assert ExportFolder(export).graphs().main.name == "translate.onnx"
     refused = [
         ("float16.*it has float32, int8.*--precision float16", load(export, precision="float16")),
         ("at most 40.*received: 41", load(export, 41)),
@@ -137,36 +134,35 @@ def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
 
 
 def test_graphs_that_are_missing_are_missed_by_the_searches_that_need_them(copy, exported):
-    (copy / "onnx" / "step.onnx").unlink()
+    (copy / "onnx" / "step.onnx").rename(copy / "step.onnx")
     assert ExportFolder(copy).graphs("float32") == Graphs(copy / "onnx" / "translate.onnx", None, None)
     without_halves = keras_transformer.load(copy)
     assert without_halves.translate(["two dogs"], num_beams=3) == exported.translate(["two dogs"], num_beams=3)
     with pytest.raises(RequestError, match=r"needs encoder\.onnx and step\.onnx.*'num_beams': 3"):
         without_halves.translate(["two dogs"], num_beams=2)
-
-
-def test_without_the_translator_the_halves_do_all(copy, exported):
+    (copy / "step.onnx").rename(copy / "onnx" / "step.onnx")
     (copy / "onnx" / "translate.onnx").unlink()
-    found = keras_transformer.load(copy, precision="float32").n_best(SENTENCES, num_beams=3)
-    assert_same(found, exported.n_best(SENTENCES, num_beams=3))
+    of_halves = keras_transformer.load(copy, precision="float32")
+    assert_same(of_halves.n_best(SENTENCES, num_beams=3), exported.n_best(SENTENCES, num_beams=3))
 
 
-@pytest.mark.parametrize("name", ["onnx/translate.onnx", "tokenizer.model"])
-def test_a_damaged_file_is_named(copy, name):
-    content = (copy / name).read_bytes()
-    (copy / name).write_bytes(bytes(len(content) // 2) + content[len(content) // 2 :])
-    with pytest.raises(RequestError, match=Path(name).name):
-        keras_transformer.load(copy)
-
-
-def test_a_graph_of_another_project_or_under_another_name_is_refused(copy):
+def test_what_belongs_to_another_run_or_project_or_is_damaged_is_refused(copy, other_tokenizer):
+    path = copy / "onnx" / "translate.onnx"
+    content = path.read_bytes()
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
     other = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    for content in (other.SerializeToString(), (copy / "onnx" / "encoder.onnx").read_bytes()):
-        (copy / "onnx" / "translate.onnx").write_bytes(content)
-        with pytest.raises(RequestError, match=NOT_THE_GRAPH):
+    for wrong, message in (
+        (bytes(len(content) // 2) + content[len(content) // 2 :], "translate.onnx is damaged"),
+        (other.SerializeToString(), NOT_THE_GRAPH), ((copy / "onnx" / "encoder.onnx").read_bytes(), NOT_THE_GRAPH),
+    ):  # fmt: skip
+        path.write_bytes(wrong)
+        with pytest.raises(RequestError, match=message):
             keras_transformer.load(copy, precision="float32")
+    path.write_bytes(content)
+    other_tokenizer.save(copy / "tokenizer.model")
+    with pytest.raises(RequestError, match="has 50 pieces, but the model .* has 64"):
+        keras_transformer.load(copy)
 
 
 def test_a_graph_with_other_metadata_is_refused(copy):
@@ -193,29 +189,16 @@ def test_an_error_of_the_runtime_is_told(exported):
         exported.decoder.search(Arrays(np.array([5], "int32"), np.array([9]), np.zeros((1, 9))), SearchOptions(3))
 
 
-def test_a_vocabulary_of_another_run_is_refused(copy, other_tokenizer):
-    other_tokenizer.save(copy / "tokenizer.model")
-    with pytest.raises(RequestError, match="has 50 pieces, but the model .* has 64"):
-        keras_transformer.load(copy)
-
-
 def test_without_onnxruntime_the_package_is_named(export, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RequestError, match="pip install onnxruntime"):
         keras_transformer.load(export)
 
 
-def test_batches_side_by_side_change_nothing(export):
-    found = []
-    for num_threads in (1, 3):
-        decoder = OnnxDecoder(ExportFolder(export).graphs("float32"), num_threads)
-        assert decoder.num_parallel == num_threads
-        translator = translator_of(decoder, RunFolder(export))
-        found.append(translator.translate(SENTENCES * 3, num_beams=3, batch_size=2))
-    assert found[0] == found[1]
-
-
-def test_cores_are_counted_by_the_quota_of_the_container(tmp_path, monkeypatch):
+def test_cores_are_counted_by_the_quota_of_the_container_and_batches_divided_among_threads(tmp_path, monkeypatch):
+    assert divided([[1, 2, 3], [], [4]], 4) == [[1], [2], [3], [4]]
+    assert divided([[1, 2], [3, 4, 5, 6]], 3) == [[1, 2], [3, 4], [5, 6]]
+    assert divided([[1, 2]], 1) == [[1, 2]] and divided([], 3) == [] and divided([[1]], 2) == [[1]]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert num_cores(tmp_path) == 8
     quotas = {"max 100000": 8, "200000 100000": 2, "150000 100000": 2, "20000 100000": 1, "1600000 100000": 8, "?": 8}
@@ -227,9 +210,3 @@ def test_cores_are_counted_by_the_quota_of_the_container(tmp_path, monkeypatch):
     for quota, expected in {"-1": 8, "300000": 3}.items():
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         assert num_cores(tmp_path) == expected, quota
-
-
-def test_batches_are_divided_among_threads():
-    assert divided([[1, 2, 3], [], [4]], 4) == [[1], [2], [3], [4]]
-    assert divided([[1, 2], [3, 4, 5, 6]], 3) == [[1, 2], [3, 4], [5, 6]]
-    assert divided([[1, 2]], 1) == [[1, 2]] and divided([], 3) == [] and divided([[1]], 2) == [[1]]

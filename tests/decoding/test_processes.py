@@ -13,7 +13,7 @@ import pytest
 
 from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.text.lines import read_lines
+from keras_transformer.text.corpora import corpus_from_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,18 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_job_gives_back_what_it_returns_and_what_it_raises(tmp_path):
     assert apart(operator.add, 2, 3) == 5 and apart(os.getpid) != os.getpid()
     with pytest.raises(RequestError, match="no such file"):
-        apart(_count_lines, tmp_path / "missing")
+        apart(corpus_from_files, tmp_path / "missing", tmp_path / "missing")
     with pytest.raises(OSError, match="No such file"):
         apart(os.rmdir, tmp_path / "missing")
     with pytest.raises(JobError, match="died"):
         apart(os._exit, 0)
 
 
-def _count_lines(path):
-    return len(list(read_lines(path)))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_job_ends_with_the_process_that_waits_for_it(number):
     command = [sys.executable, str(ROOT / "tests" / "programs" / "waits_for_a_job.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
