@@ -19,17 +19,13 @@ def test_the_most_frequent_items_come_first():
     assert Items.of(HISTORIES, 6).names == ["a", "b"]
 
 
-def test_a_file_has_a_name_a_line(tmp_path):
-    items = Items(["a b", "ß", "x,y", " d"])
-    items.save(tmp_path / "items.txt")
-    assert (tmp_path / "items.txt").read_text(encoding="utf-8") == "a b\nß\nx,y\n d\n"
-    assert Items.load(tmp_path / "items.txt").names == items.names
-
-
-def test_damaged_and_missing_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BYTES", 50)
+def test_a_file_has_a_name_a_line_and_damaged_or_missing_ones_are_refused(tmp_path, monkeypatch):
+    items, path = Items(["a b", "ß", "x,y", " d"]), tmp_path / "items.txt"
     with pytest.raises(RequestError, match="no such file"):
-        Items.load(tmp_path / "items.txt")
+        Items.load(path)
+    items.save(path)
+    assert path.read_text(encoding="utf-8") == "a b\nß\nx,y\n d\n" and Items.load(path).names == items.names
+    monkeypatch.setattr(module, "MAX_BYTES", 50)
     for content, message in (
         (b"", "is damaged: expected names of items; received none"),
         (b"a\n\nb\n", "is damaged: expected names of items; received none, or a blank one"),
@@ -37,6 +33,6 @@ def test_damaged_and_missing_files_are_refused(tmp_path, monkeypatch):
         (b"a\n\xff\n", "line 2: not UTF-8"),
         (b"a" * 99, "is damaged: it is larger than 50 bytes"),
     ):
-        (tmp_path / "items.txt").write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(RequestError, match=message):
-            Items.load(tmp_path / "items.txt")
+            Items.load(path)
