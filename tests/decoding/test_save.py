@@ -108,7 +108,7 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
         assert said.count("\n") <= 2 and f"fine-tuning {saved}: {flags['steps']} steps" in said
         assert f"with a warm-up of {warmup}, up to a learning rate of {highest:.2g} (" in said
         assert run.settings.learning_rate(warmup) == pytest.approx(5e-5, rel=0.01)
-    assert have_same_weights(fitted.model, compiled_model(run))
+    assert run is not None and have_same_weights(fitted.model, compiled_model(run))
     with pytest.raises(RequestError, match="--init-from: that run has --residual pre_norm; received: post_norm"):
         open_run({**given, "residual": "post_norm"})
     assert main(["average", str(saved), "--last", "1"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -136,7 +137,13 @@ def test_a_long_source_is_cut_with_a_warning_and_the_length_of_a_translation_fol
 
 def test_a_stream_is_read_a_bounded_number_of_lines_ahead(translator):
     read: list[int] = []
-    lines = ((read.append(number), "one two" if number % 3 else "")[1] for number in range(500))
+
+    def watched():
+        for number in range(500):
+            read.append(number)
+            yield "one two" if number % 3 else ""
+
+    lines = watched()
     next(translator.stream(lines, SearchOptions(num_beams=1, max_length=3, batch_size=2)))
     assert len(read) <= 2 * BATCHES_AHEAD
     already, one_by_one = len(read), translator.stream(lines, SearchOptions(num_beams=1, max_length=3, batch_size=1))
@@ -150,7 +157,12 @@ def traces(tiny_model, monkeypatch) -> list[Any]:
     """A list that grows by one whenever a function of the model is traced."""
     traced: list[Any] = []
     encode = type(tiny_model).encode
-    monkeypatch.setattr(type(tiny_model), "encode", lambda *given: (traced.append(given), encode(*given))[1])
+
+    def counted(*given):
+        traced.append(given)
+        return encode(*given)
+
+    monkeypatch.setattr(type(tiny_model), "encode", counted)
     return traced
 
 
@@ -217,16 +229,13 @@ def test_wrong_requests_are_refused(translator, tiny_model, tokenizer):
         ("for each line; received 1 prefixes and more lines", lambda: translator.n_best(SENTENCES, ["one"])),
         ("for each line; received 1 lines and more prefixes", lambda: translator.n_best(["one"], SENTENCES)),
     ]
-    wrong: list[Any] = [0, 1.5, "2"]
-    for name in ("max_source_length", "sentences_per_line"):
-        message = f"{name} must be a whole number from 1; received: "
-        refused += [
-            (f"{message}{value!r}", lambda given={name: value}: Translator(tiny_model, tokenizer, **given))
-            for value in wrong
-        ]
     for message, request in refused:
         with pytest.raises(RequestError, match=message):
             request()
+    wrong: list[Any] = [0, 1.5, "2"]
+    for name, value in itertools.product(("max_source_length", "sentences_per_line"), wrong):
+        with pytest.raises(RequestError, match=f"{name} must be a whole number from 1; received: {value!r}"):
+            Translator(tiny_model, tokenizer, **{name: value})
 
 
 def test_batches_hold_every_place_once_and_keep_within_their_room():

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import types
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -117,7 +118,13 @@ def test_files_are_streamed_and_the_identity_follows_the_text(tmp_path, monkeypa
     assert corpus.identity == corpus_from_files(sources[1], targets[1]).identity
     assert corpus.identity != corpus_from_files(sources[0], write(tmp_path / "z", ["c", "e"])).identity
     read: list[str] = []
-    monkeypatch.setattr(corpora, "read_lines", lambda path: (read.append(line) or line for line in "abc"))
+
+    def three_lines(path: Path) -> Iterator[str]:
+        for line in "abc":
+            read.append(line)
+            yield line
+
+    monkeypatch.setattr(corpora, "read_lines", three_lines)
     next(iter(corpus.train()))
     assert read == ["a", "a"]
 
@@ -206,7 +213,12 @@ def test_multi30k_from_a_folder_which_is_checked(stand_in, tmp_path, monkeypatch
 
 def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(stand_in, cache, tmp_path, monkeypatch) -> None:
     asked, download = [], fetching.download
-    monkeypatch.setattr(fetching, "download", lambda url: (asked.append(url), download(url))[1])
+
+    def watched(url: str) -> bytes:
+        asked.append(url)
+        return download(url)
+
+    monkeypatch.setattr(fetching, "download", watched)
     url = store(tmp_path / "public", stand_in).as_uri()
     for _ in range(2):
         path = multi30k_file("val", "de", base_url=url)

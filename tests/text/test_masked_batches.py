@@ -37,7 +37,7 @@ def test_labels_are_what_stood_at_the_places_and_texts_are_whole(options):
 def test_four_in_five_are_masked_one_in_ten_changed():
     epochs = [batches_of(plan_of(), epoch) for epoch in range(12)]
     labels_of_epochs = [np.concatenate([batch.labels.ravel() for batch in batches]) for batches in epochs]
-    assert not np.array_equal(*labels_of_epochs[:2]), "each epoch has places of its own"
+    assert not np.array_equal(labels_of_epochs[0], labels_of_epochs[1]), "each epoch has places of its own"
     still = [batches_of(plan_of(shuffle=False), epoch)[0] for epoch in (0, 1)]
     assert same(*still) and not same(batches_of(plan_of(seed=2))[0], epochs[0][0])
     batches = list(chain(*epochs))
