@@ -75,7 +75,7 @@ def test_lists_have_the_models_probabilities_and_are_the_same_in_any_batch(trans
     for some, same in zip(lists, apart, strict=True):
         np.testing.assert_allclose([one.score for one in some], [one.score for one in same], atol=1e-4)
     if options is DRAWS:
-        assert len({*ids_of(lists)[4]}) == 3
+        assert any(len({*some}) > 1 for some in ids_of(lists)), "draws of one line differ"
         assert ids_of(translator.n_best(["", *SENTENCES], seed=6, **options)) != ids_of(lists)
 
 
