@@ -19,7 +19,8 @@ import pytest
 
 import keras_transformer
 from bulk_translator import BulkTranslator
-from export.onnx import export_onnx
+from export.onnx import beams, export_onnx, search
+from export.onnx import model as onnx_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main, make_parser
 from keras_transformer.commands import engines
@@ -30,6 +31,7 @@ from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, c
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.text.tokenizer import END
+from tests.export.on_cuda import as_on_cuda
 from tests.test_damaged_files import put, strange
 from tests.tiny_text import lines
 
@@ -181,6 +183,17 @@ class Cuda:
 
     def run(self, names, feeds):
         return [each * np.nan if each.dtype == np.float32 else each for each in self.answer(names, feeds)]
+
+
+def test_a_search_that_a_gpu_would_break_is_refused(folder, translator, monkeypatch):
+    for module in (beams, search, onnx_model):
+        monkeypatch.setattr(module, "NONE", -np.inf)
+    export_onnx(TrainedRun(translator), folder, SEARCH)
+    assert translate(folder, SEARCHED)
+    path = folder / "onnx" / "translate.onnx"
+    onnx.save(as_on_cuda(onnx.load(path)), path)
+    with pytest.raises(JobError, match="does not answer as the model does"):
+        translate(folder, SEARCHED)
 
 
 def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, command, monkeypatch, tmp_path):

@@ -187,6 +187,12 @@ CASES = {name: Case(name) for name in TASKS} | {
 }
 
 
-def flags_of(name: str) -> list[str]:
-    """The flags of train.py for a case; it runs where its files are."""
-    return f"{MODEL} {TRAINING} {TASKS[CASES[name].task].flags} {CASES[name].flags}".split()
+def flags_of(name: str, *more: str) -> list[str]:
+    """The flags of train.py for a case, and more; it runs where its files are."""
+    case = CASES[name]
+    return f"{MODEL} {TRAINING} {TASKS[case.task].flags} {case.flags} {' '.join(more)}".split()
+
+
+def write_files(name: str, folder: Path) -> None:
+    """Writes what a case trains on."""
+    TASKS[CASES[name].task].write(folder, random.Random(7))

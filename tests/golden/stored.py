@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import sentencepiece
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 import train
-from tests.golden.cases import CASES, TASKS, flags_of
+from tests.golden.cases import flags_of, write_files
 
 Entries = dict[str, Any]
 HERE = Path(__file__).resolve().parent
@@ -71,7 +70,7 @@ def read(name: str, part: str = "") -> Entries:
 
 def trained(name: str, folder: Path, *flags: str) -> Path:
     """Trains a case in a folder, and returns the run."""
-    TASKS[CASES[name].task].write(folder, random.Random(7))
+    write_files(name, folder)
     with contextlib.chdir(folder):
         status = train.main([*flags_of(name), *flags, "--out", "run"])
     assert status == 0, f"{name}: train.py ended with exit status {status}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 import keras_transformer
 from keras_transformer.__main__ import main, make_parser
@@ -14,7 +16,7 @@ from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
 from keras_transformer.run_folder import read_config
-from tests.importing.theirs import MAX_LENGTH, change, safetensors, tensors_of, write
+from tests.importing.theirs import MAX_LENGTH, change, piece_model, safetensors, tensors_of, write
 from tests.importing.torch_pickles import archive, state, tensor
 
 OWN = {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH - 1}
@@ -69,6 +71,36 @@ def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(tmp_p
     assert imported.languages == ("en", "de") and read_huggingface(folder).languages is None
     (folder / "tokenizer_config.json").unlink()
     assert read_huggingface(folder).languages is None
+
+
+def grown(model: bytes, first: int, count: int) -> bytes:
+    """A SentencePiece model with so many pieces, of which the new ones spell numbers from `first` on."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    for number in range(first, first + count - len(proto.pieces)):
+        proto.pieces.add(piece=f"▁{number}", score=-20.0)
+    return proto.SerializeToString()
+
+
+def test_vocabularies_of_real_size(tmp_path):
+    """Those of OPUS-MT. The matrix that both sides share is most of the file."""
+    folder = write("marian", tmp_path)
+    arrays, ids = tensors_of(folder), json.loads((folder / "vocab.json").read_text())
+    for name, seed, size, first in (("source.spm", 0, 60, 0), ("target.spm", 1, 56, 26_095)):
+        (folder / name).write_bytes(grown(piece_model(seed, size), first, 32_000))
+    numbers = [f"▁{number}" for number in range(58_101 - len(ids))]
+    ids |= {piece: len(ids) + place for place, piece in enumerate(numbers)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    change(folder, "config.json", vocab_size=58_101, decoder_vocab_size=58_101)
+    matrix = np.random.default_rng(1).normal(size=(58_101, 16)).astype("float32")
+    bias = np.zeros((1, 58_101), "float32")
+    (folder / "model.safetensors").write_bytes(
+        safetensors(arrays | {"model.shared.weight": matrix, "final_logits_bias": bias})
+    )
+    imported = read_huggingface(folder)
+    assert {*imported.target.ids} == {*range(58_101)} and len(imported.source.ids) > 32_000
+    order = np.arange(16).reshape(2, 8).T.ravel()
+    for vocabulary, weight in zip(imported.vocabularies, imported.weights.table, strict=False):
+        np.testing.assert_array_equal(imported.weights.read(weight), matrix[vocabulary.ids][:, order])
 
 
 def test_tensors_on_the_same_numbers_are_refused(tmp_path):

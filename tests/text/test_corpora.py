@@ -7,10 +7,14 @@ import hashlib
 import os
 import random
 import sys
+import threading
 import types
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,44 +215,56 @@ def test_multi30k_from_a_folder_which_is_checked(stand_in, tmp_path, monkeypatch
         load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
 
-def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(stand_in, cache, tmp_path, monkeypatch) -> None:
-    asked, download = [], fetching.download
+@pytest.fixture
+def server(stand_in, tmp_path) -> Iterator[types.SimpleNamespace]:
+    """A public repository on this machine: what lies in `folder`, of which `most` bytes a file are sent."""
+    state = types.SimpleNamespace(folder=store(tmp_path / "public", stand_in), most=None, asked=[])
 
-    def watched(url: str) -> bytes:
-        asked.append(url)
-        return download(url)
+    class Handler(SimpleHTTPRequestHandler):
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            outputfile.write(source.read()[: state.most])
 
-    monkeypatch.setattr(fetching, "download", watched)
-    url = store(tmp_path / "public", stand_in).as_uri()
+        def log_message(self, *_: object) -> None:
+            state.asked.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(state.folder))) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield state
+        http.shutdown()
+        thread.join()
+
+
+def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(server, stand_in, cache) -> None:
     for _ in range(2):
-        path = multi30k_file("val", "de", base_url=url)
+        path = multi30k_file("val", "de", base_url=server.url)
         assert path == cache / "val.de.gz"
         assert list(read_lines(path)) == ["val.de 1", "val.de 2"]
-    assert asked == [f"{url}/val.de.gz"]
+    assert server.asked == ["/val.de.gz"]
     path.write_bytes(path.read_bytes()[:-5])
-    assert list(read_lines(multi30k_file("val", "de", base_url=url))) == ["val.de 1", "val.de 2"]
-    assert len(asked) == 2
+    assert list(read_lines(multi30k_file("val", "de", base_url=server.url))) == ["val.de 1", "val.de 2"]
     store(cache, stand_in)
-    assert len(list(load_corpus("multi30k:en-de").train())) == 2 and len(asked) == 2
+    assert len(list(load_corpus("multi30k:en-de").train())) == 2 and len(server.asked) == 2
 
 
-def test_what_cannot_be_fetched_leaves_nothing(stand_in, cache, tmp_path, monkeypatch) -> None:
-    public = store(tmp_path / "public", stand_in)
-
-    def refused(message: str, url: str = public.as_uri()) -> None:
+def test_what_cannot_be_fetched_leaves_nothing(server, cache, monkeypatch) -> None:
+    def refused(message: str, url: str = server.url) -> None:
         with pytest.raises(JobError, match=rf"{url}/val\.de\.gz {message}.*pass its folder with --data-dir") as error:
             multi30k_file("val", "de", base_url=url)
         assert "\n" not in str(error.value) and not list(cache.glob("*"))
 
-    for content in ((public / "val.de.gz").read_bytes()[:-5], gzip.compress(b"another text\n")):
-        (public / "val.de.gz").write_bytes(content)
-        refused("sent another text")
+    server.most = 9
+    refused(r"\(|sent another text")
+    server.most = None
     refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
         refused(r"\(over 10 bytes")
-    (public / "val.de.gz").unlink()
-    refused(r"\(")
+    (server.folder / "val.de.gz").write_bytes(gzip.compress(b"another text\n"))
+    refused("sent another text")
+    (server.folder / "val.de.gz").unlink()
+    refused(r"\(HTTP Error 404")
 
 
 def test_wmt14_in_both_directions_and_what_cannot_be_had(tmp_path, monkeypatch) -> None:
