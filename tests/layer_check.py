@@ -64,11 +64,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def check_layer(
-    layer_class: type[Any],
-    settings: dict[str, Any],
-    inputs: tuple[np.ndarray, ...],
-    folder: Path,
-    **functions: Any,
+    layer_class: type[Any], settings: dict[str, Any], inputs: tuple[np.ndarray, ...], folder: Path, **functions: Any
 ) -> None:
     """Config, building, parameters, shapes, saving, mixed precision and gradients, all without a warning.
 

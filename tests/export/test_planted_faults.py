@@ -181,7 +181,7 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[Plant, str]]] = {
     ("overflowing", "onnx/translate-float16.onnx"): {"states overflow": (lambda export, _: export, FINITE)},
     ("translator", "onnx/translate-int8.onnx"): PENALTY,
     ("translator", "onnx/translate_text.onnx"): {
-        "two pieces swapped": (plants.of_another_run("source_tokenizer", plants.other_pieces), TOKENIZER),
+        "two pieces swapped": (plants.of_another_run("source_tokenizer", plants.other_pieces), TOKENIZER)
     },
     ("translator", "onnx/encoder.onnx"): SCALED,
     ("translator", "ctranslate2"): {
