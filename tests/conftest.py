@@ -1,7 +1,5 @@
 """The conditions of every test: few threads, a seed, no network, and no files left in the repository."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -48,6 +46,8 @@ for name, value in {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+pytest_plugins = ["tests.tiny_run", "tests.format_1"]  # fixtures of runs, for all files
 
 gc.disable()  # until every test file is imported; see `pytest_collection_finish`
 

@@ -1,7 +1,5 @@
 """A pytest plugin: a run that version 0.1 wrote, and what that version made of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Autodiff on the backend at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a graph of TensorFlow's holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run as one that was killed after an earlier checkpoint than its last."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Keras layer contract, one check for every layer; and what tests of layers share."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import warnings

@@ -4,8 +4,6 @@ cosmic-ray changes the code, by all its default operators. coverage tells which 
 is a place that no test watches, or a change that changes nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

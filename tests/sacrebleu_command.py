@@ -1,7 +1,5 @@
 """The figures of sacreBLEU's own command: an oracle that knows which text is the reference."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """BLEU is counted in one way, and how long a translation may become is said in one place."""
 
-from __future__ import annotations
-
 from urllib.error import URLError
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that a command reads: a value of another type is refused in one line, or harmless, wherever it stands."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -21,8 +19,6 @@ from keras_transformer.errors import exit_status
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.training.request import open_run
 from tests.tiny_corpus import write_corpus
-
-pytest_plugins = ["tests.tiny_run"]
 
 STRANGE: list[Any] = [
     None, True, -1, 0, 1.5, 10**30, 10**400, float("inf"), float("nan"), "", "x", "0.6", "x " * 100, "\ud800", "\0", [],

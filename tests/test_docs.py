@@ -1,7 +1,5 @@
 """The documents say what is there: links and anchors, commands and their flags, versions."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Docstring examples do what they say: each is run, in a folder that holds the run that they load."""
 
-from __future__ import annotations
-
 import doctest
 from collections.abc import Iterator
 from importlib import import_module

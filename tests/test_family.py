@@ -1,7 +1,5 @@
 """The family's table: its classes exist, defaults agree, and what is not allowed is refused by name."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Files and folders appear whole or not at all, and nothing that was there before is lost."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

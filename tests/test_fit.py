@@ -1,7 +1,5 @@
 """What `model.fit` and `model.evaluate` do with a model: dropout, XLA, and what the optimizer is by default."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

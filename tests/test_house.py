@@ -1,7 +1,5 @@
 """The rules of the house, read from the source: who imports whom, what is imported late or documented."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """A function is called when a module is imported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

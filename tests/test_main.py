@@ -1,7 +1,5 @@
 """The commands, from bytes to bytes."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import io
@@ -26,8 +24,6 @@ from keras_transformer.errors import RequestError, exit_status, say
 from keras_transformer.files import check_writable
 from keras_transformer.training.flags import parser
 from train import main as train
-
-pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "my/python -m keras_transformer"  # as it is typed where the interpreter is

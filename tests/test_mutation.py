@@ -1,7 +1,5 @@
 """`make mutants` draws the same places for the same seed, changes more than types, and knows which lines run."""
 
-from __future__ import annotations
-
 import ast
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the committed notebooks claim: what they printed when they ran as their readers run them."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

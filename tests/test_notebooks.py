@@ -1,7 +1,5 @@
 """Notebooks run from top to bottom, define nothing, and are committed with what they printed, and no more."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """What `import keras_transformer` gives: names that are imported when they are used, models that load, and no word."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -18,8 +16,6 @@ import pytest
 
 import keras_transformer
 from keras_transformer import family
-
-pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules")

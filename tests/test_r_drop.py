@@ -1,7 +1,5 @@
 """R-Drop against its equations (Wu et al. 2021, arXiv 2106.14448), with a model whose two passes differ as wished."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Ranks, recall and NDCG: by hand, against Keras's metric, and against the definition."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """config.json of a run: what is damaged, newer, or too large is refused by name; the rest is read whole."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -19,8 +17,6 @@ from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
-
-pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
 
 def of_model(**changes: object) -> Callable[[dict], dict]:

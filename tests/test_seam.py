@@ -1,7 +1,5 @@
 """A new variant needs only a class and a row in the table: the model, training and export then accept it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A command `keras-transformer` stands in for the real one. It adds to `train` the
 and hands on everything else. Where a page makes text, it makes less here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

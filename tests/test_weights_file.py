@@ -1,7 +1,5 @@
 """Weights from strangers: what the configuration does not predict is refused before it is read."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -20,8 +18,6 @@ from keras_transformer import run_folder as runs
 from keras_transformer import weights_file
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
-
-pytest_plugins = ["tests.tiny_run"]
 
 WEIGHTS = "model.weights.h5"
 ARRAY = "layers/token_embedding/vars/0"  # one that the model has

@@ -1,7 +1,5 @@
 """The wheel: it puts one name among everybody's modules, and its command does everything in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

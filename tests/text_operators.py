@@ -3,8 +3,6 @@
 Where TensorFlow is loaded first, these operators end the process.
 """
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A parallel text that a tiny model can learn: sentences of a few syllables, and the same backwards."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

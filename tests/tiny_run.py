@@ -1,7 +1,5 @@
 """A pytest plugin: fixtures of a small run with random weights, enough to translate with."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

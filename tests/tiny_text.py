@@ -1,7 +1,5 @@
 """Sentences of a few English words, for vocabularies and models too small for real ones."""
 
-from __future__ import annotations
-
 import numpy as np
 
 WORDS = """a the one two three four five six seven eight nine ten hundred and dog dogs cat sea beach run to

@@ -1,7 +1,5 @@
 """Variants for tests, at least one for most slots. Each is a class and a row of the family's table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from keras import ops

@@ -1,7 +1,5 @@
 """Benchmarks in the test's own process, where what they import is there already. Nothing is timed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

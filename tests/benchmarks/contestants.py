@@ -1,7 +1,5 @@
 """Contenders for the tests of `contest`. They have a module of their own, because their processes import it."""
 
-from __future__ import annotations
-
 import os
 import time
 

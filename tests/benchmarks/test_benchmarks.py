@@ -1,7 +1,5 @@
 """Each benchmark runs at a tiny size, and compares like with like. Nothing is timed."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """Processes take turns, and ratios are computed from their times."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

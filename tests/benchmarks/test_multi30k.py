@@ -1,7 +1,5 @@
 """`benchmarks.multi30k`: which search each figure has, and what is kept. The translator is a stand-in."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the benchmark of pronouns counts, with a translator whose heads are known."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

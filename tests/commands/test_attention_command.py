@@ -1,7 +1,5 @@
 """`attention`: pictures of where the tokens of a text look."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace
@@ -16,8 +14,6 @@ from keras_transformer import plots
 from keras_transformer.__main__ import main
 from keras_transformer.commands import attention as command
 from keras_transformer.plots import attention_picture, word_lines_picture
-
-pytest_plugins = ["tests.tiny_run"]
 
 TEXT = "a dog and a cat"
 

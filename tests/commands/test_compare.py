@@ -1,7 +1,5 @@
 """`compare`: figures of runs on the same text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +18,6 @@ from keras_transformer.models import model_config
 from keras_transformer.models.language_model import LanguageModel
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.tokenized import TokenizedCorpus
-
-pytest_plugins = ["tests.tiny_run"]
 
 SOURCES = ["to the sea", "seven hundred and two", "two dogs", "the cat sat on the mat"]
 REFERENCES = ["the sea to", "two hundred and seven", "dogs", "the mat sat on the cat"]

@@ -1,7 +1,5 @@
 """`distill`: from teachers and a text to a student; stopped anywhere, the same command goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -26,7 +24,6 @@ from tests.layer_check import randomize
 from tests.tiny_text import lines
 from tests.training.runs import eagerly
 
-pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")
 
 SIZES = "--preset tiny --num-layers 1 --hidden-dim 16 --intermediate-dim 24 --num-heads 2 --vocabulary-size 34"

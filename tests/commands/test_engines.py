@@ -1,7 +1,5 @@
 """`translate` and `evaluate` choose what computes, and keep a run's graphs."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -31,7 +29,6 @@ from keras_transformer.errors import RequestError
 from keras_transformer.layers.activations import Relu
 from keras_transformer.run_folder import RunFolder, load_model, save_model
 
-pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
 
 ROOT = Path(__file__).resolve().parents[2]

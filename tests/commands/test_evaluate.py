@@ -1,7 +1,5 @@
 """`evaluate` chooses BLEU's tokenizer, and tells of lines on which the run was trained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +13,6 @@ from keras_transformer.__main__ import main
 from keras_transformer.commands import engines
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.tokenized import TokenizedCorpus
-
-pytest_plugins = ["tests.tiny_run"]
 
 TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundred and two", "702")]
 

@@ -1,7 +1,5 @@
 """The line that counts, where a person sees nothing else."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """A way to search without TensorFlow's graphs, for models of which a test asks little."""
 
-from __future__ import annotations
-
 import pytest
 
 from keras_transformer.decoding import compiling

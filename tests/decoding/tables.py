@@ -4,8 +4,6 @@ A table holds logits for each of `STATES` states. The state of a prefix is a has
 sentence, so what comes next depends on all that came before.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """Without Keras, the operations of a search are NumPy's, and compute what they compute with Keras."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from keras import ops as keras_ops

@@ -1,7 +1,5 @@
 """Where tokens look, with the names of the tokens."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from keras_transformer.text.items import Items
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 
-pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 12, "intermediate_dim": 17, "dropout": 0.0}

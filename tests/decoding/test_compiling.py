@@ -1,7 +1,5 @@
 """Computations are compiled once each, and quietly; products of float32 keep all bits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

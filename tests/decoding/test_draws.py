@@ -1,7 +1,5 @@
 """Random draws follow the distribution of a table, each by its own numbers, within what the options leave."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from keras import ops

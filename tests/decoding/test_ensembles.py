@@ -1,7 +1,5 @@
 """Runs that translate together: probabilities are averaged, and what cannot be averaged is refused."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys
@@ -28,7 +26,6 @@ from keras_transformer.run_folder import RunFolder, save_model
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 
-pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")
 
 SENTENCES = ["to the sea", "seven hundred and two", "one", "two dogs"]

@@ -1,7 +1,5 @@
 """Continuing and scoring text, and answering, with a language model, against its logits in NumPy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

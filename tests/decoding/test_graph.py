@@ -4,8 +4,6 @@ TensorFlow's GPU kernels keep 32-bit integers in the processor's memory, for whi
 until the GPU is done. So in the loop only sizes and the number of the step have 32 bits.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nearest neighbours by cosine: in agreement with gensim, from run folders, and through the command."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -14,8 +12,6 @@ from keras_transformer.decoding.neighbours import PieceVectors
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.written_runs import write_translator
-
-pytest_plugins = ["tests.tiny_run"]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Exported graphs translate through the same `Translator`, without Keras and TensorFlow."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -26,8 +24,6 @@ from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
 from keras_transformer.run_folder import RunFolder
 from tests.export.conftest import ODD
-
-pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCES = [*ODD, "two dogs", "seven hundred and two"]

@@ -1,7 +1,5 @@
 """Lines of several sentences: taken apart, made to fit, and put together; and what is told."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -18,8 +16,6 @@ from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
-
-pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = ["One two three.", "Two dogs run!", "Seven hundred and two?", "The sea."]
 LONG = " ".join(SENTENCES)

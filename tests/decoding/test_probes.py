@@ -1,7 +1,5 @@
 """Exported graphs answer their probes where they first run, or the provider is refused by name."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -34,8 +32,6 @@ from keras_transformer.text.tokenizer import END
 from tests.export.on_cuda import as_on_cuda
 from tests.test_damaged_files import put, strange
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 SEARCH = Decoding(num_beams=3, length_penalty=0.8, max_length=12)
 SEARCHED, HALVES = SearchOptions(3, 0.8, 12), SearchOptions(2, 0.8, 12)

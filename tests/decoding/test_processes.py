@@ -1,7 +1,5 @@
 """A job in a process of its own: what it gives back, and that it never outlives the process that waits for it."""
 
-from __future__ import annotations
-
 import operator
 import os
 import signal

@@ -1,7 +1,5 @@
 """`Translator.save`: a model made and fitted in Python becomes a run; nothing that is not a run is replaced."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,7 +25,6 @@ from keras_transformer.training.run import compiled_model, open_run
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines
 
-pytest_plugins = ["tests.tiny_run"]
 pytestmark = pytest.mark.usefixtures("eager")
 
 SIZES: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """The beam search against brute force, on tables in place of a model."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

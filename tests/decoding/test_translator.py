@@ -1,7 +1,5 @@
 """From text to text, with a small untrained model whose beliefs are strong enough to choose between."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -22,8 +20,6 @@ from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.sacrebleu_command import REFERENCES, TRANSLATIONS
-
-pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = ["to the sea", "seven hundred and two", "one", "a dog and a cat run along the beach", "two dogs"]
 # Each search of its own options is compiled, which takes longer than to run it. The length is no option of this kind.

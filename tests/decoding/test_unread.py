@@ -1,7 +1,5 @@
 """Characters that a vocabulary cannot read are counted and told of."""
 
-from __future__ import annotations
-
 from keras_transformer.decoding.unread import UnreadCharacters
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines

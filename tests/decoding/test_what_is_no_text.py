@@ -1,7 +1,5 @@
 """Whatever takes texts refuses, in one line, one string in place of a list, and what is no string."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Iterator
@@ -22,8 +20,6 @@ from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, Se
 from keras_transformer.text.items import Items
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 1, "hidden_dim": 4, "intermediate_dim": 4}
 NO_LISTS = [b"text", None, 3, [b"x"], [None], [3], ["text", None], np.array("text")]

@@ -1,7 +1,5 @@
 """A small export, and an environment in which Ray leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

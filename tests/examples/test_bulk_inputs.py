@@ -1,7 +1,5 @@
 """Inputs of a bulk translation: whatever the shards, their rows are the rows of the file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

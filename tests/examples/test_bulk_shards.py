@@ -1,7 +1,5 @@
 """Shards of a bulk translation: each is written once, whole, and the same whoever writes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

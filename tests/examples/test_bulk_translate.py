@@ -1,7 +1,5 @@
 """Bulk translation on Ray Data: the same files whatever is killed, and however many workers there are."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -22,8 +20,6 @@ from bulk_shards import MOST_DEATHS, TRIES, Job, Shard, alone
 from bulk_translate import Worker, bulk_translate, parser, workers_that_fit
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import RequestError, exit_status
-
-pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "bulk_translate.py"

@@ -3,8 +3,6 @@
 That it imports neither TensorFlow nor Ray is in `tests/decoding/test_onnx_decoder.py`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import re
@@ -16,8 +14,6 @@ import pytest
 import keras_transformer
 from bulk_translator import BulkTranslator
 from keras_transformer.errors import RequestError
-
-pytest_plugins = ["tests.tiny_run"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = ["two dogs", "", "seven hundred and two", "one dog runs to the sea", "the quick brown dog " * 30]

@@ -1,7 +1,5 @@
 """A Ray of a program's own: shut, silent, apart from others, and gone with its program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Ray's workers learn what two processes learn that were launched by hand, though one is killed on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

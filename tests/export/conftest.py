@@ -1,7 +1,5 @@
 """One export of a stored run in every format, for the tests that use it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """For tests of the certificate: an ONNX file that gives its ids back, and the runner's task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ Where the provider differs (measured with 1.31.1 on an H200, but for ArgMax: onn
 * ScatterND writes in any order.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, numpy_helper

@@ -1,7 +1,5 @@
 """Plants faults: changes the files of one artefact, or certifies it by a run or a search that it is not of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from copy import copy

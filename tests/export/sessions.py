@@ -1,7 +1,5 @@
 """ONNX files in plain ONNX Runtime, and runs without vocabularies, for tests."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

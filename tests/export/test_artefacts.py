@@ -1,7 +1,5 @@
 """Artefacts are found by their names, their operators are counted, and they run in a process of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import flatbuffers

@@ -1,7 +1,5 @@
 """BLEU of a corpus from sums over its sentences, and how much of a loss of BLEU chance explains, against sacreBLEU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU

@@ -1,7 +1,5 @@
 """The programs of BUILD.md run as they are written there, and translate as the model does."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Certificates of good artefacts, of artefacts that differ from the model, and of artefacts that do not run."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

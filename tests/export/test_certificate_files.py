@@ -1,7 +1,5 @@
 """certificate.json and CERTIFICATE.md say what was found."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CTranslate2's models hold the run's weights, and the search around them gives the run's translations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +26,6 @@ from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.importing.marian_folder import write_marian
 from tests.layer_check import randomize
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 SOURCES, TARGETS = lines(5, 20), lines(6, 20)
 # Every part and every argument that CTranslate2 can hold stands in one of these.

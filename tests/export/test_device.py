@@ -1,7 +1,5 @@
 """Which artefacts may use a GPU, and what a certificate says of the device."""
 
-from __future__ import annotations
-
 from export.artefacts import Artefact
 from export.certificate.device import device_notes, may_use_gpu, why_no_gpu
 

@@ -1,7 +1,5 @@
 """The command: what it writes, what it refuses; it loses nothing and leaves nothing half-written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -27,8 +25,6 @@ from keras_transformer.models import SequenceEncoder, Transformer
 from keras_transformer.text.items import Items
 from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
-
-pytest_plugins = ["tests.tiny_run"]
 
 NOTHING = certificate.Certificate((), {}, {}, {"threads": 1, "system": "", "processors": 1}, "")
 

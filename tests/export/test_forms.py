@@ -1,7 +1,5 @@
 """The ONNX graphs of language models and encoders compute what the model and its pipeline compute."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

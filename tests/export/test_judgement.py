@@ -1,7 +1,5 @@
 """Which answers hold: every number, type and shape of every trial, and which differences from the model."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -23,8 +21,6 @@ from export.signatures import Decoding
 from keras_transformer.bounds import BOUNDS
 from keras_transformer.text.tokenizer import END, PAD, START
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 SENTENCES = lines(5, 100)
 BEST = "target_ids"

@@ -1,7 +1,5 @@
 """Which labels, pieces, items, vectors and continuations hold; test_judgement.py has the rules that all kinds share."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

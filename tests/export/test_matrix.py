@@ -3,8 +3,6 @@
 A sample is marked `long`, the rest `full`. A new row of `family.SLOTS` is a new variant here.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

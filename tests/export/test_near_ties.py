@@ -1,7 +1,5 @@
 """How nearly a search lost its hypothesis: the narrowest choice among its steps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -15,8 +13,6 @@ from export.probes import Texts
 from export.signatures import Decoding
 from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 
 def test_the_best_continuation_that_a_step_leaves_out():

@@ -1,7 +1,5 @@
 """Every ONNX graph gives the same numbers where operators behave as on ONNX Runtime's CUDA provider."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -19,8 +17,6 @@ from tests.export import test_forms as forms
 from tests.export.on_cuda import PICKING, WRITING, as_on_cuda
 from tests.export.sessions import session
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 KINDS = ["translator", "ensemble", "language model", "answers", "labels", "masks", "images", "histories"]
 SEARCHES = [  # with penalties by which short is favoured, and short alone

@@ -1,7 +1,5 @@
 """The ONNX files compute what the model and its search compute, and are valid, in each precision."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -24,8 +22,6 @@ from tests.layer_check import array, assert_close
 from tests.models import variants
 from tests.models.variants import make_inputs, make_model
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]

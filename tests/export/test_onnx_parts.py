@@ -1,7 +1,5 @@
 """Parts as ONNX nodes compute what the layers compute, in each precision; int8 has a scale for each row and column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,7 +5,7 @@ copy costs more than the node. The rules here are the ones by which ONNX Runtime
 placements", "Memcpy nodes are added") and its table of kernels (docs/OperatorKernels.md).
 """
 
-from __future__ import annotations
+from typing import Self
 
 import onnx
 import pytest
@@ -17,8 +17,6 @@ from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.translator import Translator
 from tests.models.variants import make_model
-
-pytest_plugins = ["tests.tiny_run"]
 
 INT32, INT64, STRING = TensorProto.INT32, TensorProto.INT64, TensorProto.STRING
 # Operators that a search might use and that the provider has no kernel for, with the type of the first input.
@@ -43,7 +41,7 @@ class Body:
         outer: the body around it, if there is one.
     """
 
-    def __init__(self, graph: onnx.GraphProto, types: dict[str, int], outer: Body | None = None):
+    def __init__(self, graph: onnx.GraphProto, types: dict[str, int], outer: Self | None = None):
         self.graph, self.types, self.outer = graph, types, outer
         self.constants = {array.name for array in graph.initializer}
         self.constants_on_host: set[str] = set()

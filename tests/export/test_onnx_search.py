@@ -1,7 +1,5 @@
 """The search in an ONNX graph finds what the search in Python finds, over tables of logits in place of a model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ONNX files read and write text as the tokenizer does, for every kind of vocabulary."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

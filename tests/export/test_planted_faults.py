@@ -3,8 +3,6 @@
 What a judgement says of answers alone is in test_judgement.py; here are faults of real files, of every format and kind.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

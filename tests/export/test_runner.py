@@ -1,7 +1,5 @@
 """What the runner asks of ONNX Runtime, with and without a GPU."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +18,6 @@ from keras_transformer.text.tokenizer import END
 from tests.export.echo import task_for
 from tests.export.sessions import of
 from tests.tiny_text import lines
-
-pytest_plugins = ["tests.tiny_run"]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 HALVES = Artefact(Path("encoder.onnx"), "onnx", "halves", "float32")

@@ -1,7 +1,5 @@
 """A SavedModel translates as the model does; test_certificate.py says that none of our code is needed for that."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the operators of the tokenizers
@@ -12,8 +10,6 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models.transformer import Transformer
 from tests.export.conftest import ODD, SEARCH
-
-pytest_plugins = ["tests.tiny_run"]
 
 
 def test_it_translates_as_the_model_alone_in_a_batch_and_what_is_no_utf_8(exported, trained):

@@ -3,8 +3,6 @@
 The servers on this machine stand in for TensorFlow Serving: they speak its protocol, and the model behind them is real.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Exports that rebuild the model from its weights refuse a model with other parts."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import keras
@@ -16,8 +14,6 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.models.transformer import Transformer
-
-pytest_plugins = ["tests.tiny_run"]
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -1,7 +1,5 @@
 """Files of TFLite translate as the models do, parts without an ONNX graph too; and what LiteRT cannot read is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The runs of the golden material: for each a task, the text that it trains on, its flags, and what it is asked."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@
 * In float16 and int8 the bounds below hold, because processors differ.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

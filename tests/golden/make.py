@@ -3,8 +3,6 @@
 With --train it first trains the runs anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

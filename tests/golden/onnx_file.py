@@ -1,7 +1,5 @@
 """ONNX files in plain ONNX Runtime; those of text run in another process, because they crash beside TensorFlow."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

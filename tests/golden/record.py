@@ -6,8 +6,6 @@ key's last part: "answer" is a ranking, a list of [answer, number], the best fir
 "vector" is a list of numbers, and "nats" one number. All other values must be equal.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """The files of the golden material: for each case NAME.zip, a run, and NAME.json, what was recorded of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """The stored runs answer, export and look as they did when they were made, but for rounding; see README.md."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

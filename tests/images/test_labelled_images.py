@@ -1,7 +1,5 @@
 """Labelled images: folders, held-out images, batches."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Images from files: every kind that is read, upright and whole, and every kind that is refused."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny Marian model in Hugging Face's format, for tests of what becomes of an imported model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.importing.theirs import tensors_of, write

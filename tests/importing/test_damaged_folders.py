@@ -1,7 +1,5 @@
 """Damaged folders: every damage is refused in one line, or harmless; none ends in another error."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

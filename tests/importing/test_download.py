@@ -1,7 +1,5 @@
 """--download against a server on this machine, by huggingface_hub itself."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

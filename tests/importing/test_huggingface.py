@@ -3,8 +3,6 @@
 What transformers made and computed is stored. With the marker `parity` it makes and computes everything anew.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

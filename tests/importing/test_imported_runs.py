@@ -1,7 +1,5 @@
 """An imported run is exported, certified and fine-tuned as any other."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

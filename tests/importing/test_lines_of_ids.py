@@ -1,7 +1,5 @@
 """Imported models without a tokenizer of ours (BART, GPT-2, Llama, BERT) take and give lines of ids."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The import of Marian's models: what a run holds, its search, and files of unusual forms."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What no importer knows is refused by its name: options, tensors and files; and what old files say is read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any

@@ -1,7 +1,5 @@
 """The import of T5's models: sentinels, ids without a piece, copies of the embedding, and a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

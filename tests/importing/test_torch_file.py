@@ -1,7 +1,5 @@
 """Files of `torch.save` are read without PyTorch, and nothing in them is called."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The import of ViT's models: the pixels that their processor makes, and runs that classify images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

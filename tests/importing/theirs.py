@@ -3,8 +3,6 @@
 `python -m tests.importing.theirs` writes tests/data/huggingface.tar.xz, which tests read without transformers.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Files as `torch.save` writes them, made by hand: an archive with a pickle, or the older row of pickles."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Activations equal their formulas in float64, and stay finite in float16."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

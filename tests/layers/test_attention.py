@@ -1,7 +1,5 @@
 """Attention equals Keras's own: with hidden keys, gains, biases, rotations, fewer key heads, and in half precision."""
 
-from __future__ import annotations
-
 import re
 
 import keras

@@ -1,7 +1,5 @@
 """The blocks of encoder and decoder equal PyTorch's; their masks, dropout and key heads."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory-compressed attention: keys and values of a strided convolution, which a query sees from their last one on."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

@@ -1,7 +1,5 @@
 """Every layer keeps the contract of Keras: config, building, shapes, saving, mixed precision and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """The token embedding: scaled rows of one matrix, which is the output projection too."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

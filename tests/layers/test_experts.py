@@ -1,7 +1,5 @@
 """A mixture of experts: the router, the experts, and the load-balancing loss, beside NumPy and Mixtral."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Feed-forward networks, plain and gated, equal layers of Keras's, and begin with the right kernels."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

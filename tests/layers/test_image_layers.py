@@ -1,7 +1,5 @@
 """Layers of images: patches, the class token, self-attention of pixels, and the stem that has it."""
 
-from __future__ import annotations
-
 import numpy as np
 from keras import ops
 

@@ -1,7 +1,5 @@
 """Masks are booleans, True = visible: padding, later positions, both, and which labels count."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from keras import ops

@@ -1,7 +1,5 @@
 """Layer and RMS normalization: the formulas with ε, beside Keras's, in half precision, and with a Keras mask."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

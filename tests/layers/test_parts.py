@@ -1,7 +1,5 @@
 """A part's configuration becomes a layer: with its options, its sizes, and what other parts require."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import keras

@@ -1,7 +1,5 @@
 """ALiBi and T5's buckets by hand, and ALiBi beside Hugging Face's Bloom. tests/importing compares whole T5 models."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

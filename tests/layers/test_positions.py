@@ -1,7 +1,5 @@
 """Sinusoidal and learned positions: by hand, far from the start, in graphs, with offsets and with interpolation."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

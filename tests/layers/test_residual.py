@@ -1,7 +1,5 @@
 """Residual connections by hand in NumPy: formulas, dropout, norms inside, gains, and what they do in deep stacks."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """Rotary positions and xPos equal formulas in complex numbers, and xPos x-transformers. tests/importing has Llamas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from keras import ops

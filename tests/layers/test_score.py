@@ -1,7 +1,5 @@
 """Scores equal Keras's attention layers and NumPy formulas, in float32; that by location needs no keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """A stack is its blocks in turn, with the norm and the gains that some residuals ask for."""
 
-from __future__ import annotations
-
 import pytest
 from keras import ops
 

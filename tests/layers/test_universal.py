@@ -1,7 +1,5 @@
 """The Universal Transformer's stack: one block again and again, with coordinates, halting and its ponder cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from keras import ops

@@ -1,7 +1,5 @@
 """Windows and blocks: equal to full attention under their mask, in memory that grows with the width."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from keras import ops

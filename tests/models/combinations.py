@@ -1,7 +1,5 @@
 """Few models that together have every part of the family. A new row of the table comes into them by itself."""
 
-from __future__ import annotations
-
 import contextlib
 from functools import cache
 from typing import Any

@@ -1,8 +1,6 @@
 """A program that runs a folder of saved models on the backend at hand. On JAX it does without TensorFlow."""
 # ruff: noqa: E402
 
-from __future__ import annotations
-
 import os
 import sys
 

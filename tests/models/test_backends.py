@@ -1,7 +1,5 @@
 """Saved models, layers and losses compute the same on the TensorFlow, JAX and PyTorch backends, each in a process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

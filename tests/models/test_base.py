@@ -1,7 +1,5 @@
 """Models of every kind are made again, learn, compute in other precisions, and do or refuse what Keras offers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The classifier of images: a Vision Transformer's sizes and equations, its stem, its pixels, and what it refuses."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The presets are the paper's table 3, copied by hand from the paper; the others differ from them as they say."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

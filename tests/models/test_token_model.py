@@ -1,7 +1,5 @@
 """The models of one stack that take ids: a language model, an encoder of texts, and an encoder of histories."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """The Transformer, with every part of the family: steps, causality, padding, scores, parts of its sides, refusals."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

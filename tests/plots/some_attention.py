@@ -1,7 +1,5 @@
 """Attentions to show, with random scores."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from keras_transformer.decoding.attention import Attention, Tokens

@@ -1,7 +1,5 @@
 """The page of attention, as a document: what it holds, how large it is, and that it refers to nothing outside."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

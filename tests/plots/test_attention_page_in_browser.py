@@ -3,8 +3,6 @@
 `make test BROWSER=1` installs Selenium, and expects Chromium and its driver.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Pictures of attention: heat maps, and lines from a word."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib import font_manager

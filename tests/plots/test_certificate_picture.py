@@ -1,7 +1,5 @@
 """A certificate's picture: a bar for each artefact that was run, in every panel."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning curves: a panel for each quantity that was measured, and no other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of positions, masks and the learning rate: they show what the layers compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The picture of where a pixel looks: the image, and a panel for each attention."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`bulk_translate.py`, except that one shard kills whoever translates it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

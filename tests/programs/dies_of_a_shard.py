@@ -1,7 +1,5 @@
 """A process that dies of the shard that it is given on standard input, with its job."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Writes a run as SavedModel, ONNX and TFLite in the order of the command, without a certificate: RUN FOLDER."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

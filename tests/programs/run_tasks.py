@@ -3,8 +3,6 @@
 Beside TensorFlow onnxruntime-extensions may crash.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

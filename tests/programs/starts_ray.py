@@ -3,8 +3,6 @@
 `silent`: tells what Ray is like. `joins ADDRESS`: joins a cluster. `shows`: asks for a dashboard that is not installed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

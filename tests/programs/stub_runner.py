@@ -1,7 +1,5 @@
 """Stands in for export/certificate/runner.py: does what the artefact says, as JSON, in place of running it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

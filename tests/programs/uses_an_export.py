@@ -1,7 +1,5 @@
 """Translates with an export in Python, in bulk and by the commands, and tells at the end what was imported for it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Waits for a job in a process of its own, which says that it is there and sleeps."""
 
-from __future__ import annotations
-
 import signal
 import time
 

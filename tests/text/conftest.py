@@ -1,7 +1,5 @@
 """Text that the tests of `text` share: a small artificial language and its translation."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

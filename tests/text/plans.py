@@ -1,7 +1,5 @@
 """What is true of the batches of every plan."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Batches of pairs: every pair once an epoch, within the budget, from seed and place alone; and how they are fed."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from itertools import islice

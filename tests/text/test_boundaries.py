@@ -1,7 +1,5 @@
 """Where sentences begin: hard cases in ten languages, any characters, and how long it takes."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

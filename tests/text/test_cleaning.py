@@ -1,7 +1,5 @@
 """Pairs that a translator should not learn from: which are found, why, and where they stand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Parallel text: from files, of numbers in words, Multi30k and WMT14; what is held out, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

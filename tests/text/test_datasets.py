@@ -1,7 +1,5 @@
 """Two datasets for `fit` from files: every pair once an epoch, weights, files of their own, caches, replicas."""
 
-from __future__ import annotations
-
 import gc
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Faults of a teacher's translations."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

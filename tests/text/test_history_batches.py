@@ -1,7 +1,5 @@
 """Batches of histories: windows, the held-out item, replicas; and recommending without a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

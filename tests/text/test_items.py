@@ -1,7 +1,5 @@
 """The vocabulary of items: ids, its file, and files that are damaged."""
 
-from __future__ import annotations
-
 import pytest
 
 from keras_transformer.errors import RequestError

@@ -1,7 +1,5 @@
 """Labelled text: files, held-out lines, batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Logs: their forms, order, what is held out, and what is refused with the line that is wrong."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 

@@ -1,7 +1,5 @@
 """Batches of texts with masked places: which places, what stands there, and that texts are whole."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

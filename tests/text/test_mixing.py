@@ -1,7 +1,5 @@
 """Further pairs, the other direction, and the tags that tell them apart."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Text comes back as it was, in pieces or in bytes; the rest is read in its nearest form."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches of pairs: each in one row, of which only the source is ever cut."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sentences whose pronoun says which of two nouns is meant."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

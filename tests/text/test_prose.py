@@ -1,7 +1,5 @@
 """Text of one language, its vocabulary, and its windows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

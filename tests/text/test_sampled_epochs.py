@@ -1,7 +1,5 @@
 """Subword sampling of whole epochs: each has segmentations of its own, drawn ahead, which repeat exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

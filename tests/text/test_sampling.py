@@ -1,7 +1,5 @@
 """Subword sampling draws segmentations as often as its papers say, and never changes the text."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Where long text is split, and how its translations are joined."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A corpus as ids on disk: it holds what the tokenizer says, and is whole or not there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Vocabularies: training, files, and text that comes back, whatever it spells."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

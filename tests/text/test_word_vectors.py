@@ -1,7 +1,5 @@
 """Word vectors from files: every format as gensim reads it, whatever is damaged refused by its row."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What tests of several tasks need."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Ways to make a damaged or a hostile file out of a checkpoint's."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable
 from pathlib import Path

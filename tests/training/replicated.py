@@ -4,8 +4,6 @@
 own. A case is a function of this module; it takes no arguments and raises if what its first line says does not hold.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Runs of train.py for tests: in the tests' own process or in another, and how two of them are compared."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

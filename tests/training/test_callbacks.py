@@ -1,7 +1,5 @@
 """What is shown and checked while a run trains."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Training tells which target lines its vocabulary does not give back as they were."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: a round trip to the bit, what is kept, and what is done about a damaged or hostile one."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -25,8 +23,6 @@ from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
 from tests.training.damages import DAMAGES, Trap, load
 from tests.training.runs import trained
-
-pytest_plugins = ["tests.tiny_run", "tests.format_1"]
 
 PROGRESS = {"step": 7, "best_score": 12.5}
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.1}

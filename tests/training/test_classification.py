@@ -1,7 +1,5 @@
 """Classifiers of texts through the commands: what is held out, what a trained one answers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every flag of train.py has an effect: a table of flags, what each changes, and who sees it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
@@ -24,8 +22,6 @@ from keras_transformer.training.settings import Settings
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import Begun, begun
-
-pytest_plugins = ["tests.tiny_run"]
 
 HERE = Path(__file__).resolve().parent
 

@@ -1,7 +1,5 @@
 """Classifiers of images through the commands: what is held out, what a trained one answers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

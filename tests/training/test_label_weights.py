@@ -1,7 +1,5 @@
 """Which labels count in plain `compile` and `fit`, and how much: labels of rows and of tokens, weights of either."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Language models through the commands: what is held out, how one continues and scores texts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,8 +10,6 @@ from keras_transformer.run_folder import read_config
 from keras_transformer.training.settings import resolve
 from tests.golden.stored import unpack
 from tests.training.runs import begun
-
-pytest_plugins = ["tests.tiny_run"]
 
 LINES = [f"{one} and {other}: the {other} of {one}" for one in ("ba", "do", "fi", "gu") for other in ("ka", "lo", "mi")]
 FLAGS = "--task language-model --text text --vocabulary-type char --context-length 24 --token-budget 96 --devices cpu"

@@ -1,7 +1,5 @@
 """train.py learns: a text that it must translate, and what the flags of a run leave in its folder."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The loss against Keras's own and PyTorch's, and its gradient against autodiff."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

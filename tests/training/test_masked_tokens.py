@@ -1,7 +1,5 @@
 """Models of masked pieces through the commands: filling masks, a classifier that begins with one, what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Metrics against NumPy, over several batches."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What `--clean`, `--more-source` and `--both-directions` make of the text of a run, through train.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

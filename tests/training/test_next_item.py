@@ -1,7 +1,5 @@
 """What comes next in histories, through the commands: what a run keeps of a log and is asked, what is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

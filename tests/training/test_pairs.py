@@ -1,7 +1,5 @@
 """Language models of pairs through the commands: what is left out of them, how one answers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

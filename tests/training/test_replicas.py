@@ -1,7 +1,5 @@
 """Replicas, micro-batches and what a step is made of: however the batch is spread, the same is learned."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What is asked of train.py: what a run takes from another that it fine-tunes, what is told, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -25,8 +23,6 @@ from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings
 from tests.golden.stored import unpack
 from tests.tiny_corpus import write_corpus
-
-pytest_plugins = ["tests.format_1"]
 
 POSITIONS = ", ".join(family.SLOTS["positions"])
 NUMBERS = {"dataset": "numbers:en-de"}

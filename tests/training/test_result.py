@@ -1,7 +1,5 @@
 """What a run ends with: which weights `model.keras` gets, and which figures are said of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

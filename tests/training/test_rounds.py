@@ -1,7 +1,5 @@
 """What happens at the end of a round of training: BLEU and early stopping, records, checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A run that was stopped, killed or extended ends as one that nobody disturbed, and what it leaves can be used."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

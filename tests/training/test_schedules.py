@@ -1,7 +1,5 @@
 """The learning rate, by hand."""
 
-from __future__ import annotations
-
 import re
 
 import keras

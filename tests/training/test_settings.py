@@ -1,7 +1,5 @@
 """Which setting wins, which are refused, and what a run hands on: no file is read, nothing is trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs whose embedding begins with word vectors: which rows, in which model, when, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of each task but translation: what they say and measure, how they go on, and what begins with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

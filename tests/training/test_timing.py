@@ -1,7 +1,5 @@
 """How long a run will take: nothing of the timed steps stays, `--hours` sets steps, long runs name their ways out."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import warnings

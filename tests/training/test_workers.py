@@ -1,7 +1,5 @@
 """Several workers: two processes learn what one process learns, also if one of them dies; and how they meet."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """One process trains in a run folder, and what --overwrite replaces is there until the new run has a checkpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -20,8 +18,6 @@ from keras_transformer.training import workspace
 from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import Settings
 from tests.tiny_corpus import write_corpus
-
-pytest_plugins = ["tests.tiny_run"]
 
 
 class Killed(BaseException):

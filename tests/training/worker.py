@@ -6,8 +6,6 @@ the name of its files (NAME.log, and NAME.npz with the weights that it ends with
 after which it kills itself, or 0, and, if it is to train without a graph, true.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
