@@ -174,8 +174,21 @@ def drawn(root: Path, tests: Map, seed: int, only: str = "") -> Iterator[Mutant]
         operator, occurrence = draw.choice(found)
         code = mutate_code(codes[file], operator, occurrence)
         if is_changed(codes[file], code):
-            ids = tests.tests(file.relative_to(root).as_posix(), lines_run(ast.parse(codes[file]), line))
+            lines = lines_run(ast.parse(codes[file]), line)
+            ids = tests.tests(file.relative_to(root).as_posix(), lines)
+            if lines is None and not ids:  # it holds nothing but constants
+                uses = [one for one in files if imports(codes[one], file.relative_to(root))]
+                ids = tuple(
+                    dict.fromkeys(id for one in uses for id in tests.tests(one.relative_to(root).as_posix(), None))
+                )
             yield Mutant(file.relative_to(root).as_posix(), line, code, ids)
+
+
+def imports(code: str, module: Path) -> bool:
+    """Whether code imports from a module of the repository."""
+    name = ".".join(module.with_suffix("").parts)
+    found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    return any(name in (node.module, *(f"{node.module}.{one.name}" for one in node.names)) for node in found)
 
 
 def is_changed(before: str, after: str | None) -> bool:

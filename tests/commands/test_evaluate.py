@@ -11,6 +11,8 @@ from export.onnx import export_onnx
 from export.signatures import Decoding, open_run
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines
+from keras_transformer.commands.evaluate import scorer
+from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.tokenized import TokenizedCorpus
 
@@ -63,3 +65,9 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     assert status == 2 and "received: moses" in err
     assert main(["evaluate", str(run_folder), "--log", "log", "--tokenize", "char"]) == 2
     assert "leave out --tokenize" in capsys.readouterr().err
+
+
+def test_a_run_in_whose_folder_graphs_lie_is_scored_as_a_run(run_folder):
+    (run_folder / "onnx").mkdir()
+    with pytest.raises(RequestError, match="--provider cpu is for exports; .* is a run: leave it out"):
+        scorer(str(run_folder), "cpu")

@@ -119,6 +119,7 @@ def test_the_patches_of_an_image_are_named_by_their_places():
     recognizer = Recognizer(made(ImageClassifier, image_size=8, patch_size=4, channels=1, num_labels=2), ["a", "b"])
     image = np.random.default_rng(1).integers(0, 256, (8, 8), "uint8")
     (attention,) = recognizer.attention(image).values()
-    assert attention.keys.labels[:3] == ("class token", "row 0, column 0", "row 0, column 1")
+    places = [f"row {row}, column {column}" for row in range(2) for column in range(2)]
+    assert attention.keys.labels == ("class token", *places)
     looks = recognizer.looks(image, (5, 1))  # in the patch of row 1, column 0
     np.testing.assert_allclose(attention.scores[:, :, 3, 1:].mean(1).reshape(2, 2, 2)[0], looks["layer 1"], atol=1e-6)

@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from keras_transformer.errors import JobError
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.training import timing
-from keras_transformer.training.learning import _feeding_errors
+from keras_transformer.training.callbacks import Progress
+from keras_transformer.training.learning import _feeding_errors, _metrics_so_far
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import arrays, column, trained
 
@@ -120,3 +122,9 @@ def test_with_ema_the_model_is_the_moving_average_and_another_seed_is_another_ru
     assert kept == {"00000001.weights.npz", "00000001.state.npz"} and column(run, "step") == [1]
     other = arrays(run, 1).values()
     assert all(np.abs(mine - theirs).max() > 0.05 for mine, theirs in zip(first, other, strict=True) if mine.ndim > 1)
+
+
+def test_metrics_are_kept_of_a_round_that_goes_on_alone():
+    model: Any = SimpleNamespace(metrics_variables=[np.float32(3)])
+    progress = [Progress(step=step) for step in (4, 5, 6)]
+    assert [_metrics_so_far(model, one, 2) for one in progress] == [[], [3], []]
