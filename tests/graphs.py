@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import pytest
 
+from keras_transformer.decoding.compiling import CompiledComputations
+
 
 def shapes_in_graph(function: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:
     """The shapes of all tensors in TensorFlow's graph of a function, but for those of unknown sizes.
@@ -42,3 +44,16 @@ def is_compiled_by_xla(model: Any) -> bool:
 def has_a_loop(model: Any) -> bool:
     """Whether a step of training goes through parts of its batch one after the other."""
     return any(node.op in ("While", "StatelessWhile") for node in nodes_of_a_step(model))
+
+
+def search_eagerly(patch: pytest.MonkeyPatch) -> None:
+    """While the patch lasts, translators compute without graphs, which take longer to trace than a few steps.
+
+    None of this stays in a translator that other tests use too.
+    """
+
+    def run(self: CompiledComputations, computation: Any, *arrays: Any) -> list[Any]:
+        results = computation.run(self.model, *map(keras.ops.convert_to_tensor, arrays))
+        return [keras.ops.convert_to_numpy(result) for result in results]
+
+    patch.setattr(CompiledComputations, "run", run)

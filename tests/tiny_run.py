@@ -57,3 +57,11 @@ def built_run(tmp_path_factory, tiny_model, tokenizer) -> Path:
 def run_folder(built_run, tmp_path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(built_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def eager(monkeypatch) -> None:
+    """Translators compute step by step: a few steps take less time than to compile them."""
+    from tests.graphs import search_eagerly
+
+    search_eagerly(monkeypatch)

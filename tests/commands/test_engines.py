@@ -23,11 +23,11 @@ from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines, kept_graphs
 from keras_transformer.commands.exporting import export_module
-from keras_transformer.decoding import compiling
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.layers.activations import Relu
 from keras_transformer.run_folder import RunFolder, load_model, save_model
+from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
 
@@ -70,7 +70,7 @@ def kept(built_run, tmp_path_factory) -> Path:
     (run / "lines").write_bytes(SOURCE)
     files = ["--source", run / "lines", "--reference", run / "lines"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "traced", lambda compute, arrays: compute)
+        search_eagerly(patch)
         assert main([*map(str, ["evaluate", run, *files, *SEARCH])]) == 0
     return Path(run)
 

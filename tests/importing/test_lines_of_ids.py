@@ -10,6 +10,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.text.tokenizer import END, MASK, PAD, START
+from tests.graphs import search_eagerly
 from tests.importing.theirs import SIZE, WORDS, tensors_of, write
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 3, "[CLS]": 4, "[SEP]": 5, "[MASK]": 6}
@@ -20,7 +21,7 @@ def imported(folder, kind, *tensors, **changes):
 
 
 def test_a_translator(tmp_path, monkeypatch):
-    monkeypatch.setattr("keras_transformer.decoding.compiling.traced", lambda compute, arrays: compute)
+    search_eagerly(monkeypatch)
     translator = imported(tmp_path, "bart")
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     tokenizer = translator.source_tokenizer

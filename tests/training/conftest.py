@@ -10,7 +10,6 @@ import pytest
 
 from keras_transformer.__main__ import main as command
 from keras_transformer.training import devices
-from tests.decoding.conftest import eager as eager
 
 
 @pytest.fixture

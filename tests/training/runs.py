@@ -18,6 +18,7 @@ import train
 from keras_transformer.run_folder import load_model
 from keras_transformer.training import devices, run
 from keras_transformer.training.request import Run
+from tests.graphs import search_eagerly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
     """Within it models train and answer without graphs, which take longer to trace than a few steps."""
-    from keras_transformer.decoding import compiling
     from keras_transformer.weighted_fit import WeightedFit
 
     compile_with_graph = WeightedFit.compile
@@ -36,7 +36,7 @@ def eagerly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WeightedFit, "compile", compile)
-        patch.setattr(compiling, "traced", lambda compute, arrays: compute)
+        search_eagerly(patch)
         yield
 
 
