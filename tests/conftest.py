@@ -38,6 +38,10 @@ for name, value in {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "OMP_NUM_THREADS": "1",
+    # For the test workers, which inherit them: without, glibc keeps what graphs took, in each of many arenas.
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_TRIM_THRESHOLD_": "10000000",
+    "MALLOC_MMAP_THRESHOLD_": "1000000",
     # JAX takes longer to compile operations and models than to run them. So processes share compiled code in this
     # folder, and JAX optimises nothing. Test workers inherit the folder from the process that started them.
     "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
