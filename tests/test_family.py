@@ -68,6 +68,20 @@ def test_the_model_has_the_arguments_and_defaults_of_the_table():
         assert option.default == (None if option.is_optional else next(iter(family.SLOTS[option.slot])))
 
 
+def test_few_options_may_be_0():
+    least = {
+        f"{name}:{key}": one.least for slot, name in ROWS for key, one in family.ALL_SLOTS[slot][name].options.items()
+    }
+    found = {name for name, value in least.items() if value == 0}
+    assert found == {
+        "sinusoidal:offset",
+        "learned:offset",
+        "experts:alpha",
+        "universal:ponder_cost",
+        "universal:epsilon",
+    }
+
+
 def test_the_kinds_of_models_are_there():
     classes: dict[str, Any] = {
         "translator": Transformer,

@@ -32,7 +32,9 @@ def test_artefacts_are_known_by_their_names(tmp_path):
 def test_operators_in_branches_are_counted_and_a_file_without_graph_has_no_tokenizer(tmp_path):
     contents = contents_of(echo(tmp_path / "translate.onnx", [1]))
     assert contents.operators == {"Cast": 1, "Identity": 2, "If": 1, "ReduceSum": 1, "com.microsoft::Gelu": 1}
-    both = contents.joined(contents)
+    for name in ("encoder", "step"):
+        echo(tmp_path / f"{name}.onnx", [1])
+    both = contents_of(Artefact(tmp_path / "encoder.onnx", "onnx", "halves", "float32"))
     assert both.operators == {name: 2 * count for name, count in contents.operators.items()}
     assert (both.bytes, both.custom_operators) == (2 * contents.bytes, contents.custom_operators)
     assert contents.custom_operators == ["com.microsoft::Gelu"]

@@ -80,6 +80,7 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant,
     assert max(map(len, prompts)) > CONTEXT
     if variant == "answers":
         assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER
+        assert (run.decoding().num_beams, run.decoding().length_penalty) == (1, 0.0)
     graph = of(continuation.generate_model(run, Decoding(num_beams, penalty, most), "float32"), tmp_path)
     ids, scores = graph.run(None, {"prompt_ids": padded(prompts)})
     assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]

@@ -55,6 +55,13 @@ def test_a_classifier_begins_with_its_weights_and_vocabulary(learned, tmp_path):
         np.testing.assert_allclose(other, one, atol=1e-6)
 
 
+def test_long_lines_are_cut_and_told(tmp_path):
+    (tmp_path / "text").write_text("ba do fi gu\n" * 30)
+    flags = "--task masked-tokens --text text --devices cpu --vocabulary-size 14 --out run --context-length"
+    assert "line(s) have more pieces than --context-length 4 and are cut" in begun(tmp_path, f"{flags} 4", False).said
+    assert "are cut" not in begun(tmp_path, f"{flags} 40 --overwrite", False).said
+
+
 def test_a_vocabulary_without_a_mask_and_blank_text_are_refused(refused, tmp_path):
     Tokenizer.train(["ba do fi gu"] * 9, 14).save(tmp_path / "own.model")
     text, blank = (tmp_path / name for name in ("text", "blank"))

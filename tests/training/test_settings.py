@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.images import recipes
 from keras_transformer.models.presets import AUTO_ROWS, PRESETS
+from keras_transformer.text import corpora, labelled, logs, prose
 from keras_transformer.training.fine_tuning import inherited_from
 from keras_transformer.training.settings import Settings, check, resolve
 from keras_transformer.training.stored_settings import resumed
@@ -18,6 +20,14 @@ def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
     settings = resolve({"preset": "big", "steps": 7, "seed": None}, RECIPE)
     assert (settings.steps, settings.dropout, settings.hidden_dim, settings.seed) == (7, 0.05, 1024, 1)
     assert resolve({"task": "language-model"}, {}).hidden_dim == PRESETS["tiny"]["hidden_dim"]
+
+
+def test_every_recipe_is_one_that_a_run_may_have():
+    of_tasks = {"translation": corpora, "language-model": prose, "classification": labelled, "next-item": logs}
+    for task, module in {**of_tasks, "images": recipes}.items():
+        for name, recipe in module.RECIPES.items():
+            found = resolve({"task": task}, recipe).as_dict()
+            assert {key: found[key] for key in recipe} == recipe, name
 
 
 def test_auto_goes_by_the_number_of_pairs_and_flags_win():

@@ -7,6 +7,7 @@ import pytest
 
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.training import language_modelling
+from keras_transformer.training.result import _validation_loss
 from tests.golden.cases import flags_of, write_files
 from tests.interrupted import interrupt
 from tests.training.runs import assert_same_end, assert_weights_of, begun, column, trained
@@ -72,7 +73,10 @@ def test_a_resumed_run_ends_with_the_same_bits(made):
 def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(made):
     flags = " ".join(flags_of(made.name, TASKS[made.name][0], "--dropout 0.1 --init-from whole --out tuned"))
     whole, tuned = made.folder / "whole", made.folder / "tuned"
-    assert_weights_of(begun(made.folder, flags).model, whole)
+    run, data, model, _ = begun(made.folder, flags)
+    assert_weights_of(model, whole)
+    loss = _validation_loss(run, data, model, num_replicas=1)
+    assert loss == pytest.approx(column(whole, "val_loss")[1], rel=0.02 if "mixed" in TASKS[made.name][0] else 1e-4)
     assert read_config(tuned)["model"] == read_config(whole)["model"]
     for name in ("tokenizer.model", "items.txt"):
         assert [path.read_bytes() for path in tuned.glob(name)] == [path.read_bytes() for path in whole.glob(name)]
