@@ -1,5 +1,6 @@
 """The conditions of every test: few threads, a seed, no network, and no files left in the repository."""
 
+import ctypes
 import gc
 import os
 import random
@@ -38,10 +39,6 @@ for name, value in {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "OMP_NUM_THREADS": "1",
-    # For the test workers, which inherit them: without, glibc keeps what graphs took, in each of many arenas.
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_TRIM_THRESHOLD_": "10000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000",
     # JAX takes longer to compile operations and models than to run them. So processes share compiled code in this
     # folder, and JAX optimises nothing. Test workers inherit the folder from the process that started them.
     "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
@@ -152,6 +149,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What imports made stays to the end, so the garbage collector need not look at it again and again."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Frees what graphs took, once it is much: it lies in circles, which Python looks at ever more seldom."""
+    global _freed_at
+    if (nextitem is None or nextitem.path != item.path) and memory() > _freed_at + 200_000_000:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        _freed_at = memory()
+
+
+def memory() -> int:
+    """The bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+_freed_at = 1_000_000_000
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
