@@ -1,6 +1,5 @@
 """The conditions of every test: few threads, a seed, no network, and no files left in the repository."""
 
-import ctypes
 import gc
 import os
 import random
@@ -149,24 +148,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What imports made stays to the end, so the garbage collector need not look at it again and again."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Frees what graphs took, once it is much: it lies in circles, which Python looks at ever more seldom."""
-    global _freed_at
-    if (nextitem is None or nextitem.path != item.path) and memory() > _freed_at + 200_000_000:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        _freed_at = memory()
-
-
-def memory() -> int:
-    """The bytes of memory that this process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-_freed_at = 1_000_000_000
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
