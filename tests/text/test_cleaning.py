@@ -73,7 +73,8 @@ def test_a_duplicate_is_told_with_its_line_and_the_line_that_it_repeats():
     assert list(found.examples) == [DUPLICATE] and found.counts[DUPLICATE] == 30
     many = [(letter, "word") for letter in "жαאعअก漢ა한աကঅਅઅஅఅಅഅකກཀአក"]
     assert survey(corpus_of([*many, ("б", "word")])).counts[SOURCE_SCRIPT] == len(many) - 1, "not the most frequent"
-    assert survey(corpus_of([(f"{number}", f"{number}!") for number in range(100)])).scripts == ([], [])
+    found = survey(corpus_of([(f"{number}", f"{number}!") for number in range(100)]))
+    assert found.scripts == ([], []) and found.num_kept == 100, "what has no letters is in no foreign script"
 
 
 def test_a_script_of_every_tenth_line_is_a_sides_own():
