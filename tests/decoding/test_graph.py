@@ -13,7 +13,7 @@ from keras import ops
 from export.signatures import Decoding
 from export.tflite import INTEGERS
 from export.traced import translate_ids
-from keras_transformer.decoding.search import beam_search, sample
+from keras_transformer.decoding.search import beam_search
 from tests.decoding.tables import make_table, search
 from tests.models.variants import make_model
 
@@ -34,26 +34,16 @@ def loop_of(function, *specs):
     return graph._get_function(loop.get_attr("body").name).graph.get_operations()
 
 
-def trace_search(num_beams, index_dtype=None, model=MODEL):
+def trace_search(num_beams, index_dtype=None):
     """The loop of a beam search over unknown sizes, with prefixes."""
 
     def search(source_ids, limits, prefix_ids):
         max_length = ops.shape(prefix_ids)[1]
-        cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
+        cache = MODEL.init_cache(MODEL.encode(source_ids), source_ids, num_beams, max_length)
         options = {"max_length": max_length, "prefix_ids": prefix_ids, "n_best": 1, "index_dtype": index_dtype}
-        return beam_search(model.step, cache, limits, num_beams, **options)
+        return beam_search(MODEL.step, cache, limits, num_beams, **options)
 
     return loop_of(search, IDS, LIMITS, IDS)
-
-
-def trace_sampling():
-    """The loop of sampling."""
-
-    def draw(source_ids, limits, prefix_ids, uniforms):
-        cache = MODEL.init_cache(MODEL.encode(source_ids), source_ids, 2, ops.shape(prefix_ids)[1])
-        return sample(MODEL.step, cache, limits, uniforms, 2, 0.7, 5, 0.9, prefix_ids)
-
-    return loop_of(draw, IDS, LIMITS, IDS, tf.TensorSpec([None, 2, None], tf.float32))
 
 
 def types_of(operations, dtype):
@@ -64,10 +54,9 @@ def types_of(operations, dtype):
 
 def test_the_search_stays_on_the_gpu():
     """That of LiteRT, with 32-bit integers, does not."""
-    for loop in (trace_search(1, model=make_model("learned positions", num_layers=1)), trace_search(4)):
+    for loop in (trace_search(1), trace_search(4)):
         assert {"TopKV2", "GatherV2", "Equal"} <= {operation.type for operation in loop}
         assert types_of(loop, tf.int32) <= OF_32_BITS
-    assert types_of(trace_sampling(), tf.int32) <= OF_32_BITS
     assert types_of(trace_search(4, "int32"), tf.int32) >= {"FloorDiv", "FloorMod", "ConcatV2", "GatherV2"}
 
 

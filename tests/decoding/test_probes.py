@@ -1,14 +1,11 @@
 """Exported graphs answer their probes where they first run, or the provider is refused by name."""
 
-import io
 import json
 import os
 import re
 import shutil
-import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,8 +14,7 @@ import pytest
 
 import keras_transformer
 from bulk_translator import BulkTranslator
-from export.onnx import beams, export_onnx, search
-from export.onnx import model as onnx_model
+from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main, make_parser
 from keras_transformer.commands import engines
@@ -29,7 +25,6 @@ from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, c
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.text.tokenizer import END
-from tests.export.on_cuda import as_on_cuda
 from tests.test_damaged_files import put, strange
 from tests.tiny_text import lines
 
@@ -73,18 +68,6 @@ def checks(monkeypatch) -> list[str]:
     return ran
 
 
-@pytest.fixture
-def command(monkeypatch, capfdbinary):
-    """`command(*words)` → exit status, standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"two dogs\n")))
-        status = main([*map(str, words)])
-        return status, capfdbinary.readouterr().err.decode()
-
-    return run
-
-
 def translate(folder, options, precision="float32"):
     translator = keras_transformer.load(folder, precision=precision, num_threads=1)
     return list(translator.stream(["two dogs", "the sea"], options))
@@ -103,13 +86,13 @@ def change(path, output, operator, value):
 
 # A graph, an output, what is put behind it, and a precision; of small faults the least precise that sees them.
 FAULTS = [
-    ("translate", "score", "Add", np.nan, "float32"), ("translate", "target_ids", "Mul", 0, "float16"),
-    ("translate", "target_ids", "Add", 1, "int8"), ("step", "logits", "Mul", 0, "int8"),
+    ("translate", "score", "Add", np.nan, "float32"), ("translate", "target_ids", "Add", 1, "int8"),
     ("step", "logits", "Mul", 1.01, "float32"), ("translate", "score", "Add", -0.1, "float16"),
 ]  # fmt: skip
 
 
 def test_probes_are_what_the_model_finds_and_is_surest_of(translator, probes):
+    """Without text common pieces make the sources."""
     sources = [probe.source_ids for probe in probes]
     assert len(probes) == 4 and all(ids[-1] == END and 1 < len(ids) <= 17 for ids in sources)
     search = SearchOptions(3, 0.8, 12, n_best=3)
@@ -122,16 +105,11 @@ def test_probes_are_what_the_model_finds_and_is_surest_of(translator, probes):
     lists = translator.search_ids(sorted(candidates, key=len)[:32], search)
     gaps = sorted((some[0].score - some[1].score for some in lists), reverse=True)
     assert [some[0].score - some[1].score for some in found] == pytest.approx(gaps[:4], abs=1e-4)
-
-
-def test_without_text_common_pieces_make_the_sources(translator):
     one, same = (chosen_probes(translator, ["", " ", "dog " * 99], SearchOptions(1, max_length=6)) for _ in range(2))
     assert one == same and len(one) == 4 and all(len(probe.hypotheses) == 1 for probe in one)
-    best = [probe.hypotheses[0] for probe in one]
-    assert best == sorted(best, key=lambda one: -one.log_prob / ((5 + len(one.ids)) / 6) ** 0.6)
 
 
-def test_graphs_are_checked_once_on_each_runtime(folder, checks, monkeypatch):
+def test_graphs_are_checked_once_on_each_runtime_unless_no_cache_can_be_kept(folder, checks, monkeypatch):
     for options in (SEARCHED, HALVES, SEARCHED, HALVES):
         translate(folder, options, "float16")
     assert checks == ["float16"] * 2
@@ -142,17 +120,14 @@ def test_graphs_are_checked_once_on_each_runtime(folder, checks, monkeypatch):
     monkeypatch.setattr(onnx_decoder, "runtime_of", lambda _: runtime._replace(version="9.9"))
     translate(folder, SEARCHED, "float16")
     assert len(checks) == 4, "another version"
-
-
-def test_without_a_cache_or_without_probes_nothing_is_in_the_way(folder, checks, tmp_path):
-    (tmp_path / "cache").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "tokenizer.model"))  # a file is in the way
     translate(folder, SEARCHED), translate(folder, SEARCHED)
     for content in ('{"holds": true}', '{"probes": []}'):
         (folder / "certificate.json").write_text(content)
         translate(folder, SEARCHED)
     (folder / "certificate.json").unlink()
     translate(folder, SEARCHED)
-    assert len(checks) == 2
+    assert len(checks) == 6, "without probes there is nothing to check"
 
 
 @pytest.mark.parametrize(("name", "output", "operator", "value", "precision"), FAULTS)
@@ -171,41 +146,31 @@ class Cuda:
     """A session that says that it runs on CUDA, and gives NaN there."""
 
     def __init__(self, session):
-        self.answer, self.get_modelmeta = session.run, session.get_modelmeta
-        self.get_inputs, self.get_outputs = session.get_inputs, session.get_outputs
+        self.session = session
+
+    def __getattr__(self, name):
+        return getattr(self.session, name)
 
     def get_providers(self):
         return [CUDA, CPU]
 
     def run(self, names, feeds):
-        return [each * np.nan if each.dtype == np.float32 else each for each in self.answer(names, feeds)]
+        return [each * np.nan if each.dtype == np.float32 else each for each in self.session.run(names, feeds)]
 
 
-def test_a_search_that_a_gpu_would_break_is_refused(folder, translator, monkeypatch):
-    for module in (beams, search, onnx_model):
-        monkeypatch.setattr(module, "NONE", -np.inf)
-    export_onnx(TrainedRun(translator), folder, SEARCH)
-    assert translate(folder, SEARCHED)
-    path = folder / "onnx" / "translate.onnx"
-    onnx.save(as_on_cuda(onnx.load(path)), path)
-    with pytest.raises(JobError, match="does not answer as the model does"):
-        translate(folder, SEARCHED)
-
-
-def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, command, monkeypatch, tmp_path):
+def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, capfd, monkeypatch, tmp_path):
     def opened(path, num_threads, provider="auto"):
         session = open_session(path, num_threads, "cpu")
         return session if provider == "cpu" else Cuda(session)
 
     monkeypatch.setattr(onnx_decoder, "open_session", opened)
     (tmp_path / "text").write_text("two dogs\n")
-    text = [f"--{side}={tmp_path}/text" for side in ("source", "target")]
-    for words in (["translate", folder], ["score", folder, *text]):
-        status, err = command(*words)
-        assert status == 1 and err.count("\n") == 1
-        assert err.startswith("error: CUDAExecutionProvider of ONNX Runtime 1.")
-        assert "received [" in err and "log P nan: go on with --provider cpu (in Python: provider='cpu')" in err
-        assert command(*words, "--provider", "cpu")[0] == 0
+    command = ["score", str(folder), f"--source={tmp_path}/text", f"--target={tmp_path}/text"]
+    assert main(command) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("error: CUDAExecutionProvider of ONNX Runtime 1.") and "received [" in err
+    assert "log P nan: go on with --provider cpu (in Python: provider='cpu')" in err
+    assert main([*command, "--provider", "cpu"]) == 0
     with pytest.raises(JobError, match="CUDAExecutionProvider"):
         BulkTranslator(str(folder)).load()
 
@@ -213,32 +178,26 @@ def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, command, 
 def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_path):
     """A run takes ONNX Runtime then, even if there is a GPU."""
     monkeypatch.setattr(engines, "gpus_of_the_driver", lambda: 1)
-    for provider, reasons in {"cpu": [], "auto": ["this machine has a GPU"]}.items():
-        arguments = make_parser().parse_args(["translate", "run", "--provider", provider])
-        assert [*engines.reasons_for_keras(arguments, SearchOptions(), with_halves=False)] == reasons
-
-    def session(path, options, providers):
-        names = [one if isinstance(one, str) else one[0] for one in providers]
-        return SimpleNamespace(get_providers=lambda: names)
-
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    for provider, asked in {"auto": [CUDA, CPU], "cuda": [CUDA, CPU], "cpu": [CPU]}.items():
-        assert open_session(tmp_path, 1, provider).get_providers() == asked
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: providers)
+    for provider, reasons, asked in (("cpu", [], [CPU]), ("auto", ["this machine has a GPU"], [CUDA, CPU])):
+        arguments = make_parser().parse_args(["translate", "run", "--provider", provider])
+        assert [*engines.reasons_for_keras(arguments, SearchOptions(), with_halves=False)] == reasons
+        providers = open_session(tmp_path, 1, provider)
+        assert [one if isinstance(one, str) else one[0] for one in providers] == asked
 
 
-def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, built_run, command, tmp_path):
-    (tmp_path / "text").write_text("two\n")
-    text = ["--source", tmp_path / "text", "--target", tmp_path / "text"]
+def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, built_run, capfd):
     for words, message in (
-        (("translate", folder, "--provider", "cuda"), r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
-        (("translate", built_run, "--provider", "cpu", "--engine", "keras"),
-         "--provider cpu needs ONNX Runtime: leave out --engine keras"),
-        (("score", built_run, *text, "--provider", "cpu"), "--provider cpu is for exports"),
-    ):  # fmt: skip
-        status, err = command(*words)
-        assert status == 2 and re.search(message, err)
+        ((folder, "--provider", "cuda"), r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
+        (
+            (built_run, "--provider", "cpu", "--engine", "keras"),
+            "--provider cpu needs ONNX Runtime: leave out --engine",
+        ),
+    ):
+        assert main(["translate", *map(str, words)]) == 2
+        assert re.search(message, capfd.readouterr().err)
     with pytest.raises(RequestError, match="a run takes the devices of TensorFlow; received provider 'cpu'"):
         keras_transformer.load(built_run, provider="cpu")
     with pytest.raises(RequestError, match="provider must be one of auto, cpu, cuda; received: 'gpu'"):
@@ -249,23 +208,22 @@ def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):
     path, whole = folder / "certificate.json", {"entries": [{}], "probes": as_json(probes[:1])}
     source, answer = ("probes", 0, "source_ids"), ("probes", 0, "hypotheses", 0)
     wrong: list[tuple[tuple, object]] = [
-        (("probes",), {}), (("probes",), as_json(probes) * 2), (source, [True, END]), (source, [5.0, END]),
-        (source, [5] * 40), (source, [5] * 60 + [END]), (source, [0, END]), (source, [64, END]),
-        ((*answer, "ids"), [5] * 91), ((*answer, "log_prob"), True), ((*answer, "log_prob"), 10**400),
+        (("probes",), as_json(probes) * 2), (source, [True, END]), (source, [5] * 60 + [END]), (source, [0, END]),
+        (source, [64, END]), ((*answer, "ids"), [5] * 91), ((*answer, "log_prob"), 10**400),
     ]  # fmt: skip
     decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 1)
     for place, new in [*wrong, *strange(whole, 2)]:
         path.write_text(json.dumps(put(whole, place, new)))
         decoder._checked.clear()
-        error: Exception | None = None
+        error = ""
         try:
             decoder.require_checked(SEARCHED)
         except (RequestError, JobError) as raised:
-            error = raised
-            assert len(str(error)) < 1000 and "\n" not in str(error)
-        if (place, new) in wrong or isinstance(error, RequestError):
-            assert f"{path} is damaged, or its probes are not for these graphs" in str(error), (place, new)
-    for text in (b"{", b"\xff", b"[" * 100_000, b'{"probes": 1e999}', b"3"):
+            error = str(raised)
+            assert len(error) < 1000 and "\n" not in error
+        if (place, new) in wrong:
+            assert f"{path} is damaged, or its probes are not for these graphs" in error, (place, new)
+    for text in (b"\xff", b"[" * 100_000, b"3"):
         path.write_bytes(text)
         with pytest.raises(RequestError, match="is damaged"):
             translate(folder, SEARCHED)
@@ -281,9 +239,9 @@ def test_a_certificate_that_names_the_runtime_is_believed(folder, probes, checks
     named = {"name": f"onnx/{' + '.join(files)}", "holds": True, "contents": contents}
     named["judgement"] = {"measured": measured}
     others = [
-        {**named, "contents": {"bytes": 9}}, {**named, "name": "onnx/translate-int8.onnx"}, 5,
+        5, {**named, "contents": {"bytes": 9}}, {**named, "name": "onnx/translate-int8.onnx"},
         {**named, "holds": False}, {**named, "judgement": None},
-        *(put(named, ("judgement", "measured", key), "") for key in measured),
+        *(put(named, ("judgement", "measured", key), "") for key in ("provider", "device_name")),
         put(named, ("judgement", "measured", "versions", "onnxruntime"), "1.0"),
     ]  # fmt: skip
     decoder = OnnxDecoder(ExportFolder(folder).graphs("float32"), 1)
@@ -299,7 +257,6 @@ def test_what_an_answer_may_differ_by():
     probe = Probe([9, END], [Answer([5, 6, END], -1.0), Answer([5, END], -4.0)])
     good, second, other = [Answer([5, 6, END], -1.0)], [Answer([5, END], -4.0)], [Answer([8, END], -9.0)]
     for precision, answers, holds in (
-        ("float32", [good] * 4, True),
         ("float32", [good, good, good, second], False),
         ("float32", [good, good, good, [Answer([8, END], -1.00005)]], True),  # as good as the best
         ("float32", [[Answer([5, 6, END], -1.001)]] + [good] * 3, False),
@@ -310,16 +267,13 @@ def test_what_an_answer_may_differ_by():
         ("int8", [other, other, other, good], False),
         ("int8", [good, good, good, [Answer([8, END], float("inf"))]], False),
         ("int8", [good, good, good, [Answer([], -1.0)]], False),
-        ("float16", [[*good, *second, *other]] * 4, True),  # a list
         ("float16", [[*good, Answer([5, END], -4.5)]] * 4, False),
     ):
         with nullcontext() if holds else pytest.raises(Differs):
             check([probe] * 4, answers, precision)
 
 
-def test_a_device_is_named(tmp_path, monkeypatch):
-    if Path("/proc/cpuinfo").is_file() and "model name" in (text := Path("/proc/cpuinfo").read_text()):
-        assert f": {device_name(CPU)}\n" in text
+def test_a_gpu_is_named_by_its_driver(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

@@ -1,4 +1,4 @@
-"""The beam search against brute force, on tables in place of a model."""
+"""The beam search against brute force, and draws against their distribution, on tables in place of a model."""
 
 import itertools
 import os
@@ -10,20 +10,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding import loop
+from keras_transformer.decoding import array_ops, loop
+from keras_transformer.decoding.sampling import draw
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
-from tests.decoding.tables import (
-    brute_force,
-    draws,
-    greedy,
-    make_cache,
-    make_step,
-    make_table,
-    score_of,
-    search,
-    tokens_of,
-)
+from tests.decoding import tables
+from tests.decoding.tables import brute_force, draws, greedy, make_table, score_of, search, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -124,28 +116,13 @@ def test_control_ids_are_emitted_by_a_prefix_alone_however_likely(num_beams, fur
     assert not np.isin(ids[0, :, 1:], control[1:]).any() and not np.isin(ids[1, :, 2:], control[1:]).any()
 
 
-def test_what_meets_its_limit_counts_only_where_fewer_than_all_have_finished():
-    table = make_table(7)
-    table[:, END] -= 40  # an end is a last resort
-    ids, scores = search(table, [2], num_beams=6)
-    assert [END in y for y in ids[0]] == [True] * 4 + [False] * 2, "no word, or one, then an end; two words"
-    assert [len(tokens_of(y)) for y in ids[0, 4:]] == [2, 2]
-    assert np.all(np.diff(scores[0, :4]) <= 0) and np.all(np.diff(scores[0, 4:]) <= 0) and scores[0, 4] > scores[0, 0]
-    best, best_score = search(table, [2], num_beams=6, n_best=1)
-    assert np.array_equal(best[0], ids[0, :1]) and best_score[0] == pytest.approx(scores[0, :1], abs=1e-6)
-    table[:, END] = -np.inf
-    ids, scores = search(table, [5, 3], num_beams=4)
-    assert END not in ids
-    assert np.all(np.sum(ids != PAD, axis=-1) == [[5], [3]])
-
-
 def test_a_sentence_stops_when_no_live_hypothesis_can_become_better():
     """Where an end is all but certain each step finishes the best that is left."""
     if os.environ.get("KERAS_BACKEND") == "jax":
         pytest.skip("JAX traces the body once")
     table = make_table(8)
     table[:, END] += 30
-    step, steps = make_step(table), []
+    step, steps = tables.make_step(table), []
 
     def counting(token_ids, cache, index):
         steps.append(int(index))
@@ -153,7 +130,7 @@ def test_a_sentence_stops_when_no_live_hypothesis_can_become_better():
 
     for num_beams, n_best in [(1, 1), (2, 2), (2, 1), (4, 1)]:
         steps.clear()
-        cache, limits = make_cache([1], num_beams), ops.convert_to_tensor([40])
+        cache, limits = tables.make_cache([1], num_beams), ops.convert_to_tensor([40])
         beam_search(counting, cache, limits, num_beams, length_penalty=0.0, n_best=n_best)
         assert len(steps) == n_best
 
@@ -183,34 +160,80 @@ def test_a_forced_prefix_holds_and_its_probability_counts():
     assert np.all(ids[4, 1:] == PAD) and np.all(scores[4, 1:] == -np.inf)
 
 
-def test_a_traced_search_with_unknown_sizes_is_the_eager_one():
-    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        pytest.skip("a matter of TensorFlow")
-    import tensorflow as tf
+def test_without_keras_operations_are_numpys_and_compute_the_same():
+    """That whole searches find the same is in `test_onnx_decoder.py`."""
+    values = np.random.default_rng(2).normal(size=(3, 4, 7)).astype("float32")
+    with array_ops.without_keras():
+        numpy_ops = array_ops.ops
+        found = [numpy_ops.log_softmax(values), *numpy_ops.top_k(values, 3), numpy_ops.where(values > 0, 0.0, -1.0)]
+        assert numpy_ops.top_k(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]]), 5)[1].tolist() == [[1, 2, 4, 3, 0]], "left first"
+        assert array_ops.integers() == "int64" and found[0].dtype == found[3].dtype == np.float32
+    assert not isinstance(array_ops.ops.zeros((2,)), np.ndarray)
+    of_keras = [ops.log_softmax(values), *ops.top_k(values, 3), ops.where(values > 0, 0.0, -1.0)]
+    for one, other in zip(found, of_keras, strict=True):
+        np.testing.assert_allclose(one, ops.convert_to_numpy(other), rtol=1e-6)
 
-    table = make_table(17)
 
-    def run(sentences, limits, prefix_ids):
-        cache = {"beams": [tf.zeros((tf.shape(sentences)[0], 3), tf.int32)], "sentences": [sentences]}
-        return beam_search(make_step(table), cache, limits, num_beams=3, prefix_ids=prefix_ids)
+def test_samples_follow_the_distribution_of_the_table():
+    table, count = make_table(12, scale=1.0), 4000
+    ids, log_probs = draws(table, [1], np.random.default_rng(0).random((1, count, 1)))
+    logits = table[(tables.next_state(0, START) + 100) % tables.STATES].copy()
+    exact = tables.log_softmax(logits)
+    logits[[PAD, UNKNOWN, START]] = -np.inf
+    frequencies = np.bincount(ids[0, :, 0], minlength=tables.VOCABULARY) / count
+    np.testing.assert_allclose(frequencies, np.exp(tables.log_softmax(logits)), atol=0.03)
+    np.testing.assert_allclose(log_probs[0], exact[ids[0, :, 0]], atol=1e-5)
 
-    vector, matrix = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
-    traced = tf.function(run, input_signature=[vector, vector, matrix])
-    for limits in ([5], [3, 6, 0]):
-        ids, scores = traced(tf.range(100, 100 + len(limits)), limits, np.zeros((len(limits), 2), "int32"))
-        expected_ids, expected_scores = search(table, limits, num_beams=3)
-        np.testing.assert_array_equal(ids, expected_ids)
-        np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+def test_a_sample_depends_on_its_own_numbers_alone_and_has_the_probability_of_the_model_as_it_is():
+    table, limits, options = make_table(13), [6, 0, 3], {"temperature": 0.7, "top_k": 3, "top_p": 0.9}
+    uniforms = np.random.default_rng(1).random((3, 2, 6))
+    ids, log_probs = draws(table, limits, uniforms, **options)
+    for row, limit in enumerate(limits):
+        length = max(limit, 1)
+        alone, same = draws(table, [limit], uniforms[row : row + 1, :, :length], [100 + row], **options)
+        np.testing.assert_array_equal(ids[row, :, :length], alone[0])
+        expected = [tables.log_prob(table, 100 + row, tokens_of(y)) if limit else 0 for y in ids[row]]
+        np.testing.assert_allclose([log_probs[row], same[0]], [expected] * 2, atol=1e-5)
+    assert [tokens_of(y) for y in ids[1]] == [(END,), (END,)]
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}])
+def test_the_narrowest_sampling_is_greedy(options):
+    table = make_table(15)
+    ids, _ = draws(table, [8], np.random.default_rng(3).random((1, 4, 8)), **options)
+    assert {tokens_of(y) for y in ids[0]} == {greedy(table, 100, 8)}
+
+
+def test_sampling_never_emits_control_ids_and_keeps_a_prefix():
+    table = make_table(16, vocabulary=10)
+    table[:, [PAD, UNKNOWN, START, 4, 5]] += 50
+    prefix = ops.convert_to_tensor(np.array([[6, 5]], "int32"))
+    uniforms = np.random.default_rng(4).random((1, 50, 5))
+    uniforms[0, 0], uniforms[0, 1] = 0.0, np.nextafter(1, 0, dtype="float32")
+    for options in ({}, {"top_k": 2}, {"top_p": 0.5}):
+        ids, log_probs = draws(table, [5], uniforms, prefix_ids=prefix, num_control_ids=6, **options)
+        assert np.all(ids[0, :, :2] == [6, 5]) and np.all(np.isfinite(log_probs))
+        assert not np.isin(ids[..., 2:], [UNKNOWN, START, 4, 5]).any()
+
+
+def test_draw_keeps_the_fewest_tokens_that_reach_top_p():
+    probs = np.array([0.1, 0.5, 0.05, 0.35], "float32")
+    logits = ops.convert_to_tensor(np.broadcast_to(np.log(probs), (1, 1000, 4)))
+    uniforms = ops.linspace(0, 0.9999, 1000, dtype="float32")[None]
+    for top_p, expected in [(0.4, {1}), (0.5, {1}), (0.6, {1, 3}), (0.9, {0, 1, 3}), (1.0, {0, 1, 2, 3})]:
+        assert {*ops.convert_to_numpy(draw(logits, uniforms, 0, top_p)).ravel().tolist()} == expected
+    tokens = ops.convert_to_numpy(draw(logits, uniforms, 2, 1.0))
+    assert np.mean(tokens == 1) == pytest.approx(0.5 / 0.85, abs=0.01)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.long), "torch"])
 def test_the_other_backends_pass_these_tests(backend):
-    """JAX compiles each search anew: one test of each property. What a translator compiles is for JAX alone."""
+    """JAX compiles each search anew: one test of each property. The tests of a translator are for JAX alone."""
     some = "(brute_force and 0.6) or any_batch or (control and further1) or prefix_holds or distribution"
-    some += " or jax_compiles or weights or alignments"
-    names = ["test_search.py", "test_draws.py", *(["test_translator.py"] if backend == "jax" else [])]
-    files = [str(Path(__file__).with_name(name)) for name in names]
+    some += " or weights or alignments"
+    files = [__file__, *([str(Path(__file__).with_name("test_translator.py"))] if backend == "jax" else [])]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", some, *files]
     environment = {**os.environ, "KERAS_BACKEND": backend}
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True)
