@@ -1,4 +1,4 @@
-"""Attention equals Keras's own: with hidden keys, gains, biases, rotations, fewer key heads, and in half precision."""
+"""Attention equals Keras's own, with masks, gains, biases, rotations, fewer key heads, and in half precision."""
 
 import re
 
@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention, attention_scores, masked_softmax
+from keras_transformer.layers.masks import causal_mask, joint_mask, keys_mask, padding_mask, real_labels
 from keras_transformer.layers.shared import Rotation, Shared
 from tests.gradients import gradient
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
@@ -62,7 +63,7 @@ def test_a_mask_that_the_memory_carries_hides_its_keys():
         assert_equal(found, layer(QUERY, memory, mask))
 
 
-def test_another_number_of_axes_is_refused():
+def test_another_number_of_axes_or_of_key_heads_is_refused():
     x = random(7, 7, HIDDEN_DIM)  # as many sentences as keys: of another rank, the mask would broadcast
     shapes = {"query": (7, 11), "memory": (2, 2, 7, 11), "attention_mask": (7, 7), "memory_mask": (7,)}
     for name, shape in shapes.items():
@@ -72,6 +73,8 @@ def test_another_number_of_axes_is_refused():
         for given in (inputs, symbolic):
             with pytest.raises(ValueError, match=message):
                 MultiHeadAttention(NUM_HEADS, KEY_DIM)(**given)
+    with pytest.raises(ValueError, match="`num_key_value_heads` must divide .* num_key_value_heads=4, num_heads=6$"):
+        MultiHeadAttention(6, KEY_DIM, num_key_value_heads=4)
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])
@@ -121,16 +124,6 @@ def test_softmax_runs_in_float32_and_scores_have_the_type_of_queries():
     assert {keras.backend.standardize_dtype(each.dtype) for each in (scores, *of_layer)} == {"bfloat16"}
 
 
-@pytest.mark.filterwarnings("error::UserWarning")
-def test_a_lone_key_is_seen_without_a_warning():
-    memory, layer = MEMORY[:, :1], MultiHeadAttention(NUM_HEADS, KEY_DIM)
-    output = layer(QUERY, memory)
-    _, values = layer.project_memory(ops.convert_to_tensor(memory))
-    expected = array(values).reshape(BATCH, 1, -1) @ layer.get_weights()[-1]
-    assert_close(output, np.broadcast_to(expected, output.shape))
-    assert not gradient(lambda query: ops.sum(layer(query, memory)), QUERY).any()
-
-
 def attention(num_groups, **settings):
     return built(MultiHeadAttention(6, KEY_DIM, num_key_value_heads=num_groups, **settings), QUERY.shape, scale=0.1)
 
@@ -160,7 +153,27 @@ def test_fewer_key_heads_equal_full_attention_with_repeated_heads(num_groups):
         assert_close(step, np.stack([whole[:, index] for whole in wholes], axis=1))
 
 
-def test_key_heads_that_do_not_divide_the_heads_are_refused():
-    message = "^`num_key_value_heads` must divide `num_heads`. Received: num_key_value_heads=4, num_heads=6$"
-    with pytest.raises(ValueError, match=message):
-        attention(4)
+IDS = ops.convert_to_tensor([[5, 3, 0], [7, 0, 0]])
+REAL = [[True, True, False], [True, False, False]]
+
+
+def assert_mask(mask, expected):
+    assert keras.backend.standardize_dtype(mask.dtype) == "bool"
+    np.testing.assert_array_equal(ops.convert_to_numpy(mask), expected)
+    assert mask.shape == np.shape(expected)
+
+
+def test_padding_and_later_positions_are_hidden_and_a_joint_mask_shows_what_both_show():
+    causal, real = causal_mask(3), padding_mask(IDS)
+    assert_mask(real, REAL)
+    assert_mask(padding_mask(IDS, pad_token_id=3), [[True, False, True], [True] * 3])
+    assert_mask(keys_mask(real), [[row] for row in REAL])
+    assert_mask(causal, np.tri(3, dtype=bool)[None])
+    assert joint_mask(None, None) is None and joint_mask(causal, None) is causal
+    assert_mask(joint_mask(None, real), [[row] for row in REAL])
+    assert_mask(joint_mask(causal, real), np.tri(3, dtype=bool) & np.array(REAL)[:, None])
+
+
+def test_labels_of_tokens_may_be_padding_and_labels_of_rows_may_not():
+    assert_mask(real_labels(IDS), REAL)
+    assert_mask(real_labels(ops.convert_to_tensor([0, 2])), [True, True])

@@ -1,4 +1,4 @@
-"""The blocks of encoder and decoder equal PyTorch's; their masks, dropout and key heads."""
+"""The blocks of encoder and decoder equal PyTorch's; their masks, dropout and key heads; and stacks of them."""
 
 import itertools
 from typing import Any
@@ -9,6 +9,8 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer.layers.residual import PostNorm
+from keras_transformer.layers.stack import Stack
 from keras_transformer.models import Transformer
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
 
@@ -107,3 +109,30 @@ def test_equals_pytorchs(block_class, residual):
         expected = theirs.eval()(torch.tensor(x), *given, **(masked if is_decoder else {}))
     found = block(x, memory, CAUSAL, SOURCE_MASK) if is_decoder else block(x, CAUSAL)
     assert_close(found, expected.numpy())
+
+
+@pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
+def test_blocks_follow_one_another_and_pre_norm_ends_with_a_norm(residual):
+    layer, x = built(Stack(3, {**SETTINGS, "residual": residual}), X.shape), ops.convert_to_tensor(X)
+    for block in layer.blocks:
+        x = block(x)
+    assert len(layer.blocks) == 3 and (layer.norm is not None) == (residual == "pre_norm")
+    assert_close(layer(X), x if layer.norm is None else layer.norm(x), atol=1e-6)
+    old = Stack(2, {**SETTINGS, "normalize_first": residual == "pre_norm"})
+    assert (old.norm is None) == (layer.norm is None) and old.get_config()["block"]["residual"] == residual
+
+
+def test_the_residual_sets_the_gain_of_initial_weights(monkeypatch):
+    """It receives the numbers of layers of encoder and decoder, in this order on both sides."""
+
+    def gain(encoder_layers, decoder_layers, is_decoder):
+        return 100 * encoder_layers + decoder_layers + is_decoder / 2
+
+    monkeypatch.setattr(PostNorm, "gain", staticmethod(gain))
+    for is_decoder, expected in ((False, 205), (True, 502.5)):
+        for block in Stack(2, SETTINGS, is_decoder, other_layers=5).blocks:
+            assert block.gain == block.self_attention.gain == block.feed_forward.gain == expected
+            assert not is_decoder or block.cross_attention.gain == 1
+    model = Transformer(20, 1, 2, 8, 12, encoder_layers=3, decoder_layers=4)
+    assert [block.gain for block in model.encoder_blocks] == [304.0] * 3
+    assert [block.gain for block in model.decoder_blocks] == [304.5] * 4

@@ -1,5 +1,6 @@
-"""Every layer keeps the contract of Keras: config, building, shapes, saving, mixed precision and gradients."""
+"""Every layer keeps the contract of Keras (config, shapes, saving, precision, gradients), and is made of its row."""
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 
 from keras_transformer import family, layers
 from keras_transformer.layers.head_layer import HeadLayer
+from keras_transformer.layers.parts import make_part
 from tests.layer_check import check_config, check_layer, check_refusals, random
 
 WIDTH, QUERIES, KEYS, BATCH = 10, 7, 6, 2
@@ -90,3 +92,33 @@ def test_every_layer_is_checked():
     parts = [part.load() for slot in family.ALL_SLOTS.values() for part in slot.values()]
     every = {one for one in (*public, *parts) if isinstance(one, type)}
     assert every - {case[0] for case in (*CASES, *OTHERS)} == {layers.Positions, layers.Residual}, "the bases alone"
+
+
+class Bare(keras.layers.Layer):
+    """A feed-forward part that takes nothing of what other parts may ask of it."""
+
+
+@pytest.mark.parametrize("slot", family.SLOTS)
+def test_every_part_tells_its_configuration_in_a_model(slot):
+    """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
+    block = {"num_heads": 1024, "key_dim": 4, "intermediate_dim": 5}
+    sizes = {**block, "block": block, "hidden_dim": 6, "max_length": 9, "num_layers": 2}
+    for name, row in family.SLOTS[slot].items():
+        most = {key: not one.default if one.kind is bool else one.most for key, one in row.options.items()}
+        config = family.part(slot, {"name": name, **most})
+        layer = make_part(slot, config, keras.dtype_policies.get("mixed_bfloat16"), sizes)
+        told = layer.get_config()
+        assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}
+        again = type(layer).from_config(told)
+        assert again.get_config() == told and again.compute_dtype == "bfloat16"
+
+
+def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch):
+    row = replace(family.SLOTS["feed_forward"]["plain"], home=f"{__name__}:Bare")
+    monkeypatch.setitem(family.SLOTS["feed_forward"], "bare", row)
+    for name, value in {"gain": 0.5, "inner_norm": "layer"}.items():
+        message = f"^`feed_forward` must be a part that takes '{name}': another part requires it. Received: 'bare'$"
+        with pytest.raises(ValueError, match=message):
+            make_part("feed_forward", "bare", "float32", {}, **{name: value})
+    nothing = {"gain": 1.0, "inner_norm": None, "use_bias": False}
+    assert isinstance(make_part("feed_forward", "bare", "float32", {}, **nothing), Bare)

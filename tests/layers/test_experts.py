@@ -40,10 +40,8 @@ def test_equals_numpy_that_computes_the_chosen_experts_alone(top_k, gated):
 
 
 def test_one_expert_is_a_plain_network():
-    layer, plain = (
-        experts(num_experts=1, top_k=1, inner_norm="layer"),
-        built(FeedForward(11, inner_norm="layer"), X.shape),
-    )
+    layer = experts(num_experts=1, top_k=1, inner_norm="layer")
+    plain = built(FeedForward(11, inner_norm="layer"), X.shape)
     values = layer.get_weights()[1:]  # without the router's
     plain.set_weights([value.reshape(old.shape) for value, old in zip(values, plain.get_weights(), strict=True)])
     assert_close(layer(X), plain(X))
@@ -117,9 +115,8 @@ def test_nothing_is_reported_where_nothing_is_collected_or_lost():
 def test_equals_the_block_of_mixtral():
     torch = pytest.importorskip("torch")
     mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    config = mixtral.MixtralConfig(
-        hidden_size=7, intermediate_size=11, num_local_experts=4, num_experts_per_tok=2, hidden_act="relu"
-    )
+    sizes = {"hidden_size": 7, "intermediate_size": 11, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = mixtral.MixtralConfig(**sizes, hidden_act="relu")
     layer, theirs = experts(gated=True), mixtral.MixtralSparseMoeBlock(config).eval()
     weights = weights_of(layer)
     first = np.concatenate([weights["kernel_gate"], weights["kernel_in"]], axis=-1)

@@ -1,13 +1,23 @@
-"""Feed-forward networks, plain and gated, equal layers of Keras's, and begin with the right kernels."""
+"""Feed-forward networks equal layers of Keras's and begin with the right kernels; activations equal their formulas."""
+
+import math
 
 import keras
 import numpy as np
 import pytest
 
+from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
-from tests.layer_check import assert_close, built, normalized, random, weights_of
+from tests.layer_check import assert_close, assert_equal, built, normalized, random, weights_of
 
 X = random(3, 5, 7)
+NUMBERS = np.linspace(-12, 12, 601, dtype="float32")
+ACTIVATIONS = {
+    Relu: lambda x: np.maximum(x, 0),
+    Gelu: lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    GeluTanh: lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    Silu: lambda x: x / (1 + np.exp(-x)),
+}
 
 
 def test_the_plain_network_equals_two_convolutions_of_kernel_one():
@@ -54,3 +64,10 @@ def test_biases_begin_at_zero_and_kernels_as_glorots_and_a_gain_leaves_the_gate_
         most = 0 if name.startswith("bias") else bound * (1 if name == "kernel_gate" else gain)
         assert 0.99 * most <= np.abs(weight).max() <= most, name
         assert weight.std() == pytest.approx(most / 3**0.5, rel=0.05), "uniform"
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_equals_its_formula_and_stays_finite_in_float16(activation):
+    assert_close(activation()(NUMBERS), ACTIVATIONS[activation](NUMBERS.astype("float64")), atol=2e-6, rtol=1e-5)
+    large = np.array([-6e4, -300, 300, 6e4], "float16")  # x³ is infinite there; what comes out is x or 0
+    assert_equal(activation(dtype="float16")(large), np.maximum(large, 0))

@@ -70,16 +70,10 @@ def test_equals_full_attention_under_a_mask_of_the_window(layer_class, is_causal
         assert_equal(layer(x, x), output)
 
 
-@pytest.mark.parametrize(
-    ("layer_class", "width", "is_causal"),
-    [
-        (WindowedAttention, 4, False),
-        (WindowedAttention, 5, True),
-        (LocalAttention, 5, False),
-        (LocalAttention, 4, True),
-    ],
-)
-def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, width, is_causal):
+@SIDES
+@CLASSES
+def test_masks_biases_and_rotations_are_those_of_full_attention(layer_class, is_causal):
+    width = 4 if is_causal == (layer_class is LocalAttention) else 5
     layer, full = layers(layer_class, width, is_causal)
     band, buckets = seen(layer_class, LENGTH, width, is_causal)[None], BucketPositions(NUM_HEADS, 5, 8, 6)
     for mask, memory_mask, positions in (
