@@ -5,20 +5,14 @@ import hashlib
 import os
 import random
 import sys
-import threading
 import types
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text import corpora, fetching, multi30k, number_words
-from keras_transformer.text import lines as text_lines
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 
 
@@ -42,7 +36,7 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path, name) -> None:
     assert list(read_lines(tmp_path / name)) == expected
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
     good = write(tmp_path / "good", ["a", "b"])
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -50,10 +44,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
         ("missing", None, "no such file: .*missing; check the path"),
         ("folder", None, "cannot read .*folder .*expected a text file, plain or .gz"),
         ("pipe", None, "pipe is a pipe or a device, .*: give a file"),
-        ("plain.gz", b"not compressed\n", r"plain\.gz: broken gzip"),
         ("cut.gz", gzip.compress(b"a line\n" * 1000)[:-20], r"cut\.gz: broken gzip"),
         ("empty", b"", "empty is empty; expected a sentence a line"),
-        ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
         ("latin1.de", b"eins\nzwei\nf\xfcnf\n", r"latin1\.de, line 3: not UTF-8; convert"),
     ):
         if content is not None:
@@ -62,13 +54,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch) -> None:
             with pytest.raises(RequestError, match=message) as error:
                 corpus_from_files(*files)
             assert "\n" not in str(error.value)
-
-    def denied(path: Path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(text_lines, "opened", denied)
-    with pytest.raises(RequestError, match=r"cannot read .*good \(Permission denied\)"):
-        corpus_from_files(good, good)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
@@ -91,7 +76,6 @@ def test_given_validation_files_are_used_or_the_last_lines_are_held_out(tmp_path
     assert corpus.recipe == {}
     corpus = corpus_of(tmp_path, pairs)
     assert list(corpus.valid()) == pairs[-10:] and list(corpus.train()) == pairs[:-10]
-    assert corpus.num_held_out == 10
     pairs[3] = pairs[7] = pairs[-1]  # three times, which would be twelve lines in all
     corpus = corpus_of(tmp_path, pairs)
     assert list(corpus.valid()) == pairs[-10:-1]
@@ -113,29 +97,18 @@ def test_equal_pairs_are_all_held_out_or_all_trained_on(tmp_path, num_different)
     assert list(corpus_of(tmp_path, pairs).valid()) == valid
 
 
-def test_files_are_streamed_and_the_identity_follows_the_text(tmp_path, monkeypatch) -> None:
+def test_the_identity_follows_the_text(tmp_path) -> None:
     sources = [write(tmp_path / name, ["a", "b"]) for name in ("x", "x.gz")]
     targets = [write(tmp_path / name, ["c", "d"]) for name in ("y", "y.gz")]
     corpus = corpus_from_files(sources[0], targets[0])
     assert corpus.identity == corpus_from_files(sources[1], targets[1]).identity
     assert corpus.identity != corpus_from_files(sources[0], write(tmp_path / "z", ["c", "e"])).identity
-    read: list[str] = []
-
-    def three_lines(path: Path) -> Iterator[str]:
-        for line in "abc":
-            read.append(line)
-            yield line
-
-    monkeypatch.setattr(corpora, "read_lines", three_lines)
-    next(iter(corpus.train()))
-    assert read == ["a", "a"]
 
 
 def test_an_unknown_dataset_or_language_is_refused() -> None:
     known = "one of numbers:<src>-<tgt>, pronouns:<src>-<tgt>, multi30k:<src>-<tgt>, .*received: '"
-    names = ("", "wmt", "numbers", "numbers:", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de")
     for name, message in {
-        **dict.fromkeys(names, known),
+        **dict.fromkeys(("", "wmt", "numbers:en", "numbers:en-", "numbers:en-en", "multi30k:-de"), known),
         "numbers:xx-de": "no numbers in 'xx'; expected one of am, ar, .*, vi, or .* pt_BR",
         "numbers:am-en": r"fails to spell \d+ in 'am' .*choose another language",
     }.items():  # fmt: skip
@@ -150,10 +123,8 @@ def test_held_out_numbers_are_apart(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(number_words, "spelled", lambda numbers, language: map(str, numbers))
         train, valid = ([int(source) for source, _ in part] for part in number_pairs("a", "b"))
-        assert len(set(valid)) == len(valid) == 2_000
-        assert 20_000 <= len(set(train)) == len(train) <= 30_000
+        assert len(set(valid)) == len(valid) == 2_000 and 20_000 <= len(set(train)) == len(train) <= 30_000
         assert not set(train) & set(valid) and set(range(1_000)) <= set(train) | set(valid)
-        assert max(train) < 1_000_000 and sum(number > 100_000 for number in train) > 20_000
         patch.setattr(number_words, "spelled", lambda numbers, language: (str(n // 3) for n in numbers))
         pairs, held_out = number_pairs("a", "b")
         assert pairs and not set(chain(*pairs)) & set(chain(*held_out)), "what is spelled alike is apart too"
@@ -164,7 +135,6 @@ def test_held_out_numbers_are_apart(monkeypatch) -> None:
     assert ("seventeen", "siebzehn") in [*corpus.train(), *corpus.valid()]
     assert list(corpus.train()) == list(corpus.train()) and len(list(corpus.valid())) == 100
     assert [other.source_language, other.target_language] == ["pt_BR", "ja"]
-    assert set(corpus.recipe) >= {"num_layers", "hidden_dim", "vocabulary_size"}
     assert load_corpus().name == corpus.name and corpus.identity != other.identity
 
 
@@ -175,12 +145,6 @@ def stand_in(monkeypatch) -> dict[str, bytes]:
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     monkeypatch.setattr(multi30k, "SHA256", hashes)
     return texts
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "keras_transformer" / "multi30k"
 
 
 def store(folder: Path, texts: dict[str, bytes], compressed: bool = True) -> Path:
@@ -198,71 +162,41 @@ def test_multi30k_from_a_folder_which_is_checked(stand_in, tmp_path, monkeypatch
         corpus = load_corpus("multi30k:fr-de", store(tmp_path / f"{compressed}", stand_in, compressed))
         assert list(corpus.train()) == [("train.fr 1", "train.de 1"), ("train.fr 2", "train.de 2")]
         assert list(corpus.valid()) == [("val.fr 1", "val.de 1"), ("val.fr 2", "val.de 2")]
-    assert multi30k_file("test_2016_flickr", "en", tmp_path / "True").exists()
     assert set(corpus.recipe) >= {"num_layers", "vocabulary_size", "token_budget"}
-    assert corpus.identity != load_corpus("multi30k:de-fr", tmp_path / "True").identity
     for damaged in (gzip.compress(b"another text\n"), b"no gzip", gzip.compress(b"cut" * 1000)[:-9]):
         (tmp_path / "True" / "val.de.gz").write_bytes(damaged)
         with pytest.raises(RequestError, match=r"val\.de\.gz is not Multi30k's val\.de .*SHA-256.* copy it again"):
             load_corpus("multi30k:en-de", tmp_path / "True")
-    for language, message in (("xx", r"\.xx; expected one of train\.en, "), ("../de", r"\.\.\./de")):
-        with pytest.raises(RequestError, match=f"multi30k has no train{message}"):
-            load_corpus(f"multi30k:en-{language}")
+    with pytest.raises(RequestError, match=r"multi30k has no train\.\.\./de; expected one of train\.en, "):
+        load_corpus("multi30k:en-../de")
     monkeypatch.setattr(fetching, "MAX_TEXT_BYTES", 10)  # a text may unpack without end
     with pytest.raises(RequestError, match="is not Multi30k's"):
         load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
 
-@pytest.fixture
-def server(stand_in, tmp_path) -> Iterator[types.SimpleNamespace]:
-    """A public repository on this machine: what lies in `folder`, of which `most` bytes a file are sent."""
-    state = types.SimpleNamespace(folder=store(tmp_path / "public", stand_in), most=None, asked=[])
+def test_multi30k_is_fetched_once_and_whole_or_not_at_all(stand_in, tmp_path, monkeypatch) -> None:
+    public, cache = store(tmp_path / "public", stand_in), tmp_path / "keras_transformer" / "multi30k"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    class Handler(SimpleHTTPRequestHandler):
-        def copyfile(self, source: Any, outputfile: Any) -> None:
-            outputfile.write(source.read()[: state.most])
-
-        def log_message(self, *_: object) -> None:
-            state.asked.append(self.path)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(state.folder))) as http:
-        state.url = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield state
-        http.shutdown()
-        thread.join()
-
-
-def test_multi30k_is_fetched_once_and_again_if_the_copy_is_damaged(server, stand_in, cache) -> None:
-    for _ in range(2):
-        path = multi30k_file("val", "de", base_url=server.url)
-        assert path == cache / "val.de.gz"
-        assert list(read_lines(path)) == ["val.de 1", "val.de 2"]
-    assert server.asked == ["/val.de.gz"]
-    path.write_bytes(path.read_bytes()[:-5])
-    assert list(read_lines(multi30k_file("val", "de", base_url=server.url))) == ["val.de 1", "val.de 2"]
-    store(cache, stand_in)
-    assert len(list(load_corpus("multi30k:en-de").train())) == 2 and len(server.asked) == 2
-
-
-def test_what_cannot_be_fetched_leaves_nothing(server, cache, monkeypatch) -> None:
-    def refused(message: str, url: str = server.url) -> None:
+    def refused(message: str, url: str = public.as_uri()) -> None:
         with pytest.raises(JobError, match=rf"{url}/val\.de\.gz {message}.*pass its folder with --data-dir") as error:
             multi30k_file("val", "de", base_url=url)
         assert "\n" not in str(error.value) and not list(cache.glob("*"))
 
-    server.most = 9
-    refused(r"\(|sent another text")
-    server.most = None
     refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
         refused(r"\(over 10 bytes")
-    (server.folder / "val.de.gz").write_bytes(gzip.compress(b"another text\n"))
-    refused("sent another text")
-    (server.folder / "val.de.gz").unlink()
-    refused(r"\(HTTP Error 404")
+    for content in (gzip.compress(b"another text\n"), b"cut"):
+        (public / "val.de.gz").write_bytes(content)
+        refused("sent another text")
+        store(public, stand_in)
+    for _ in range(2):
+        path = multi30k_file("val", "de", base_url=public.as_uri())
+        assert path == cache / "val.de.gz" and list(read_lines(path)) == ["val.de 1", "val.de 2"]
+        path.write_bytes(path.read_bytes()[:-5])  # a damaged copy is fetched again
+    store(cache, stand_in)
+    assert len(list(load_corpus("multi30k:en-de").train())) == 2, "nothing is fetched"
 
 
 def test_wmt14_in_both_directions_and_what_cannot_be_had(tmp_path, monkeypatch) -> None:
@@ -271,13 +205,10 @@ def test_wmt14_in_both_directions_and_what_cannot_be_had(tmp_path, monkeypatch) 
     class Split(list):
         cardinality = list.__len__
 
-    folders: list[str | None] = []
-
     def load(name, split, data_dir, shuffle_files, with_info):
         assert not shuffle_files and with_info
         if name != "wmt14_translate/de-en":
             raise ValueError(f"no {name}\nand more lines")
-        folders.append(data_dir)
         rows = [Split([{"en": f"{part} one\ntwo".encode(), "de": f"{part} eins zwei".encode()}]) for part in split]
         return rows, types.SimpleNamespace(full_name=f"{name}/1.0.0")
 
@@ -287,12 +218,10 @@ def test_wmt14_in_both_directions_and_what_cannot_be_had(tmp_path, monkeypatch) 
     assert list(forth.valid()) == [("validation one two", "validation eins zwei")]
     assert list(back.train()) == [("train eins zwei", "train one two")]
     assert forth.identity != back.identity and forth.num_pairs == 1
-    assert folders[-1] is None
     with pytest.raises(JobError, match=r"could not prepare wmt14_translate/fr-en \(no .*fr-en\)"):
         load_corpus("wmt14:en-fr")
-    for languages in ("de-fr", "en-xx", "xx-en"):
-        with pytest.raises(RequestError, match=f"English .* with cs, de, fr, hi, ru; received: {languages}"):
-            load_corpus(f"wmt14:{languages}")
+    with pytest.raises(RequestError, match="English .* with cs, de, fr, hi, ru; received: de-fr"):
+        load_corpus("wmt14:de-fr")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(RequestError, match=r"pip install -e .\.\[wmt\]"):
         load_corpus("wmt14:en-de")

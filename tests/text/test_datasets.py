@@ -1,14 +1,11 @@
 """Two datasets for `fit` from files: every pair once an epoch, weights, files of their own, caches, replicas."""
 
 import gc
-import re
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -20,15 +17,13 @@ from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.corpora import corpus_from_files
 from keras_transformer.text.datasets import Epochs, _PyEpochs, datasets_from_files
-from keras_transformer.text.feeding import Batch, Place
+from keras_transformer.text.feeding import Batch
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity
 from tests.text.plans import batches_of, real
 from tests.tiny_corpus import write_corpus
-
-on_tensorflow = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the datasets are tf.data's")
 
 
 @pytest.fixture
@@ -76,39 +71,16 @@ def make_model(tokenizer: Tokenizer) -> Any:
     return model
 
 
-def test_fit_takes_both_and_needs_no_numbers_of_steps(files, backwards, monkeypatch) -> None:
-    """Keras makes more iterators of tf.data than it reads from. It goes through the epochs of the plan."""
-    begun: list[int] = []
-    batches = Epochs.batches
-
-    def watched(self):
-        begun.extend([] if self.is_validation else [self.epoch])
-        yield from batches(self)
-
-    monkeypatch.setattr(Epochs, "batches", watched)
+def test_fit_takes_both_and_needs_no_numbers_of_steps(files, backwards) -> None:
     train, valid = datasets_of(files, backwards, initial_epoch=2, token_budget=1024)
     model = make_model(backwards)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Your input ran out of data")
         history = model.fit(train, validation_data=valid, epochs=4, initial_epoch=2, verbose=0, shuffle=False)
-    if keras.config.backend() == "tensorflow":
-        assert begun == [2, 3]
     count = len(epoch_of(train))
     assert history.params["steps"] == count and int(model.optimizer.iterations) == 2 * count
     perplexities = history.history["val_perplexity"]
     assert perplexities[-1] < perplexities[0]
-
-
-@on_tensorflow
-def test_the_example_in_the_docstring_runs(files, backwards, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for path, name in zip(files, ("train.en", "train.de"), strict=True):
-        path.rename(name)
-    (lines,) = re.findall(r"((?:^ {8}\S.*\n)+)", str(datasets_from_files.__doc__).partition("Args:")[0], re.MULTILINE)
-    fits: list[Any] = []
-    model = SimpleNamespace(fit=lambda train, **options: fits.append([train, options["validation_data"]]))
-    exec(textwrap.dedent(lines), {"datasets_from_files": datasets_from_files, "tokenizer": backwards, "model": model})
-    assert all(map(epoch_of, fits[0])), "both hold batches"
 
 
 def test_each_epoch_is_every_pair_in_an_order_of_its_own(files, backwards) -> None:
@@ -125,7 +97,7 @@ def test_each_epoch_is_every_pair_in_an_order_of_its_own(files, backwards) -> No
     assert len(one) == len(two) and Counter(pairs_of(one)) != Counter(pairs_of(two))
 
 
-def test_training_weighs_by_batch_and_validation_by_token(files, backwards) -> None:
+def test_training_weighs_by_batch_and_validation_by_token(files, backwards, tmp_path) -> None:
     train, valid = map(epoch_of, datasets_of(files, backwards))
     assert all(batch.weights.sum() == pytest.approx(1) for batch in train)
     assert all(max(batch.inputs["source_ids"].size, batch.labels.size) <= 256 for batch in train)
@@ -133,9 +105,6 @@ def test_training_weighs_by_batch_and_validation_by_token(files, backwards) -> N
     assert {batch.weights.dtype for batch in valid} == {np.dtype("float32")}
     assert 0 < len(pairs_of(valid)) <= 240 // 20, "some of the last lines are held out"
     assert not {*pairs_of(valid)} & {*pairs_of(train)}
-
-
-def test_validation_files_and_two_vocabularies(files, backwards, tmp_path) -> None:
     (tmp_path / "valid").mkdir()
     of_valid = write_corpus(tmp_path / "valid", 17)
     reverse = Tokenizer.train(files[1].read_text().splitlines(), 28)
@@ -151,16 +120,14 @@ def test_epochs_that_are_broken_off_and_those_of_jax_and_pytorch(files, backward
     corpus = TokenizedCorpus.build(tmp_path / "t", corpus_from_files(*files).train(), backwards, backwards)
     plan = BatchPlan(corpus, 256)
     epochs = Epochs(plan, epoch=4)
-    list(islice(epochs.batches(), epochs.num_batches - 1))
-    assert epochs.epoch == 4
-    list(epochs.batches())
-    assert epochs.epoch == 5
+    for count, epoch in ((epochs.num_batches - 1, 4), (epochs.num_batches + 1, 5)):
+        list(islice(epochs.batches(), count))
+        assert epochs.epoch == epoch
     dataset = _PyEpochs(Epochs(plan))
     for epoch in range(2):
         dataset.on_epoch_begin()
         asked = reversed(range(dataset.num_batches))
         assert pairs_of([Batch(*dataset[index]) for index in asked]) == pairs_of(batches_of(plan, epoch))
-    assert plan.batch(Place(0, 0)).labels.any()
 
 
 @pytest.mark.parity
@@ -192,38 +159,32 @@ def test_a_temporary_folder_goes_away_with_the_datasets(files, backwards, tmp_pa
     (tmp_path / "temporary").mkdir()
     train, valid = datasets_of(files, backwards)
     assert len(list((tmp_path / "temporary").iterdir())) == 2
-    shortened = train.take(2) if hasattr(train, "take") else train
-    del train
+    train = train.take(2) if hasattr(train, "take") else train
     gc.collect()
-    assert epoch_of(shortened), "what is made of a dataset keeps its text"
-    del shortened, valid
-    with pytest.raises(RequestError, match="token budget must hold the longest sentence, .* at least .*; received: 5"):
-        datasets_of(files, backwards, token_budget=5)
+    assert epoch_of(train), "what is made of a dataset keeps its text"
+    del train, valid
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_what_cannot_be_trained_on_is_refused_as_by_train_py(files, backwards, tmp_path, monkeypatch) -> None:
-    import tensorflow as tf
-
     several = type("Several", (), {"num_replicas_in_sync": 2})
-    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", several)
-    (tmp_path / "short").write_text("ba do\nfi gu\n")
+    monkeypatch.setattr("tensorflow.distribute.MultiWorkerMirroredStrategy", several)
     (tmp_path / "blank").write_text("\n" * 240)
     source, target = files
     refused: list[tuple[str, tuple[Path, Path], dict[str, Any]]] = [
         ("no such file: .*missing; check the path", (source, tmp_path / "missing"), {}),
-        ("has 240 lines and .*short has 2: ", (source, tmp_path / "short"), {}),
         ("give both or none", files, {"valid_source": source}),
         ("files, .*: no pair is left after cleaning", (tmp_path / "blank", target), {}),
         ("must have one worker|`strategy` must be None", files, {"strategy": several()}),
+        ("token budget must hold the longest sentence, .* at least .*; received: 5", files, {"token_budget": 5}),
     ]
     for expected, arguments, options in refused:
         with pytest.raises(RequestError, match=expected):
             datasets_of(arguments, backwards, **options)
 
 
-@on_tensorflow
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="replicas are TensorFlow's")
 def test_replicas_share_each_batch(run_program, files, backwards, tmp_path) -> None:
     """That two replicas with the parts of a batch learn what one device learns is in training/test_replicas.py."""
     backwards.save(tmp_path / "tokenizer.model")

@@ -17,17 +17,13 @@ TEXTS = {
     "Persian half-spaces": "او می\u200cخواهد کتاب\u200cها را به خانه\u200cای ببرد.",
     "Hindi joiners": "क्\u200dष और क्\u200cष अलग दिखते हैं; क\u093cलम और \u0958लम भी।",
     "Thai sara am": "น้ำใจงามตามคำของพ่อ",
-    "Khmer word breaks": "ភាសា\u200bខ្មែរ\u200bពិរោះ",
     "Korean jamo": "ㅋㅋ 그래ㅠㅠ \u1112\u1161\u11ab글 한글",
-    "French spaces": "«\u00a0Vraiment\u202f?\u00a0» Oui\u202f; 10\u202f000\u00a0€",
     "mathematics": "42 m², ½ x₂ + ¾ y³ ≤ 10⁻⁶ µm, ℝⁿ, ℓ",
     "typography": "“So… it’s ‘here’” – ‚dort‘ — „nie“ ™ © № ﬁne",
     "Arabic presentation forms": "ﷺ و ﻻ و ﺳﻼم وسلام",
     "Vietnamese": "Tiếng Việt: tie\u0302\u0301ng Vie\u0323\u0302t, đường phố",
     "Japanese widths": "Ｔｏｋｙｏ　２０２０　ﾊﾝｶｸ カタカナ ㌔ ①",
-    "German soft hyphens": "Donau\u00addampf\u00adschiff",
     "emoji": "❤\ufe0f ❤ 👩\u200d👧 👍🏽",
-    "Hebrew marks": "\u200fשלום\u200e (abc)",
     "replaced and private": "a\ufffdb \ue000",
 }
 
@@ -86,8 +82,6 @@ def test_control_characters_and_line_breaks_are_cleaned(name) -> None:
 
 
 STARTERS = [char for char in map(chr, range(0x20, 0x30000)) if unicodedata.normalize("NFD", char) != char]
-
-
 NFC = normalizer_of("nfc")
 
 
@@ -99,7 +93,7 @@ def test_nfc_is_unicode_s(chars, form) -> None:
 
 
 def test_nfc_composes_marks_in_any_order_and_identity_keeps_other_forms() -> None:
-    for spelled in ("e\u0302\u0323", "e\u0323\u0302", "ê\u0323", "ẹ\u0302", "ệ"):
+    for spelled in ("e\u0302\u0323", "e\u0323\u0302", "ê\u0323"):
         assert NFC.normalize(spelled) == f"{SPACE}ệ"
     text = "ﬁ e\u0301 é \u00a0½"
     assert normalizer_of("identity").normalize(text) == f"{SPACE}ﬁ{SPACE}e\u0301{SPACE}é{SPACE}\u00a0½"
@@ -173,15 +167,3 @@ def test_rare_characters_are_bytes_so_that_bytes_are_learned() -> None:
     assert "й" in tokenizer.alphabet, "it is frequent"
     assert "Ω" not in in_bytes(text=[*lines(0)[:20], "Ω"]).alphabet, "of a short text, what it holds twice at most"
     assert {id_of_byte(tokenizer, byte) for byte in "Ω".encode()} <= {*tokenizer.encode(["Ω twice"])[0]}
-
-
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_the_vocabulary_has_room_for_the_bytes(model_type) -> None:
-    with pytest.raises(RequestError, match="size must be over 260; received: 260"):
-        in_bytes(model_type, size=260)
-    with pytest.raises(RequestError, match=r"too small .* takes at least \d+") as too_small:
-        in_bytes(model_type, size=262)
-    with pytest.raises(VocabularyTooLarge) as too_large:
-        in_bytes(model_type, size=9_999)
-    for possible in (int(str(too_small.value).split()[-1]), too_large.value.most):
-        assert in_bytes(model_type, size=possible).vocabulary_size == possible

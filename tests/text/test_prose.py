@@ -29,13 +29,15 @@ def test_text_comes_back_as_it_was(tokenizer, text):
     assert tokenizer.decode_text([START, *ids, PAD]) == text
 
 
-def test_what_text_cannot_hold_is_replaced_and_characters_are_pieces(tokenizer):
+def test_what_text_cannot_hold_is_replaced_and_a_text_is_tokenised_once(tokenizer, tmp_path):
     assert tokenizer.decode_text(tokenizer.encode_text("f\0f")) == "f f"
     assert tokenizer.encode_text("f\ud800f") == tokenizer.encode_text("f\ufffdf")
     assert tokenizer.has_line_breaks and not Tokenizer.train(TEXT.split("\n"), 60).has_line_breaks
     if tokenizer.model_type == "char":
         assert len(tokenizer.encode_text(TEXT)) == len(TEXT)
-        assert tokenizer.vocabulary_size == len(set(TEXT)) + 4
+    ids = tokenized_text(tmp_path / "text.ids", TEXT.split("\n")[:-1], tokenizer)
+    assert ids.dtype == "uint16" and tokenizer.decode_text(ids) == TEXT
+    np.testing.assert_array_equal(tokenized_text(tmp_path / "text.ids", iter(()), tokenizer), ids)
 
 
 def test_a_tenth_of_the_characters_is_held_out(tmp_path):
@@ -44,8 +46,7 @@ def test_a_tenth_of_the_characters_is_held_out(tmp_path):
     corpus = text_from_file(tmp_path / "text")
     train, valid = list(corpus.train()), list(corpus.valid())
     assert train + valid == lines and train == list(corpus.train())
-    share = sum(map(len, valid)) / sum(map(len, lines))
-    assert 0.1 <= share < 0.12
+    assert 0.1 <= sum(map(len, valid)) / sum(map(len, lines)) < 0.12
     own = text_from_file(tmp_path / "text", tmp_path / "text")
     assert list(own.train()) == list(own.valid()) == lines and own.identity != corpus.identity
 
@@ -57,26 +58,16 @@ def test_whole_lines_are_counted():
         assert num_training_lines(["x" * (size - 1) for size in sizes].copy) == count  # each call begins anew
 
 
-def test_texts_that_cannot_be_read_are_refused(tmp_path):
-    for content, message in ((b"", "is empty; expected text"), (b"\n\n", "is empty"), (b"one line\n", "too few lines")):
+def test_texts_that_cannot_be_read_are_refused_and_the_named_one_is_always_the_same(tmp_path):
+    for content, message in ((b"\n\n", "is empty; expected text"), (b"one line\n", "too few lines")):
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(RequestError, match=message):
             text_from_file(tmp_path / "text")
-    with pytest.raises(RequestError, match="no such file"):
-        text_from_file(tmp_path / "missing")
     with pytest.raises(RequestError, match="a text is one of pydoc-topics, or your own with --text"):
         named_text("numbers:en-de")
     python = named_text("pydoc-topics")
     assert len("\n".join([*python.train(), *python.valid()])) > 300_000
     assert python.identity == named_text("pydoc-topics").identity
-
-
-def test_a_text_is_tokenised_once(tmp_path, tokenizer):
-    lines = TEXT.split("\n")[:-1]
-    ids = tokenized_text(tmp_path / "text.ids", lines, tokenizer)
-    assert ids.dtype == "uint16" and tokenizer.decode_text(ids) == TEXT
-    again = tokenized_text(tmp_path / "text.ids", iter(()), tokenizer)
-    np.testing.assert_array_equal(again, ids)
 
 
 WINDOW_PLANS = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 3), st.booleans())

@@ -3,7 +3,6 @@
 import gzip
 import os
 import pickle
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,11 +53,9 @@ def test_every_format_is_read_as_gensim_reads_it(tmp_path, name, suffix):
 
 TEXTS = {
     "spaces at the end of a line, as fastText's": b"2 2\nthe 1 2 \ncat 3 4 \n",
-    "line breaks of Windows": b"2 2\r\nthe 1 2\r\ncat 3 4\r\n",
-    "a byte order mark": b"\xef\xbb\xbf2 2\nthe 1 2\ncat 3 4\n",
+    "a byte order mark, line breaks of Windows, no last one": b"\xef\xbb\xbf2 2\r\nthe 1 2\r\n\r\ncat 3 4",
     "words with spaces, as some of GloVe's": b"the 1 2\nat name@domain.com 5 6\n. . . 7 8\ncat 3 4\n",
     "a word twice: the first counts": b"the 1 2\ncat 3 4\ncat 5 6\n",
-    "no line break at the end, and blank lines": b"the 1 2\n\ncat 3 4",
     "a word that is not looked up and has no numbers": b"the 1 2\nzero x y\ncat 3 4\n",
     "line breaks after binary vectors": binary([b"the", b"cat"], np.array([[1, 2], [3, 4]], "float32"), b"\n"),
 }
@@ -84,27 +81,16 @@ def test_what_other_programs_write_is_read(tmp_path):
 CUT = binary([b"the", b"cat"], np.ones((2, 2), "float32"))
 REFUSED = {
     "nothing": (b"", r"expected word vectors of word2vec or GloVe, .* its first line is ''"),
-    "prose": (b"Hello world\n", r"its first line is 'Hello world'"),
     "a zip archive": (b"PK\x03\x04the 1 2\n", r"is a zip archive: unpack it"),
-    "gzip by another name": (gzip.compress(b"the 1 2\n"), r"let its name end in \.gz"),
     "fastText's own format": (b"\xba\x16O/\x0c\0\0\0", r"give its \.vec file"),
     "another size": (b"the 1 2 3\n", r"vectors of 3 numbers, and the model's --hidden-dim is 2: give --hidden-dim 3,"),
-    "a size of 0": (b"1 0\nthe\n", r"says 1 vectors of 0 numbers"),
-    "no vectors": (b"0 2\n", r"says 0 vectors of 2 numbers"),
-    "a huge count": (
-        b"1000000000000 2\nthe 1 2\n",
-        r"says 1,000,000,000,000 vectors of 2 numbers, which take at least 5,999,999,999,999 bytes; it has 24:",
-    ),
+    "a huge count": (b"1000000000000 2\nthe 1 2\n", r"take at least 5,999,999,999,999 bytes; it has 24:"),
     "a huge count, binary": (CUT.replace(b"2 2", b"9999 2", 1), r"which take at least 99,989 bytes"),
     "fewer rows than it says": (b"3 2\nthe 1.25 2.25\ncat 3.25 4.25\n", r"says 3 vectors; it has 2: it is cut off"),
-    "more rows than it says": (b"1 2\nthe 1 2\ncat 3 4\n", r"says 1 vectors; it has more: correct the line"),
-    "a row too short": (b"the 1 2\ncat 3\n", r"vectors, line 2: expected a word and 2 numbers, .* 'cat 3'"),
     "a row too long": (b"2 2\nthe 1 2\ncat 3 4 5\n", r"vectors, line 3: expected a word and 2 numbers"),
     "tabs": (b"2 2\nthe\t1\t2\ncat\t3\t4\n", r"vectors, line 2: expected a word and 2 numbers, with spaces between"),
     "other bytes than UTF-8": ("the 1 2\ngröße 1 2\n".encode("latin-1"), r"line 2: not UTF-8; convert the file"),
-    "no number": (b"the 1 2\ncat 3 four\n", r"vectors, line 2: expected 2 numbers; received '3 four'"),
     "not a number": (b"the 1 2\ncat 3 nan\n", r"vectors, line 2: expected finite numbers; the vector of 'cat' has"),
-    "a number too large": (b"2 2\nthe 1e99 2\ncat 3 4\n", r"vectors, line 2: expected finite numbers"),
     "an infinite number": (
         binary([b"the", b"cat"], np.array([[1, 2], [3, np.inf]], "float32")), r"vectors, vector 2: expected finite",
     ),
@@ -123,23 +109,14 @@ def test_what_is_refused(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path, monkeypatch):
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "plain.gz").write_bytes(b"the 1 2\n")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(100).hex().encode())[:-20])
-    for name, message in {
-        "missing": "no such file", "folder": "cannot read .*folder", "pipe": "is a pipe",
-        "plain.gz": r"plain\.gz: broken gzip", "cut.gz": r"cut\.gz: broken gzip",
-    }.items():  # fmt: skip
+    for name, message in {"missing": "no such file", ".": "cannot read", "cut.gz": r"cut\.gz: broken gzip"}.items():
         with pytest.raises(RequestError, match=message):
             check_word_vectors(tmp_path / name, 2)
     rows = b"".join(b"w%d 1 2\n" % number for number in range(5000))
     path = tmp_path / "more.gz"  # how long it becomes is seen only as it is read
     path.write_bytes(gzip.compress(b"5000 2\n" + rows))
     assert path.stat().st_size < 5000 * 6 and read_word_vectors(path, 2, {"w4999"})[0] == ["w4999"]
-    path.write_bytes(gzip.compress(b"5001 2\n" + rows))
-    with pytest.raises(RequestError, match="says 5,001 vectors; it has 5,000"):
-        read_word_vectors(path, 2, {"w4999"})
     monkeypatch.setitem(sys.modules, "gensim", None)
     with pytest.raises(RequestError, match="need the package gensim, which is not installed: pip install gensim"):
         check_word_vectors(written(tmp_path / "vectors"), DIM)
@@ -166,22 +143,3 @@ def test_a_pickle_is_never_read(tmp_path):
     assert not (tmp_path / "touched").exists()
     pickle.loads(content)
     assert (tmp_path / "touched").exists(), "the pickle would have made the file"
-    keyed().save(str(tmp_path / "model"))
-    with pytest.raises(RequestError, match="pickles are never read: write it anew with `save_word2vec_format`"):
-        check_word_vectors(tmp_path / "model", DIM)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_damaged_bytes_are_refused_or_read(tmp_path, name):
-    whole, draw, num_refused = written(tmp_path / "vectors", **FORMATS[name]).read_bytes(), random.Random(0), 0
-    for _ in range(60):
-        damaged = bytearray(whole)
-        for _ in range(draw.randint(1, 3)):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
-        (tmp_path / "damaged").write_bytes(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])])
-        try:
-            found, vectors = read_word_vectors(tmp_path / "damaged", DIM, set(WORDS))
-            assert vectors.shape == (len(found), DIM) and np.isfinite(vectors).all()
-        except RequestError:
-            num_refused += 1
-    assert num_refused > 0
