@@ -25,11 +25,10 @@ def test_a_translator(tmp_path, monkeypatch):
     translator = imported(tmp_path, "bart")
     assert read_huggingface(tmp_path).source.ids == [1, 1, 2, 2, 0, *range(3, SIZE)]
     tokenizer = translator.source_tokenizer
-    whole = tokenizer.encode(["0 4 49 3 2", "0 4  49 3", "0 4 49 3 2 1 1", "", "2 5 2"])
-    assert whole == [[4, 6, 51, 5]] * 3 + [[], [END, 7]]
-    assert tokenizer.encode(["0 1 4"]) == [[4, PAD, 6]]
+    whole = tokenizer.encode(["0 4 49 3 2", "0 4  49 3", "0 4 49 3 2 1 1", "", "2 5 2", "0 1 4"])
+    assert whole == [[4, 6, 51, 5]] * 3 + [[], [END, 7], [4, PAD, 6]]
     assert tokenizer.decode([[4, 6, 51, 5, END, 7], [4]]) == ["0 4 49 3", "0"]
-    for line, word in (("the dogs", "the"), ("0 60", "60"), ("0 -1", "-1"), ("0 007", "007")):
+    for line, word in (("the dogs", "the"), ("0 60", "60"), ("0 007", "007")):
         with pytest.raises(RequestError, match=f"expected a line of ids from 0 to 59, .* received '{word}'"):
             translator.translate(line)
     lines = ["0 4 49 3 2", "0 9 8 7 2"]
@@ -52,8 +51,6 @@ def test_a_generator(kind, ids, tmp_path):
     line = f"{start} 5 {end} {start} 7 {end}"  # the model puts one start before
     again = END if start == end else START
     assert tokenizer.encode_text(line) == [theirs.index(5), END, again, theirs.index(7), END]
-    with pytest.raises(RequestError, match="expected a line of ids from 0 to 59"):
-        generator.generate(["the dog"])
 
 
 def test_a_classifier(tmp_path):
@@ -63,10 +60,7 @@ def test_a_classifier(tmp_path):
     expected = [START, *(ids.index(id) for id in (9, 7, SPECIAL["[UNK]"])), END]
     for line in ("9 7 3", "4 9 7 3 5", "4 9 7 3 5 0 0"):
         assert classifier.ids(line) == expected
-    with pytest.raises(RequestError, match="expected a line of ids from 0 to 46"):
-        classifier.ids("the dog")
     assert classifier.labels == ["crane", "dog", "crane (2)"], "labels of the same name get their number"
-    assert {one.label for one in classifier.classify(["9 7", "8 9 10", "11"])} <= {*classifier.labels}
     names = {"0": "crane (2)", "1": "crane", "2": "crane"}
     other = read_huggingface(write("bert-labels", tmp_path / "other", id2label=names))
     assert other.labels == ["crane (2)", "crane", "crane (2) (2)"]
@@ -94,17 +88,12 @@ def test_ids_of_a_list_of_words_and_of_a_tokenizer_in_json(tmp_path):
     tokens = [{"id": id, "content": token} for token, id in SPECIAL.items()]
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     assert read_huggingface(folder).source.ids == expected
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens[:-1]}))
-    with pytest.raises(RequestError, match=r"tokenizer.json: expected \[MASK\] with an id of its own"):
-        read_huggingface(folder)
 
 
-@pytest.mark.parametrize("kind", ["bart", "llama", "bert-labels"])
-def test_no_run_is_written(kind, tmp_path, capsys):
-    folder = write(kind, tmp_path / "model")
+def test_no_run_is_written(tmp_path, capsys):
+    folder = write("bart", tmp_path / "model")
     assert main(["import", str(folder), str(tmp_path / "run")]) == 2
     assert "byte-level BPE" in (error := capsys.readouterr().err) and "no run can be written of it" in error
-    if kind == "bart":
-        with pytest.raises(RequestError, match="byte-level BPE"):
-            imported(tmp_path / "again", kind).save(tmp_path / "run")
+    with pytest.raises(RequestError, match="byte-level BPE"):
+        imported(tmp_path / "again", "bart").save(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -14,8 +14,8 @@ from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
 from keras_transformer.run_folder import read_config
-from tests.importing.theirs import MAX_LENGTH, change, piece_model, safetensors, tensors_of, write
-from tests.importing.torch_pickles import archive, state, tensor
+from tests.importing.test_torch_file import archive, state, tensor
+from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
 
 OWN = {"num_beams": 3, "length_penalty": 2.0, "max_length": MAX_LENGTH - 1}
 
@@ -34,19 +34,13 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert (run / "validation.source").read_text() == sentences.read_text()
     loaded, imported = keras_transformer.load(run), translator_of(read_huggingface(folder))
     assert all(map(np.array_equal, loaded.model.get_weights(), imported.model.get_weights()))
-    for side in ("source_tokenizer", "target_tokenizer"):
-        one, other = (getattr(each, side) for each in (loaded, imported))
-        assert one.model == other.model and one.decoding_model() == other.decoding_model()
+    assert loaded.source_tokenizer.model == imported.source_tokenizer.model
+    assert loaded.target_tokenizer.model == imported.target_tokenizer.model
     assert loaded.search_options(num_beams=1) == replace(imported.search_options(), num_beams=1)
-    assert loaded.search_options(max_length=None).max_length == OWN["max_length"]
 
-    def options(*words: str) -> SearchOptions:
+    for words, expected in (((), (3, 2.0, 23)), (("--beams", "2", "--length-penalty", "0"), (2, 0.0, 23))):
         arguments = make_parser().parse_args(["translate", str(run), *words])
-        return search_options(arguments, own_search_of(arguments))
-
-    assert options() == SearchOptions(3, 2.0, 23)
-    assert options("--beams", "2", "--max-length", "9") == SearchOptions(2, 2.0, 9)
-    assert options("--length-penalty", "0") == SearchOptions(3, 0.0, 23)
+        assert search_options(arguments, own_search_of(arguments)) == SearchOptions(*expected)
     assert main(["import", str(folder), str(run)]) == 2
     assert "expected a new or empty folder" in capsys.readouterr().err
     assert main(["import", str(folder), str(run), "--overwrite"]) == 0
@@ -67,16 +61,6 @@ def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(tmp_p
     assert bias.shape == (1, len(imported.target.ids)) and set(bias[0]) == {0.0, -100.0}
     change(folder, "tokenizer_config.json", source_lang=None)
     assert imported.languages == ("en", "de") and read_huggingface(folder).languages is None
-    (folder / "tokenizer_config.json").unlink()
-    assert read_huggingface(folder).languages is None
-
-
-def grown(model: bytes, first: int, count: int) -> bytes:
-    """A SentencePiece model with so many pieces, of which the new ones spell numbers from `first` on."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
-    for number in range(first, first + count - len(proto.pieces)):
-        proto.pieces.add(piece=f"▁{number}", score=-20.0)
-    return proto.SerializeToString()
 
 
 def test_vocabularies_of_real_size(tmp_path):
@@ -84,16 +68,17 @@ def test_vocabularies_of_real_size(tmp_path):
     folder = write("marian", tmp_path)
     arrays, ids = tensors_of(folder), json.loads((folder / "vocab.json").read_text())
     for name, seed, size, first in (("source.spm", 0, 60, 0), ("target.spm", 1, 56, 26_095)):
-        (folder / name).write_bytes(grown(piece_model(seed, size), first, 32_000))
+        proto = sentencepiece_model_pb2.ModelProto.FromString(piece_model(seed, size))  # type: ignore[attr-defined]
+        for number in range(first, first + 32_000 - len(proto.pieces)):
+            proto.pieces.add(piece=f"▁{number}", score=-20.0)
+        (folder / name).write_bytes(proto.SerializeToString())
     numbers = [f"▁{number}" for number in range(58_101 - len(ids))]
     ids |= {piece: len(ids) + place for place, piece in enumerate(numbers)}
     (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
     change(folder, "config.json", vocab_size=58_101, decoder_vocab_size=58_101)
     matrix = np.random.default_rng(1).normal(size=(58_101, 16)).astype("float32")
-    bias = np.zeros((1, 58_101), "float32")
-    (folder / "model.safetensors").write_bytes(
-        safetensors(arrays | {"model.shared.weight": matrix, "final_logits_bias": bias})
-    )
+    arrays |= {"model.shared.weight": matrix, "final_logits_bias": np.zeros((1, 58_101), "float32")}
+    (folder / "model.safetensors").write_bytes(safetensors(arrays))
     imported = read_huggingface(folder)
     assert {*imported.target.ids} == {*range(58_101)} and len(imported.source.ids) > 32_000
     order = np.arange(16).reshape(2, 8).T.ravel()
@@ -110,3 +95,19 @@ def test_tensors_on_the_same_numbers_are_refused(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(archive(state(entries), {"0": numbers.tobytes()}))
     with pytest.raises(RequestError, match="bytes for its tensors; it is smaller"):
         read_huggingface(folder)
+
+
+@pytest.mark.parametrize("kind", ["marian", "t5"])
+def test_the_tokenizers_of_artefacts_read_and_write_as_ours(kind, tmp_path):
+    tensorflow_text, tf = pytest.importorskip("tensorflow_text"), pytest.importorskip("tensorflow")
+    imported = read_huggingface(write(kind, tmp_path))
+    source, target = imported.source.tokenizer, imported.target.tokenizer
+    sentences = [f"{TAG} the dogs", "the  sea", "☃☂ the ☃", "window beach", "", "a <extra_id_1> sea <id 66>"]
+    ids = list(range(imported.config["num_control_ids"], target.vocabulary_size))
+    assert target.has_unused_pieces is (kind == "marian")
+    assert not source.has_unused_pieces and source.decoding_model() == source.model
+    for make in (tensorflow_text.SentencepieceTokenizer, tensorflow_text.FastSentencepieceTokenizer):
+        reader, writer = make(source.model), make(target.decoding_model())
+        assert [row.numpy().tolist() for row in reader.tokenize(sentences)] == source.encode(sentences)
+        written = writer.detokenize(tf.constant([ids]))[0].numpy().decode()
+        assert written.strip() == target.decode([ids])[0]

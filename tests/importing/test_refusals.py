@@ -16,46 +16,28 @@ from tests.importing.theirs import change, safetensors, tensors_of, unpack, writ
 OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "marian": [
         ({"model_type": "roberta"}, "an architecture among .*marian.*; received 'roberta'"),
-        ({"model_type": ["marian"]}, "an architecture among .*marian"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map' asks for code"),
         ({"normalize_before": True}, "'normalize_before': expected False alone; received: True"),
-        ({"normalize_embedding": True}, "'normalize_embedding'"), ({"pad_token_id": 3}, "'pad_token_id'"),
         ({"activation_function": "tanh"}, "'activation_function': expected one of swish, .*; received: 'tanh'"),
         ({"quantization_config": {}}, "'quantization_config': expected only options that this importer knows"),
-        ({"d_model": 10**9}, "'d_model': expected a whole number"), ({"eos_token_id": [0, 1]}, "'eos_token_id'"),
         ({"d_model": 15}, "`num_heads` must divide"), ({"d_model": 32}, "a tensor model.shared.weight of the shape"),
-        ({"encoder_layers": 513}, "`encoder_layers` must be"),
         ({"encoder_layers": 3}, "model.encoder.layers.2.self_attn.q_proj.weight .* received none"),
         ({"encoder_layers": 1}, "received 'model.encoder.layers.1.fc1.bias' too"),
         ({"decoder_ffn_dim": 32}, "'decoder_ffn_dim': expected 24, as in the encoder"),
-        ({"decoder_attention_heads": 4}, "'decoder_attention_heads': expected 2"),
-        ({"decoder_vocab_size": 7}, "'decoder_vocab_size': expected .* share an embedding"),
-        ({"vocab_size": 7, "decoder_vocab_size": 7}, "vocab.json: expected the ids 0 to 6"),
-        ({"tie_word_embeddings": False}, "expected a tensor lm_head.weight"),
         ({"scale_embedding": 1}, "'scale_embedding': expected true or false"),
     ],
     "bart": [
-        ({"static_position_embeddings": True}, "'static_position_embeddings': expected False alone"),
         ({"tie_word_embeddings": False}, "'tie_word_embeddings': expected True alone"),
-        ({"normalize_before": True}, "'normalize_before': expected False alone"),
         ({"max_position_embeddings": 13}, r"embed_positions.weight of the shape \(15, 16\)"),
-        ({"vocab_size": 300_000}, "a tensor model.shared.weight of the shape"),
-        ({"vocab_size": 0}, "'pad_token_id': expected a whole number"),
         ({"eos_token_id": 1}, "'eos_token_id': expected another id than that of pad"),
     ],
     "t5": [
         ({"feed_forward_proj": "gated-relu"}, "'feed_forward_proj': expected one of relu, gated-gelu, gated-silu"),
         ({"is_gated_act": True}, "'is_gated_act': expected False alone"),
-        ({"dense_act_fn": "gelu"}, "'dense_act_fn': expected 'relu' alone"),
         ({"d_kv": 7}, "SelfAttention.q.weight of the shape"),
         ({"decoder_start_token_id": 4}, "'decoder_start_token_id': expected 0 alone"),
-        ({"eos_token_id": 0}, "'eos_token_id': expected 1 alone"),
         ({"vocab_size": 159}, "expected pieces for the 159 ids of config.json; received 60 and 100 others"),
-        ({"vocab_size": 10**6}, "expected pieces for the 1,000,000 ids"),
-        ({"num_layers": 1}, "received 'encoder.block.1"),
         ({"relative_attention_num_buckets": 7}, "`positions:num_buckets` must be even"),
-        ({"tie_word_embeddings": False}, "expected a tensor lm_head.weight"),
-        ({"quantization_config": {}}, "'quantization_config': expected only options that this importer knows"),
     ],
     "gpt2": [
         ({"eos_token_id": 60}, "eos_token_id"), ({"activation_function": "tan"}, "activation_function"),
@@ -66,21 +48,15 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"), ({"eos_token_id": [1, 2]}, "eos_token"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type"), ({"rope_parameters": [1]}, "expected an object"),
         ({"attention_bias": True}, "attention_bias"), ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"num_hidden_layers": 1}, "received 'model.layers.1."),
         ({"tie_word_embeddings": True}, "expected lm_head.weight to be model.embed_tokens.weight"),
     ],
     "bert-labels": [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"), ({"pad_token_id": 3}, "pad_token_id"),
-        ({"problem_type": "multi_label_classification"}, "problem_type"), ({"id2label": ["a", "b"]}, "id2label"),
-        ({"id2label": {"0": "a", "2": "b"}}, "id2label"), ({"id2label": {"0": 1, "1": 2, "2": 3}}, "id2label"),
-        ({"id2label": {str(id): f"{id}" for id in range(4)}}, "classifier.weight"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding"), ({"id2label": ["a", "b"]}, "id2label"),
+        ({"problem_type": "multi_label_classification"}, "problem_type"), ({"id2label": {"0": "a"}}, "id2label"),
         ({"type_vocab_size": 3}, "token_type_embeddings"),
         ({"vocab_size": 6}, r"expected \[MASK\] with an id of its own below 6"),
     ],
-    "bert-tokens": [
-        ({"is_decoder": True}, "is_decoder"), ({"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ({"num_hidden_layers": 1}, "received 'bert.encoder.layer.1."), ({"rotary": 4}, "rotary"),
-    ],
+    "bert-tokens": [({"is_decoder": True}, "is_decoder"), ({"tie_word_embeddings": False}, "tie_word_embeddings")],
     "vit": [({"patch_size": 4}, "patch_size"), ({"id2label": {"0": "a"}}, "id2label")],
 }  # fmt: skip
 
@@ -99,27 +75,18 @@ GENERATION, PIXELS = "generation_config.json", "preprocessor_config.json"
 FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "marian": [
         (GENERATION, {"no_repeat_ngram_size": 3}, "'no_repeat_ngram_size': expected 0 alone; received: 3"),
-        (GENERATION, {"bad_words_ids": [[5]]}, "'bad_words_ids'"),
         (GENERATION, {"num_beams": 10**6}, "'num_beams'"),
-        (GENERATION, {"length_penalty": "long"}, "'length_penalty': expected a number"),
         ("vocab.json", {"</s>": 1}, "vocab.json: expected the ids 0 to"),
     ],
-    "bart": [(GENERATION, {"diversity_penalty": 1.0}, "'diversity_penalty': expected 0.0 alone")],
     "t5": [
         ("tokenizer_config.json", {"added_tokens_decoder": {"65": {"content": "<sep>"}}}, "'added_tokens_decoder': "),
         ("tokenizer_config.json", {"additional_special_tokens": ["<sep>"]}, "'additional_special_tokens': .* '<sep>'"),
-        (
-            "tokenizer_config.json", {"extra_special_tokens": {"image_token": "<sep>"}},
-            "'extra_special_tokens': expected the sentinels of T5 alone; received: '<sep>'",
-        ),
         ("added_tokens.json", {"<sep>": 160}, "'added_tokens.json': expected the sentinels of T5 alone"),
     ],
     "bert": [("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own")],
     "vit": [
         (PIXELS, {"size": {"height": 8, "width": 8}}, "'size': expected 6, as in config.json"),
-        (PIXELS, {"do_center_crop": True}, "do_center_crop"), (PIXELS, {"resample": 3}, "resample"),
-        (PIXELS, {"rescale_factor": 1}, "rescale_factor"), (PIXELS, {"image_mean": "half"}, "pixel_mean"),
-        (PIXELS, {"image_mean": [0.1, 0.2]}, "one for each channel"),
+        (PIXELS, {"do_center_crop": True}, "do_center_crop"), (PIXELS, {"image_mean": [0.1, 0.2]}, "for each channel"),
     ],
 }  # fmt: skip
 
@@ -134,23 +101,22 @@ def test_an_entry_of_another_file(kind, tmp_path):
 
 
 def test_a_refused_model_leaves_no_run(tmp_path, capsys):
-    folder = write("marian", tmp_path / "model", model_type="roberta")
-    assert main(["import", str(folder), str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-    run = str(tmp_path / "run")
-    for words, message in (([run], "neither"), ([str(folder), run, "--download", "a/b"], "both")):
+    folder, run = str(write("marian", tmp_path / "model", model_type="roberta")), str(tmp_path / "run")
+    both = [folder, run, "--download", "a/b"]
+    for words, message in (([folder, run], "error: "), ([run], "received neither"), (both, "received both")):
         assert main(["import", *words]) == 2
-        assert f"received {message}" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(("marian", f"{name}") for name in ("config.json", "vocab.json", "source.spm", "target.spm")),
-        ("marian", "model.safetensors"), ("t5", "spiece.model"), ("vit", "preprocessor_config.json"),
+        *(("marian", name) for name in ("config.json", "vocab.json", "source.spm", "model.safetensors")),
+        ("t5", "spiece.model"),
+        ("vit", "preprocessor_config.json"),
     ],
-)  # fmt: skip
+)
 def test_a_missing_file(kind, name, tmp_path):
     folder = write(kind, tmp_path)
     (folder / name).unlink()
@@ -170,10 +136,6 @@ def test_a_link_out_of_the_folder(tmp_path):
         with pytest.raises(RequestError, match="is a link that leaves the folder"):
             read_huggingface(folder)
         path.unlink()
-        path.symlink_to(name)
-        with pytest.raises(RequestError, match="found none"):
-            read_huggingface(folder)
-        path.unlink()
         shutil.move(tmp_path / name, folder / f"other {name}")
         path.symlink_to(f"other {name}")
         read_huggingface(folder)
@@ -182,7 +144,6 @@ def test_a_link_out_of_the_folder(tmp_path):
 FIRST = "model.encoder.layers.0"
 NUMBERS = np.ones((24, 16), "float32")
 TENSORS: list[tuple[str, str, np.ndarray | None, str]] = [
-    ("marian", "model.encoder.layernorm_embedding.weight", NUMBERS, "received 'model.encoder.layernorm_emb"),
     ("marian", f"{FIRST}.fc1.weight", NUMBERS.T, r"fc1.weight of the shape \(24, 16\), .* \(16, 24\)"),
     ("marian", f"{FIRST}.fc1.bias", None, r"fc1.bias of the shape \(24,\), .* received none"),
     ("marian", "lm_head.weight", NUMBERS, "expected lm_head.weight to be model.shared"),

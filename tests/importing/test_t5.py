@@ -3,10 +3,8 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 import keras_transformer
-from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import change, safetensors, tensors_of, write
 
@@ -45,8 +43,4 @@ def test_an_output_of_its_own_is_told_by_its_numbers(tmp_path):
     for output, is_tied in ((same, True), (other, False)):
         content = safetensors({**arrays, "lm_head.weight": output, "encoder.embed_tokens.weight": same})
         (tmp_path / "model.safetensors").write_bytes(content)
-        config = read_huggingface(tmp_path).config
-        assert config["tied_output"] is is_tied
-    (tmp_path / "spiece.model").write_bytes(b"{}")
-    with pytest.raises(RequestError, match="spiece.model: it is damaged"):
-        read_huggingface(tmp_path)
+        assert read_huggingface(tmp_path).config["tied_output"] is is_tied
