@@ -4,7 +4,6 @@ A table holds logits for each of `STATES` states. The state of a prefix is a has
 sentence, so what comes next depends on all that came before.
 """
 
-import functools
 import itertools
 
 import numpy as np
@@ -79,23 +78,15 @@ def score_of(table, tokens, sentence=100, length_penalty=0.6):
     return log_prob(table, sentence, tokens) / ((5 + len(tokens)) / 6) ** length_penalty
 
 
-@functools.cache
-def sequences(limit, vocabulary):
-    """All that can end within the limit, and all that reach it without an end."""
-    words = range(END + 1, vocabulary)
-    ended = [(*y, END) for n in range(limit) for y in itertools.product(words, repeat=n)]
-    return ended, list(itertools.product(words, repeat=limit))
-
-
 def brute_force(table, sentence, limit, num_beams, length_penalty):
     """(score, tokens), best first: all that end, and, in places left free, what is cut at the limit."""
 
     def ranked(some):
         return sorted(((score_of(table, y, sentence, length_penalty), y) for y in some), reverse=True)[:num_beams]
 
-    ended, cut = sequences(limit, table.shape[1])
-    best = ranked(ended)
-    return best + ranked(cut)[: num_beams - len(best)]
+    words = range(END + 1, table.shape[1])
+    best = ranked((*y, END) for length in range(limit) for y in itertools.product(words, repeat=length))
+    return best + ranked(itertools.product(words, repeat=limit))[: num_beams - len(best)]
 
 
 def tokens_of(row):

@@ -78,6 +78,7 @@ def test_given_translations_have_the_same_probability(exported, tiny_model, toke
     found, expected = (one.score(SENTENCES, targets, batch_size=4) for one in (exported, of_model))
     assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in expected], abs=1e-3)
     assert [one.num_tokens for one in found] == [one.num_tokens for one in expected]
+    assert found[0].perplexity == pytest.approx(np.exp(-found[0].log_prob / found[0].num_tokens))
 
 
 def test_only_another_search_takes_the_two_halves_and_batches_side_by_side_change_nothing(export):
@@ -116,7 +117,6 @@ def test_wrong_requests_are_refused(export, exported, built_run, tmp_path):
         ("float16.*it has float32, int8.*--precision float16", load(export, precision="float16")),
         ("at most 40.*received: 41", load(export, max_source_length=41)),
         ("a run translates in float32; received int8", load(built_run, precision="int8")),
-        ("a run takes the threads of TensorFlow; received 2: load an export", load(built_run, num_threads=2)),
         ("at most 90 pieces.*received one of", lambda: exported.score(["two"], ["two dogs run " * 60])),
         (r"alignments need the model's attention, which .*translate\.onnx",
          lambda: exported.n_best(["two dogs"], num_beams=3, alignments=True)),
@@ -142,14 +142,24 @@ def test_graphs_that_are_missing_are_missed_by_the_searches_that_need_them(copy,
 
 def test_what_belongs_to_another_run_or_project_or_is_damaged_is_refused(copy, other_tokenizer):
     path = copy / "onnx" / "translate.onnx"
-    content = path.read_bytes()
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
-    other = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    content, whole = path.read_bytes(), onnx.load(path, load_external_data=False)
+
+    def with_entry(key: str, value: str) -> bytes:
+        graph = onnx.ModelProto()
+        graph.CopyFrom(whole)
+        for entry in graph.metadata_props:
+            entry.value = value if entry.key == key else entry.value
+        return graph.SerializeToString()
+
+    sizes = {**dict.fromkeys(SIZES, 64), "source_vocabulary_size": None}
+    models: list[Any] = [[], {}, 3, *({**sizes, name: wrong} for name, wrong in ((SIZES[0], None), (SIZES[1], "64")))]
+    entries = [("model", json.dumps(model)) for model in models]
+    entries += [("decoding", "[1]"), ("decoding", 100_000 * "["), ("precision", "float64")]
     for wrong, message in (
         (bytes(len(content) // 2) + content[len(content) // 2 :], "translate.onnx is damaged"),
-        (other.SerializeToString(), NOT_THE_GRAPH), ((copy / "onnx" / "encoder.onnx").read_bytes(), NOT_THE_GRAPH),
-    ):  # fmt: skip
+        ((copy / "onnx" / "encoder.onnx").read_bytes(), NOT_THE_GRAPH),
+        *((with_entry(*entry), NOT_THE_GRAPH) for entry in entries),
+    ):
         path.write_bytes(wrong)
         with pytest.raises(RequestError, match=message):
             keras_transformer.load(copy, precision="float32")
@@ -157,22 +167,6 @@ def test_what_belongs_to_another_run_or_project_or_is_damaged_is_refused(copy, o
     other_tokenizer.save(copy / "tokenizer.model")
     with pytest.raises(RequestError, match="has 50 pieces, but the model .* has 64"):
         keras_transformer.load(copy)
-
-
-def test_a_graph_with_other_metadata_is_refused(copy):
-    path = copy / "onnx" / "translate.onnx"
-    whole = onnx.load(path, load_external_data=False)
-    sizes = {**dict.fromkeys(SIZES, 64), "source_vocabulary_size": None}
-    wrong_sizes = [{**sizes, SIZES[0]: wrong} for wrong in (None, True)] + [{**sizes, "source_vocabulary_size": "64"}]
-    wrong = [("model", json.dumps(some)) for some in ([], {}, 3, *wrong_sizes)]
-    for key, value in [*wrong, ("decoding", "[1]"), ("decoding", 100_000 * "["), ("precision", "float64")]:
-        graph = onnx.ModelProto()
-        graph.CopyFrom(whole)
-        for entry in graph.metadata_props:
-            entry.value = value if entry.key == key else entry.value
-        onnx.save(graph, path)
-        with pytest.raises(RequestError, match=NOT_THE_GRAPH):
-            keras_transformer.load(copy, precision="float32")
 
 
 def test_an_error_of_the_runtime_is_told_and_a_missing_package_named(exported, export, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,12 +15,12 @@ import keras_transformer
 from bulk_translator import BulkTranslator
 from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
-from keras_transformer.__main__ import main, make_parser
+from keras_transformer.__main__ import make_parser
 from keras_transformer.commands import engines
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import CPU, CUDA, OnnxDecoder, open_session, runtime_of
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes, device_name
+from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.text.tokenizer import END
@@ -30,7 +29,6 @@ from tests.tiny_text import lines
 
 SEARCH = Decoding(num_beams=3, length_penalty=0.8, max_length=12)
 SEARCHED, HALVES = SearchOptions(3, 0.8, 12), SearchOptions(2, 0.8, 12)
-PRECISIONS = ("float32", "float16", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def probes(translator) -> list[Probe]:
 @pytest.fixture(scope="module")
 def exported(translator, probes, tmp_path_factory) -> Path:
     folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
-    for precision in PRECISIONS:
+    for precision in ("float32", "float16", "int8"):
         export_onnx(run, folder, SEARCH, precision)
     run.save_tokenizers(folder)
     (folder / "certificate.json").write_text(json.dumps({"holds": True, "entries": [], "probes": as_json(probes)}))
@@ -78,8 +76,8 @@ def change(path, output, operator, value):
     model = onnx.load(path)
     for node in model.graph.node:
         node.output[:] = [f"{name}/before" if name == output else name for name in node.output]
-    array = np.array(value, "int32" if output == "target_ids" else "float32")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "fault"))
+    fault = np.array(value, "int32" if output == "target_ids" else "float32")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(fault, "fault"))
     model.graph.node.append(onnx.helper.make_node(operator, [f"{output}/before", "fault"], [output]))
     onnx.save(model, path)
 
@@ -142,37 +140,16 @@ def test_a_graph_that_answers_otherwise_is_refused(folder, name, output, operato
     assert translate(folder, other, precision)
 
 
-class Cuda:
-    """A session that says that it runs on CUDA, and gives NaN there."""
-
-    def __init__(self, session):
-        self.session = session
-
-    def __getattr__(self, name):
-        return getattr(self.session, name)
-
-    def get_providers(self):
-        return [CUDA, CPU]
-
-    def run(self, names, feeds):
-        return [each * np.nan if each.dtype == np.float32 else each for each in self.session.run(names, feeds)]
-
-
-def test_a_wrong_provider_is_refused_and_the_processor_goes_on(folder, capfd, monkeypatch, tmp_path):
-    def opened(path, num_threads, provider="auto"):
-        session = open_session(path, num_threads, "cpu")
-        return session if provider == "cpu" else Cuda(session)
-
-    monkeypatch.setattr(onnx_decoder, "open_session", opened)
-    (tmp_path / "text").write_text("two dogs\n")
-    command = ["score", str(folder), f"--source={tmp_path}/text", f"--target={tmp_path}/text"]
-    assert main(command) == 1
-    err = capfd.readouterr().err
-    assert err.startswith("error: CUDAExecutionProvider of ONNX Runtime 1.") and "received [" in err
-    assert "log P nan: go on with --provider cpu (in Python: provider='cpu')" in err
-    assert main([*command, "--provider", "cpu"]) == 0
-    with pytest.raises(JobError, match="CUDAExecutionProvider"):
-        BulkTranslator(str(folder)).load()
+def test_of_a_wrong_gpu_the_processor_is_named_with_which_to_go_on(folder, monkeypatch):
+    runtime = runtime_of(open_session(folder / "onnx" / "step.onnx", 1))
+    monkeypatch.setattr(onnx_decoder, "runtime_of", lambda _: runtime._replace(provider=CUDA))
+    for name, output in (("translate", "score"), ("step", "logits")):
+        change(folder / "onnx" / f"{name}.onnx", output, "Mul", np.nan)
+    for use in (lambda: translate(folder, SEARCHED), lambda: BulkTranslator(str(folder)).load()):
+        with pytest.raises(
+            JobError, match=r"^CUDAExecutionProvider .* nan: go on with --provider cpu \(in Python: pro"
+        ):
+            use()
 
 
 def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_path):
@@ -188,20 +165,14 @@ def test_the_processor_alone_is_asked_where_it_is_asked_for(monkeypatch, tmp_pat
         assert [one if isinstance(one, str) else one[0] for one in providers] == asked
 
 
-def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, built_run, capfd):
-    for words, message in (
-        ((folder, "--provider", "cuda"), r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
-        (
-            (built_run, "--provider", "cpu", "--engine", "keras"),
-            "--provider cpu needs ONNX Runtime: leave out --engine",
-        ),
+def test_a_provider_that_is_not_there_or_of_no_use_is_refused(folder, built_run):
+    for path, provider, message in (
+        (folder, "cuda", r"--provider cuda: ONNX Runtime 1\..* take --provider cpu"),
+        (folder, "gpu", "provider must be one of auto, cpu, cuda; received: 'gpu'"),
+        (built_run, "cpu", "a run takes the devices of TensorFlow; received provider 'cpu'"),
     ):
-        assert main(["translate", *map(str, words)]) == 2
-        assert re.search(message, capfd.readouterr().err)
-    with pytest.raises(RequestError, match="a run takes the devices of TensorFlow; received provider 'cpu'"):
-        keras_transformer.load(built_run, provider="cpu")
-    with pytest.raises(RequestError, match="provider must be one of auto, cpu, cuda; received: 'gpu'"):
-        keras_transformer.load(folder, provider="gpu")
+        with pytest.raises(RequestError, match=message):
+            keras_transformer.load(path, provider=provider).translate("two dogs")
 
 
 def test_damaged_probes_are_refused_in_one_line_or_harmless(folder, probes):
@@ -271,13 +242,3 @@ def test_what_an_answer_may_differ_by():
     ):
         with nullcontext() if holds else pytest.raises(Differs):
             check([probe] * 4, answers, precision)
-
-
-def test_a_gpu_is_named_by_its_driver(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    for script, name in (('echo "GPU of $4"\necho another', "GPU of 2"), ("exit 9", "")):
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        assert device_name(CUDA) == name

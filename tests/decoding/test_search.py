@@ -232,7 +232,7 @@ def test_draw_keeps_the_fewest_tokens_that_reach_top_p():
 def test_the_other_backends_pass_these_tests(backend):
     """JAX compiles each search anew: one test of each property. The tests of a translator are for JAX alone."""
     some = "(brute_force and 0.6) or any_batch or (control and further1) or prefix_holds or distribution"
-    some += " or weights or alignments"
+    some += " or follows_the_models_weights"
     files = [__file__, *([str(Path(__file__).with_name("test_translator.py"))] if backend == "jax" else [])]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", some, *files]
     environment = {**os.environ, "KERAS_BACKEND": backend}

@@ -72,17 +72,6 @@ def test_lists_have_the_models_probabilities_and_are_the_same_in_any_batch(trans
         assert ids_of(translator.n_best(["", *SENTENCES], seed=6, **options)) != ids_of(lists)
 
 
-def test_score_is_the_models_log_probability_of_a_text_and_its_end(tiny_model, tokenizer, eager):
-    translator = Translator(tiny_model, tokenizer)
-    targets = ["the sea", "", "one two three four five six"]
-    for source, target, score in zip(SENTENCES, targets, translator.score(SENTENCES[:3], targets, 2), strict=False):
-        ids = [*translator.target_tokenizer.encode([target])[0], END]
-        assert score.num_tokens == len(ids)
-        assert score.log_prob == pytest.approx(log_prob_by_the_model(translator, source, ids), abs=1e-3)
-        assert score.perplexity == pytest.approx(math.exp(-score.log_prob / len(ids)))
-    assert translator.score([], []) == []
-
-
 def test_a_prefix_holds_line_by_line_and_never_forces_the_unknown_piece(translator, capsys):
     prefixes = ["one two", "", "the", "one 龍 two", "dogs run"]
     lists = translator.n_best(SENTENCES, prefixes=prefixes, **LISTS)
@@ -103,17 +92,6 @@ def test_further_control_ids_of_the_model_are_never_emitted(tokenizer, eager):
     for options in ways:
         ((best,),) = Translator(model, tokenizer).n_best(["one"], max_length=3, **options)
         assert all(id == END or id >= 9 for id in best.ids), options
-
-
-def test_alignments_follow_the_attention_of_the_last_block_but_one(tiny_model, tokenizer, eager):
-    translator = Translator(tiny_model, tokenizer)
-    (best,), *_ = translator.n_best(SENTENCES[:2], alignments=True, num_beams=1, max_length=4)
-    source = translator.source_tokenizer.encode(SENTENCES[:1])[0]
-    pieces = [id for id in best.ids if id != END]
-    inputs = {"source_ids": np.array([[*source, END]]), "target_ids": np.array([[START, *pieces]])}
-    cross = ops.convert_to_numpy(translator.model.attention_scores(inputs)["cross"])
-    weights = cross[-2, 0].mean(axis=0)[: len(pieces), : len(source)]
-    assert best.alignment == tuple((int(place), row) for row, place in enumerate(weights.argmax(axis=-1)))
 
 
 def test_a_long_source_is_cut_with_a_warning_and_the_length_of_a_translation_follows_it(translator, tokenizer, capsys):
@@ -201,9 +179,10 @@ def test_wrong_requests_are_refused(translator, tiny_model, tokenizer):
     for message, request in refused:
         with pytest.raises(RequestError, match=message):
             request()
-    for name in ("max_source_length", "sentences_per_line"):
-        with pytest.raises(RequestError, match=f"{name} must be a whole number from 1; received: 0"):
-            Translator(tiny_model, tokenizer, **{name: 0})
+    zeros: list[dict[str, Any]] = [{"max_source_length": 0}, {"sentences_per_line": 0}]
+    for zero in zeros:
+        with pytest.raises(RequestError, match=f"{[*zero][0]} must be a whole number from 1; received: 0"):
+            Translator(tiny_model, tokenizer, **zero)
 
 
 def test_batches_hold_every_place_once_and_keep_within_their_room():

@@ -26,77 +26,66 @@ LISTS = ["text", *NO_LISTS]
 IMAGES = ["image.png", b"image", None, [3]]
 
 
-def of_translator(one):
-    for method in (one.score, one.evaluate):
+def calls(translator, tokenizer, classifier):
+    """What is no text for some functions, and these functions."""
+    for method in (translator.score, translator.evaluate):
         yield LISTS, lambda wrong, method=method: method(wrong, ["a"])
         yield LISTS, lambda wrong, method=method: method(["a"], wrong)
-    yield NO_LISTS, one.translate
-    yield LISTS, one.stream, one.n_best
-    yield ["text", b"text", [3]], lambda wrong: one.n_best(["a"], wrong)
-    yield NO_TEXTS, one.attention
-    yield [b"text", ["text"]], lambda wrong: one.attention("a", wrong)
-    yield ["ab", 3, (["a"], "a"), ("a", ["a"]), ([3], ["a"])], lambda wrong: one.save("new", validation=wrong)
+    yield NO_LISTS, translator.translate
+    yield LISTS, translator.stream, translator.n_best
+    yield ["text", b"text", [3]], lambda wrong: translator.n_best(["a"], wrong)
+    yield NO_TEXTS, translator.attention
+    yield [b"text", ["text"]], lambda wrong: translator.attention("a", wrong)
+    pairs = ["ab", 3, (["a"], "a"), ("a", ["a"]), ([3], ["a"])]
+    yield pairs, lambda wrong: translator.save("new", validation=wrong)
 
-
-def of_generator(one):
-    answering = Generator(one.model, one.tokenizer, answer_length=2)
-    for each in (one, answering):
-        yield LISTS, each.generate, lambda wrong, each=each: each.search(wrong, SearchOptions(num_beams=1))
-        yield NO_TEXTS, each.stream, each.attention, each.ids_of, each.ids_of_prompt
-    yield NO_TEXTS, one.score
+    model, prose = LanguageModel(60, 16, **SIZES), Tokenizer.train(lines(0), 60, keeps_text=True)
+    generator, answering = Generator(model, prose), Generator(model, prose, answer_length=2)
+    for one in (generator, answering):
+        yield LISTS, one.generate, lambda wrong, one=one: one.search(wrong, SearchOptions(num_beams=1))
+        yield NO_TEXTS, one.stream, one.attention, one.ids_of, one.ids_of_prompt
+    yield NO_TEXTS, generator.score
     yield (
         LISTS,
         lambda wrong: answering.score_answers(wrong, ["a"]),
         lambda wrong: answering.score_answers(["a"], wrong),
     )
 
+    filling = Classifier(classifier.model, tokenizer)
+    yield LISTS, classifier.classify, classifier.stream, classifier.probabilities, classifier.embed, filling.fill
+    yield LISTS, lambda wrong: classifier.likeliest_pieces(wrong, 1)
+    yield LISTS, lambda wrong: Classifier(classifier.model, tokenizer, wrong)
+    yield NO_TEXTS, classifier.attention, classifier.ids
 
-def of_classifier(one):
-    filling = Classifier(one.model, one.tokenizer)
-    yield LISTS, one.classify, one.stream, one.probabilities, one.embed, filling.fill
-    yield LISTS, lambda wrong: one.likeliest_pieces(wrong, 1), lambda wrong: Classifier(one.model, one.tokenizer, wrong)
-    yield NO_TEXTS, one.attention, one.ids
-
-
-def of_recommender(one):
-    yield [*LISTS, ["text"], [[3]], [[None]]], one.recommend, one.stream, one.embed, one.ranks
-    yield LISTS, one.attention, Items, one.items.encode
-    yield NO_TEXTS, lambda wrong: one.items.id(wrong, 1)
+    recommender = Recommender(SequenceEncoder(6, 8, **SIZES), Items(["a", "b"]))
+    yield [*LISTS, ["text"], [[3]]], recommender.recommend, recommender.stream, recommender.embed, recommender.ranks
+    yield LISTS, recommender.attention, Items, recommender.items.encode
+    yield NO_TEXTS, lambda wrong: recommender.items.id(wrong, 1)
     yield [*LISTS, ["text"], [[3]]], lambda wrong: Items.of(wrong, 9)
 
+    recognizer = Recognizer(ImageClassifier(2, 8, 4, 1, **SIZES), ["a", "b"])
+    yield IMAGES, recognizer.classify, recognizer.stream
+    yield NO_TEXTS, recognizer.pixels, recognizer.attention, lambda wrong: recognizer.looks(wrong, (0, 0))
+    yield ["image.png", [3]], lambda wrong: recognizer.save("new", wrong)
+    yield LISTS, lambda wrong: Recognizer(recognizer.model, wrong)
 
-def of_recognizer(one):
-    yield IMAGES, one.classify, one.stream
-    yield NO_TEXTS, one.pixels, one.attention, lambda wrong: one.looks(wrong, (0, 0))
-    yield ["image.png", [3]], lambda wrong: one.save("new", wrong)
-    yield LISTS, lambda wrong: Recognizer(one.model, wrong)
-
-
-def of_tokenizer(one):
-    ids = IdTokenizer(one.model, range(one.vocabulary_size))
-    yield LISTS, one.encode, ids.encode, lambda wrong: Tokenizer.train(wrong, 60)
+    of_ids = IdTokenizer(tokenizer.model, range(60))
+    yield LISTS, tokenizer.encode, of_ids.encode, lambda wrong: Tokenizer.train(wrong, 60)
     yield LISTS, lambda wrong: Tokenizer.train(["text"], 60, tags=wrong)
-    yield NO_TEXTS, one.encode_text, one.encode_masked, one.normalize, one.is_ambiguous, ids.encode_text
-    yield NO_TEXTS, ids.encode_masked, lambda wrong: one.divisions(wrong, 2)
+    yield NO_TEXTS, tokenizer.encode_text, tokenizer.encode_masked, tokenizer.normalize, tokenizer.is_ambiguous
+    yield NO_TEXTS, of_ids.encode_text, of_ids.encode_masked, lambda wrong: tokenizer.divisions(wrong, 2)
 
 
 def test_what_is_no_text_is_refused_in_one_line_and_other_lists_of_strings_are_taken(translator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenizer, prose = (Tokenizer.train(lines(0), 60, **kind) for kind in ({"has_mask": True}, {"keeps_text": True}))
+    tokenizer = Tokenizer.train(lines(0), 60, has_mask=True)
     classifier = Classifier(Encoder(60, 16, **SIZES, num_labels=2), tokenizer, ["a", "b"])
-    for wrongs, *calls in itertools.chain(
-        of_translator(translator),
-        of_generator(Generator(LanguageModel(60, 16, **SIZES), prose)),
-        of_classifier(classifier),
-        of_recommender(Recommender(SequenceEncoder(6, 8, **SIZES), Items(["a", "b"]))),
-        of_recognizer(Recognizer(ImageClassifier(2, 8, 4, 1, **SIZES), ["a", "b"])),
-        of_tokenizer(tokenizer),
-    ):
-        for call, wrong in itertools.product(calls, wrongs):
+    for wrongs, *functions in calls(translator, tokenizer, classifier):
+        for function, wrong in itertools.product(functions, wrongs):
             with pytest.raises(RequestError, match="^expected [^\n]*; received [^\n]*$"):
-                found = call(wrong)
-                assert not isinstance(found, Iterator) or list(found) is None, (call, wrong)
-                pytest.fail(f"{call} took {wrong!r}")
+                found = function(wrong)
+                assert not isinstance(found, Iterator) or list(found) is None, (function, wrong)
+                pytest.fail(f"{function} took {wrong!r}")
     assert not [*tmp_path.iterdir()]
     strings = ["one", "two dogs"]
     for some in (tuple(strings), iter(strings), np.array(strings), dict.fromkeys(strings)):
