@@ -18,28 +18,17 @@ SYLLABLES = [first + second for first in "bdfgklmnprst" for second in "aeiouäö
 WORDS = ["".join(DRAW.choices(SYLLABLES, k=DRAW.randint(1, 4))) for _ in range(300)]
 
 
-def _sentence_pair(draw: random.Random) -> Pair:
-    words = [draw.choice(WORDS) for _ in range(draw.randint(1, 12))]
-    translated = [word[::-1].capitalize() for word in words]
-    if draw.random() < 0.3:
-        translated.append(draw.choice(WORDS))
-    return " ".join(words), " ".join(translated) + "ß."
-
-
 @pytest.fixture(scope="session")
-def make_pairs() -> Callable[[int, int], list[Pair]]:
-    """`make_pairs(count, seed)`: pairs of sentences."""
-
-    def make(count: int, seed: int = 1) -> list[Pair]:
-        generator = random.Random(seed)
-        return [_sentence_pair(generator) for _ in range(count)]
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def pairs(make_pairs) -> list[Pair]:
-    return make_pairs(601)
+def pairs() -> list[Pair]:
+    """601 pairs of sentences."""
+    draw, found = random.Random(1), []
+    for _ in range(601):
+        words = [draw.choice(WORDS) for _ in range(draw.randint(1, 12))]
+        translated = [word[::-1].capitalize() for word in words]
+        if draw.random() < 0.3:
+            translated.append(draw.choice(WORDS))
+        found.append((" ".join(words), " ".join(translated) + "ß."))
+    return found
 
 
 @pytest.fixture(scope="session")

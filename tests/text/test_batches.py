@@ -1,6 +1,5 @@
 """Batches of pairs: every pair once an epoch, within the budget, from seed and place alone; and how they are fed."""
 
-import itertools
 from collections import Counter
 from itertools import islice
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.batches import BatchPlan, _static_widths
+from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.feeding import Batch, Place, dataset, generator, one_epoch, shard
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START
@@ -92,20 +91,6 @@ def test_little_is_padded(tmp_path) -> None:
         batches = [plan.batch(Place(0, index)) for index in range(plan.num_batches(0))]
         ids = [array for batch in batches for array in (batch.inputs["source_ids"], batch.labels)]
         assert 1 - sum(map(np.count_nonzero, ids)) / sum(array.size for array in ids) < most
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 4))
-def test_static_shapes_pad_least(widest, num_shapes) -> None:
-    """Held to every choice of widths."""
-
-    def slots(widths: tuple[int, ...]) -> int:
-        return sum(min(width for width in widths if width >= wide) for wide in widest)
-
-    longest = max(widest)
-    chosen = tuple(_static_widths(np.array(widest), longest, num_shapes).tolist())
-    assert len(chosen) <= num_shapes and chosen[-1] == longest
-    others = itertools.combinations(range(1, longest), min(num_shapes, longest) - 1)
-    assert slots(chosen) == min(slots((*other, longest)) for other in others)
 
 
 def test_the_dataset_yields_shards_in_replica_order(corpus) -> None:

@@ -1,12 +1,14 @@
-"""Pairs that a translator should not learn from: which are found, why, and where they stand."""
+"""Pairs that a translator should not learn from, and faults of a teacher's translations: which are found, and why."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.text import distillation
 from keras_transformer.text.cleaning import REASONS, Cleaning, Overlap, cleaned, key, script, survey
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
+from keras_transformer.text.distillation import Faults, Translation, fault, faultless
 
 VALIDATION, COPY, SOURCE_SCRIPT, TARGET_SCRIPT, DUPLICATE, NEAR_DUPLICATE = REASONS
 DIFFERENT = [(f"word {number}", f"Wort {number}") for number in range(30)]
@@ -107,3 +109,31 @@ def test_validation_lines_in_the_training_text_are_counted_whatever_tags_they_ha
     overlap = Overlap(["<2de> Word 3.", "<2de> new", "<2de>"], ["<bt>", "<2de>"])
     assert len(list(overlap.watched([("<2de> <bt> word 3", "x"), ("<2de> <bt> old", "y"), ("<bt>", "z")]))) == 3
     assert overlap.num_lines == 1
+
+
+A_DOG = "Ein Hund läuft über das Gras."
+
+
+def test_a_fault_is_found_by_its_kind():
+    for source, translation, found in (
+        ("A dog runs over the grass.", A_DOG, None),
+        (" \t", "", distillation.BLANK_SOURCE),
+        ("A dog.", " ", distillation.EMPTY),
+        ("A dog runs over the grass and on to the sea.", "Hund.", distillation.RATIO),
+        ("A 1.", "Eine Eins, eine.", None),  # short sides may differ as they like
+        ("A dog.", "Ein, ein, ein Hund.", None),
+        ("A dog runs and runs.", "Ein Hund und ein Hund und ein Hund und ein Hund und", distillation.REPEATED),
+        ("No no no no no no!", "Nein nein nein nein nein nein!", None),  # the source says so
+        ("狗跑过草地，一直跑到海边，然后又跑了回来，大家都很高兴，" * 2, "犬が走る" * 20, distillation.REPEATED),
+    ):
+        assert fault(source, Translation(translation, True)) == found
+    assert fault("A dog runs over the grass.", Translation(A_DOG, False)) == distillation.UNFINISHED
+
+
+def test_what_is_left_out_is_counted_with_examples_and_the_rest_stays_in_order():
+    lines = [("A dog.", ""), ("One.", "Eins."), *[("A cat.", " ")] * 4, ("", "x"), ("Two.", "Zwei.")]
+    translated = [(source, Translation(text, True)) for source, text in lines]
+    assert list(faultless(translated)) == [(2, ("One.", "Eins.")), (8, ("Two.", "Zwei."))]
+    faults = Faults.among(translated)
+    assert faults.counts == {distillation.EMPTY: 5, distillation.BLANK_SOURCE: 1}
+    assert [one.line for one in faults.examples[distillation.EMPTY]] == [1, 3, 4], "the first three"

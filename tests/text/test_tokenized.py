@@ -1,8 +1,6 @@
 """A corpus as ids on disk: it holds what the tokenizer says, and is whole or not there."""
 
-import importlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -95,10 +93,3 @@ class Counting(Tokenizer):
 def test_large_vocabularies_fit(tmp_path) -> None:
     corpus = TokenizedCorpus.build(tmp_path / "tokens", [("2", "1")], Counting(), Counting())
     assert corpus.labels(np.array([0]), 1, 3).tolist() == [[99_999, END, PAD]]
-
-
-def test_windows_is_refused_in_one_line(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.delitem(sys.modules, "keras_transformer.text.tokenized")
-    with pytest.raises(RequestError, match="^keras_transformer does not run on Windows: run it in WSL"):
-        importlib.import_module("keras_transformer.text.tokenized")
