@@ -63,18 +63,14 @@ def test_a_mask_that_the_memory_carries_hides_its_keys():
         assert_equal(found, layer(QUERY, memory, mask))
 
 
-def test_another_number_of_axes_or_of_key_heads_is_refused():
-    x = random(7, 7, HIDDEN_DIM)  # as many sentences as keys: of another rank, the mask would broadcast
+def test_another_number_of_axes_is_refused():
+    layer, x = MultiHeadAttention(NUM_HEADS, KEY_DIM), random(7, 7, HIDDEN_DIM)
     shapes = {"query": (7, 11), "memory": (2, 2, 7, 11), "attention_mask": (7, 7), "memory_mask": (7,)}
-    for name, shape in shapes.items():
+    for name, shape in shapes.items():  # as many sentences as keys: of another rank, the mask would broadcast
         inputs = {"query": x, "memory": x, name: np.ones(shape, bool if "mask" in name else "float32")}
-        symbolic = {name: keras.KerasTensor(x.shape, str(x.dtype)) for name, x in inputs.items()}
         message = rf"`{name}` must have (three|two) axes.*Received the shape {re.escape(str(shape))}"
-        for given in (inputs, symbolic):
-            with pytest.raises(ValueError, match=message):
-                MultiHeadAttention(NUM_HEADS, KEY_DIM)(**given)
-    with pytest.raises(ValueError, match="`num_key_value_heads` must divide .* num_key_value_heads=4, num_heads=6$"):
-        MultiHeadAttention(6, KEY_DIM, num_key_value_heads=4)
+        with pytest.raises(ValueError, match=message):
+            layer(**inputs)
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.25])

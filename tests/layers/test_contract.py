@@ -1,6 +1,5 @@
 """Every layer keeps the contract of Keras (config, shapes, saving, precision, gradients), and is made of its row."""
 
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -94,10 +93,6 @@ def test_every_layer_is_checked():
     assert every - {case[0] for case in (*CASES, *OTHERS)} == {layers.Positions, layers.Residual}, "the bases alone"
 
 
-class Bare(keras.layers.Layer):
-    """A feed-forward part that takes nothing of what other parts may ask of it."""
-
-
 @pytest.mark.parametrize("slot", family.SLOTS)
 def test_every_part_tells_its_configuration_in_a_model(slot):
     """In a model the type of a part is a policy. By itself Keras does not record the arguments of such a layer."""
@@ -111,14 +106,3 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
         assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}
         again = type(layer).from_config(told)
         assert again.get_config() == told and again.compute_dtype == "bfloat16"
-
-
-def test_a_part_that_lacks_an_argument_that_others_require_is_refused(monkeypatch):
-    row = replace(family.SLOTS["feed_forward"]["plain"], home=f"{__name__}:Bare")
-    monkeypatch.setitem(family.SLOTS["feed_forward"], "bare", row)
-    for name, value in {"gain": 0.5, "inner_norm": "layer"}.items():
-        message = f"^`feed_forward` must be a part that takes '{name}': another part requires it. Received: 'bare'$"
-        with pytest.raises(ValueError, match=message):
-            make_part("feed_forward", "bare", "float32", {}, **{name: value})
-    nothing = {"gain": 1.0, "inner_norm": None, "use_bias": False}
-    assert isinstance(make_part("feed_forward", "bare", "float32", {}, **nothing), Bare)

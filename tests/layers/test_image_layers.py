@@ -24,14 +24,9 @@ def test_the_class_token_comes_first_and_is_the_same_for_all():
     assert_equal(layer(x), np.concatenate([np.broadcast_to(layer.get_weights()[0], (2, 1, 7)), x], axis=1))
 
 
-def test_image_attention_begins_as_the_identity():
-    layer = ImageAttention(reduction=2)
-    assert_equal(layer(IMAGES), IMAGES)
-    assert float(layer.gamma) == 0.0
-
-
-def test_image_attention_is_the_papers():
+def test_image_attention_is_the_papers_and_begins_as_the_identity():
     """Equations 1 to 3 of SAGAN (arXiv 1805.08318), all pixels at once."""
+    assert_equal(ImageAttention(reduction=2)(IMAGES), IMAGES)
     layer = built(ImageAttention(reduction=2), IMAGES.shape)
     y, scores = map(array, layer.with_scores(IMAGES))
     w_g, w_f, w_h, w_v, gamma = layer.get_weights()

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.blocks import DecoderBlock
-from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
+from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.stack import Stack
 from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
 
@@ -43,12 +43,6 @@ def test_dropout_acts_on_the_sublayers_output_while_training_alone():
         layer, x = built(residual_class(0.5), (2, 5, 6)), random(2, 5, 6)
         assert np.abs(array(layer(x, sublayer=ops.sin, training=True)) - array(layer(x, sublayer=ops.sin))).max() > 0.1
         assert_equal(layer(x, sublayer=ops.zeros_like, training=True), layer(x, sublayer=ops.zeros_like))
-
-
-def test_a_configuration_of_version_0_1_names_its_residual():
-    for switch, residual_class in ((True, PreNorm), (False, PostNorm)):
-        layer = Residual.from_config({"name": "old", "dropout": 0.25, "normalize_first": switch})
-        assert type(layer) is residual_class and layer.dropout_rate == 0.25 and layer.name == "old"
 
 
 def test_sub_norm_stands_before_the_last_product_of_self_attention_and_feed_forward():

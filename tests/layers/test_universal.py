@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import auxiliary_losses, family
+from keras_transformer import auxiliary_losses
 from keras_transformer.layers.masks import causal_mask
 from keras_transformer.layers.universal import UniversalStack, coordinates
 from tests.gradients import gradient
@@ -145,14 +145,9 @@ def test_a_stack_by_itself_adds_the_gradient_of_its_loss_alone():
     assert_close(found, gradient(value, X), atol=1e-7)
 
 
-def test_halting_probabilities_begin_near_three_quarters_and_an_odd_width_is_refused():
+def test_halting_probabilities_begin_near_three_quarters():
     layer = UniversalStack(2, BLOCK)
     layer.build(X.shape)
     assert array(layer.halting_bias).tolist() == [1.0]
     probability = array(layer.halting_probability(ops.convert_to_tensor(0 * X)))
     assert_close(probability, np.full_like(probability, 1 / (1 + np.exp(-1))), atol=1e-6)
-    with pytest.raises(ValueError, match=r"^`hidden_dim` must be even.*Received: hidden_dim=9$"):
-        UniversalStack(2, BLOCK).build((None, None, 9))
-    config = {"vocabulary_size": 9, "hidden_dim": 9, "num_heads": 3, "positions": "learned", "stack": "universal"}
-    with pytest.raises(ValueError, match="^`hidden_dim` must be even for a universal stack. Received: hidden_dim=9$"):
-        family.complete(config)

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer import family
 from keras_transformer.models import ImageClassifier, count_parameters
 from tests.layer_check import array, assert_close, randomize
 
@@ -21,9 +20,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "xpos, windows": {"positions": {"name": "xpos", "scale_base": 1}, "attention": {"name": "windowed", "width": 4}},
     "universal": {"stack": "universal", "feed_forward": {"name": "experts", "num_experts": 3}},
 }  # fmt: skip
-# ViT-B/16 of arXiv 2010.11929, table 1, as Hugging Face's `google/vit-base-patch16-224` has it.
-VIT_BASE: dict[str, Any] = {"num_labels": 1_000, "num_layers": 12, "num_heads": 12, "hidden_dim": 768}
-VIT_BASE |= {"intermediate_dim": 3_072, "dropout": 0.0, "norm": {"name": "layer", "epsilon": 1e-12}}
 
 
 @cache
@@ -56,12 +52,9 @@ def test_it_is_the_papers_equations():
 
 
 def test_the_configuration_holds_vit_base():
-    assert count_parameters({"kind": "image-classifier", **VIT_BASE}) == 86_567_656  # what Hugging Face counts
-    config = family.complete(VIT_BASE, "image-classifier")
-    expected: dict[str, Any] = {"image_size": 224, "patch_size": 16, "channels": 3, "pixel_mean": 0.5, "pixel_std": 0.5}
-    expected |= {"attention_bias": True, "stem": {"name": "patches"}, "residual": {"name": "pre_norm"}}
-    expected |= {"activation": {"name": "gelu"}, "norm": {"name": "layer", "epsilon": 1e-12}}
-    assert config.items() >= expected.items() and config["positions"]["name"] == "learned"
+    """Of arXiv 2010.11929, table 1; it has as many parameters as Hugging Face's `google/vit-base-patch16-224`."""
+    sizes = {"num_labels": 1_000, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "intermediate_dim": 3_072}
+    assert count_parameters({"kind": "image-classifier", **sizes}) == 86_567_656
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -81,15 +74,10 @@ def test_an_image_alone_is_as_in_a_batch_and_scores_sum_to_one(variant):
 
 def test_what_is_not_allowed_is_refused():
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"patch_size": 4}, "`patch_size` must divide `image_size`. Received: patch_size=4, image_size=6"),
         ({"stem": "attentive", "image_size": 66}, "`image_size` must be at most 64 for an attentive stem"),
-        ({"stem": "waves"}, "`stem` must be one of patches, attentive. Received: stem='waves'"),
-        ({"num_labels": 1}, "`num_labels` must be an integer from 2 to 1,000,000. Received: num_labels=1"),
         ({"pixel_std": 0}, "`pixel_std` must be a number from 0.001 to 1,000.0, or a list of such. Rec.*pixel_std=0"),
-        ({"pixel_std": [1, 1, 0]}, "`pixel_std` must be a number from 0.001 to 1,000.0. Received: pixel_std=0"),
         ({"pixel_mean": [[1], 1, 1]}, r"`pixel_mean` must be a number from -10 to 10. Received: pixel_mean=\[1\]"),
         ({"pixel_mean": [1, 1]}, r"`pixel_mean` must be one number, or one for each channel, 3. .*=\[1.0, 1.0\]"),
-        ({"vocabulary_size": 9}, "expected arguments among .*; received 'vocabulary_size'"),
     ]
     for given, message in refusals:
         with pytest.raises(ValueError, match=message):

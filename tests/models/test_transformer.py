@@ -1,6 +1,7 @@
-"""The Transformer, with every part of the family: steps, causality, padding, scores, parts of its sides, refusals."""
+"""The Transformer, with every part of the family: steps, causality, padding, scores, sides, refusals; and presets."""
 
 import math
+import random as python_random
 import re
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from keras import ops
 
 from keras_transformer import family, models
-from keras_transformer.layers import attention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.compressed import STRIDE, CompressedAttention
 from keras_transformer.layers.local import LocalAttention
 from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.lengths import EXTRA_LENGTH
 from keras_transformer.models import Transformer, count_parameters, model_config
+from keras_transformer.models.presets import PRESETS
+from keras_transformer.training.settings import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random
 from tests.models import combinations
@@ -56,19 +58,8 @@ def test_steps_padding_the_future_and_other_sentences_change_nothing(name):
 
 
 @EVERY_MODEL
-def test_scores_are_those_of_call_sum_to_1_and_are_0_where_a_key_is_hidden(name, monkeypatch):
-    model, masked_softmax, used = model_of(name), attention.masked_softmax, list[np.ndarray]()
-
-    def recorded(*given):
-        used.append(array(scores := masked_softmax(*given)))
-        return scores
-
-    if name == "unlike sides":
-        monkeypatch.setattr(attention, "masked_softmax", recorded)
-        model(INPUTS)
-        monkeypatch.undo()
-    in_call = {"encoder": used[:1], "decoder": used[1::2], "cross": used[2::2]}
-    source, target = REAL["source"], REAL["target"]
+def test_scores_sum_to_1_and_are_0_where_a_key_is_hidden(name):
+    model, (source, target) = model_of(name), REAL.values()
     sides = {
         "encoder": (source[:, None, None], source),
         "decoder": (target[:, None, None] & np.tri(8, dtype=bool), target),
@@ -78,8 +69,6 @@ def test_scores_are_those_of_call_sum_to_1_and_are_0_where_a_key_is_hidden(name,
         (seen, queries), scores = sides[side], array(scores)
         layers = model.encoder_layers if side == "encoder" else model.decoder_layers
         assert scores.shape == (layers, 3, model.num_heads, queries.shape[1], seen.shape[-1])
-        if used:
-            assert_close(scores, np.stack(in_call[side]), atol=1e-6)
         assert (np.where(seen, 0, scores) == 0).all()
         for layer, totals in enumerate(scores.sum(-1)):  # (B, N, T)
             of_layer = model.decoder_blocks[layer % len(model.decoder_blocks)].self_attention
@@ -113,12 +102,8 @@ def test_mixed_precision_is_near(name, dtype, most):
     expected, logits = logits_of(model_of(name)), model(INPUTS)
     assert keras.backend.standardize_dtype(logits.dtype) == dtype
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
-    found = [array(logits)]
-    if name == "learned":
-        steps = cached_logits(model, INPUTS, 1)
-        assert steps.dtype == "float32"
-        found.append(steps[:, 0])
-    for each in found:
+    steps = cached_logits(model, INPUTS, 1)[:, 0] if name == "learned" else logits
+    for each in (array(logits), array(steps)):
         assert np.abs(each - expected)[real].mean() < most * np.abs(expected[real]).mean()
 
 
@@ -127,17 +112,11 @@ def test_arguments_by_position_and_old_switches_are_those_of_version_0_1():
     names = ("key_dim", "attention_dropout", "source_vocabulary_size", "max_source_length")
     assert [given[name] for name in names] == [5, 0.2, 29, 11]
     assert (given["residual"]["name"], given["positions"]["name"]) == ("pre_norm", "learned")
-    old = {**SIZES, "num_layers": 1, "normalize_first": True, "learned_positions": True}  # as version 0.1 wrote
-    again, same = Transformer.from_config(old), {"residual": "pre_norm", "positions": "learned"}
-    assert again.arguments() == Transformer(**SIZES | {"num_layers": 1} | same).arguments()
-    assert again.encoder_norm is not None and again.decoder_norm is not None
-    off = Transformer(**old | {"normalize_first": False, "learned_positions": False})
-    assert off.arguments() == Transformer(**SIZES | {"num_layers": 1}).arguments()
+    old = {**SIZES, "normalize_first": False, "learned_positions": False}  # as version 0.1 wrote
+    assert Transformer.from_config(old).arguments() == Transformer(**SIZES).arguments()
 
 
-@pytest.mark.parametrize(
-    "positions", ["none", "rotary", "alibi", {"name": "sinusoidal", "interpolation": 1.5}], ids=str
-)
+@pytest.mark.parametrize("positions", ["none", "rotary", "sinusoidal"])
 def test_only_without_positions_the_encoder_knows_no_order(positions):
     model = make_model(positions=positions, num_layers=1, max_source_length=40)
     ids, order = np.array([[5, 6, 7, 8, 9, 3]]), [0, 3, 1, 5, 4, 2]
@@ -178,15 +157,11 @@ def test_the_input_of_the_stacks_is_the_papers_sum(positions, embedding_norm, sc
 
 def test_half_of_an_embedding_is_dropped_and_the_rest_doubled():
     """Dropout acts on the sums of embedding and position (paper, 5.4), in training alone."""
-    model, without = (make_model(dropout=rate, num_layers=1) for rate in (0.5, 0.0))
-    without.set_weights(model.get_weights())
+    model = make_model(dropout=0.5, num_layers=1)
     for side, ids in (("encoder", INPUTS["source_ids"]), ("decoder", INPUTS["target_ids"])):
-        inputs = getattr(model, f"_{side}_inputs")
-        plain, dropped = (array(inputs(ids, training)[0]) for training in (False, True))
+        plain, dropped = (array(getattr(model, f"_{side}_inputs")(ids, training)[0]) for training in (False, True))
         assert np.mean(dropped == 0) == pytest.approx(0.5, abs=0.15)
         assert_close(dropped[dropped != 0], 2 * plain[dropped != 0])
-        assert_equal(getattr(without, f"_{side}_inputs")(ids, True)[0], plain)
-    assert_equal(logits_of(model), logits_of(without))
     assert np.abs(array(model(INPUTS, training=True)) - logits_of(model)).max() > 0.1
 
 
@@ -247,33 +222,40 @@ def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(of_encoder, 
     assert of_encoder == "compressed" or max(map(math.prod, of_one_side)) < 211**2
 
 
-def refusals():
-    """Wrong arguments, and what the model says."""
-    for name, option in family.ARGUMENTS.items():
-        for size in (0, 2.5, True, 10**12) if option.kind is int else ():
-            bounds = f"an integer from {option.least:,} to {option.most:,}"
-            yield {name: size}, f"`{name}` must be {bounds}. Received: {name}={size!r}"
-    for rate in (-0.1, 1, float("nan"), True):
-        yield {"dropout": rate}, f"`dropout` must be a number of at least 0 and less than 1. Received: dropout={rate!r}"
-    message = "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. Received: num_heads=5, hidden_dim=12"
-    yield {"num_heads": 5}, message
-    yield {"hidden_dim": 9}, "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9"
-    few = {"positions": ("sinusoidal or learned or none", "alibi"), "stack": ("layers", "universal")}
-    for argument in ("attention", "decoder_attention"):
-        for slot, (allowed, wrong) in few.items():
-            message = f"`{slot}` must be {allowed} with compressed attention. Received: {slot}='{wrong}'"
-            yield {slot: wrong, argument: "compressed"}, message
-        message = f"`{argument}` must be 'full' for the score 'location', which needs the positions of all keys. "
-        yield {"score": "location", argument: "local"}, f"{message}Received: {argument}='local'"
-    yield {"normalize_first": 1}, "`normalize_first` must be true or false. Received: normalize_first=1"
-
-
 def test_what_is_not_allowed_is_refused():
-    for wrong, message in refusals():
+    """That wrong sizes are refused is in `test_family.py`."""
+    for wrong, message in (
+        ({"positions": "alibi", "decoder_attention": "compressed"},
+         "`positions` must be sinusoidal or learned or none with compressed attention. Received: positions='alibi'"),
+        ({"hidden_dim": 9, "positions": "learned", "stack": "universal"},
+         "`hidden_dim` must be even for a universal stack. Received: hidden_dim=9"),
+        ({"stack": "universal", "attention": "compressed"},
+         "`stack` must be layers with compressed attention. Received: stack='universal'"),
+        *(({"score": "location", side: "local"}, f"`{side}` must be 'full' for the score 'location', which needs the "
+           f"positions of all keys. Received: {side}='local'") for side in ("attention", "decoder_attention")),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             Transformer(**{**SIZES, **wrong})
-    assert Transformer(**{**SIZES, "num_heads": 5, "key_dim": 7, "hidden_dim": 9}, positions="learned").count_params()
-    message = f"`kind` must be one of {', '.join(family.KINDS)}. Received: kind='painter'"
     for make in (models.make_model, count_parameters):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        with pytest.raises(ValueError, match="^`kind` must be one of .*. Received: kind='painter'$"):
             make({**SIZES, "kind": "painter"})
+
+
+NAMES = ["num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout", "label_smoothing", "steps"]
+# N, d_model, d_ff, h, P_drop, ε_ls and train steps (table 3), tokens a batch (5.1), and parameters.
+TABLE_3 = {
+    "base": (6, 512, 2048, 8, 0.1, 0.1, 100_000, 25_000, 63_045_632),
+    "big": (6, 1024, 4096, 16, 0.3, 0.1, 300_000, 25_000, 214_171_648),
+}
+
+
+def test_the_papers_models_and_how_they_were_trained():
+    for name, row in TABLE_3.items():
+        settings, sizes = Settings(**PRESETS[name]), {key: PRESETS[name][key] for key in SIZES}
+        assert row == (*(getattr(settings, each) for each in (*NAMES, "token_budget")), count_parameters(sizes))
+        assert settings.vocabulary_size == 37_000 and settings.warmup_steps == 4_000
+        assert (settings.residual, settings.positions, settings.tied_output) == ("post_norm", "sinusoidal", True)
+    default, state = family.complete({"vocabulary_size": 37_000, "attention_dropout": 0.5}), python_random.getstate()
+    assert default.items() >= {key: PRESETS["base"][key] for key in SIZES}.items(), "base is the default"
+    assert count_parameters(default) == TABLE_3["base"][-1]
+    assert python_random.getstate() == state, "no seed is drawn, or the same seed would give other weights afterwards"
