@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.decoding.compiling import CompiledComputations, in_bucket
+from keras_transformer.decoding.compiling import CompiledComputations
 
 TRACED: list[float] = []
 
@@ -40,12 +40,3 @@ def test_computations_are_compiled_once_each_without_a_warning_and_training_keep
             assert not rounds and switch.tensor_float_32_execution_enabled() == before, "training may round"
     assert [float(factor) for factor in range(8)] == TRACED
     assert not caplog.records
-
-
-def test_jax_sees_few_shapes_and_images_of_one_size():
-    buckets = {(3,): (4,), (3, 5): (4, 16), (5, 2, 17): (8, 2, 32), (1, 1): (1, 16), (3, 6, 6, 3): (4, 6, 6, 3)}
-    for shape, padded in buckets.items():
-        array = np.ones(shape, "uint8")
-        found = in_bucket(array)
-        assert found.shape == padded and found.sum() == array.sum()
-        np.testing.assert_array_equal(found[tuple(map(slice, shape))], array)

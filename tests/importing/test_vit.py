@@ -43,13 +43,8 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.png").write_bytes(b"broken")
-    (tmp_path / "text").write_text("a line\n")
-    for kind, options, message in (
-        ("vit", "--valid-images broken", "image 0 cannot be read: it is no image"),
-        ("vit", "--valid-source text --valid-target text", "which --valid-images are for"),
-        ("bert-labels", "--valid-images broken", "which --valid-source is for"),
-    ):
+    for kind, message in (("vit", "image 0 cannot be read: it is no image"), ("bert-labels", "--valid-source is for")):
         write(kind, tmp_path / kind)
-        assert main(["import", kind, "run", *options.split()]) == 2
+        assert main(["import", kind, "run", "--valid-images", "broken"]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

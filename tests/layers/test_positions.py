@@ -49,14 +49,6 @@ def test_an_offset_moves_every_position_on_and_the_last_vector_serves_beyond(dty
         assert_equal(layer(np.array([[0, 3], [4, 1000]], dtype)), rows[offset:][[[0, 3], [3, 3]]])
 
 
-def test_the_decoder_may_have_vectors_of_its_own():
-    layer = built(LearnedPositions(4, HIDDEN_DIM, offset=1, separate=True), (None,))
-    x, at = ops.ones((2, 3, HIDDEN_DIM)), np.array([0, 2, 9])
-    for embed, table in zip((layer.embed, layer.embed_target), layer.get_weights(), strict=True):
-        assert_close(embed(x, at), [1 + table[[1, 3, 4]]] * 2, atol=1e-6)
-    assert layer.num_parameters(HIDDEN_DIM) == layer.count_params() == 2 * 5 * HIDDEN_DIM
-
-
 @pytest.mark.parametrize(("options", "scale"), [({}, np.sqrt(11)), ({"scale": 0.5, "output_bias": True}, 0.5)])
 def test_rows_are_scaled_and_logits_use_the_same_matrix(options, scale):
     layer, x = built(TokenEmbedding(7, 11, **options), IDS.shape), random(2, 3, 11)

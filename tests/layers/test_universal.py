@@ -59,15 +59,12 @@ def test_with_coordinates_added_it_is_one_block_again_and_again(residual):
     assert len(layer.blocks) == 1 and layer.num_parameters(HIDDEN_DIM, 99) == layer.count_params()
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_scores_of_every_step_come_with_the_output(adaptive):
-    layer = stack(True, adaptive=adaptive)
+def test_scores_of_every_step_come_with_the_output():
+    layer = stack(True)
     inputs = ops.convert_to_tensor(X), causal_mask(TARGET), *map(ops.convert_to_tensor, (MEMORY, MEMORY_MASK))
     x, scores = layer.with_scores(*inputs)
     assert_close(x, layer(X, causal_mask(TARGET), MEMORY, MEMORY_MASK), atol=1e-6)
-    assert tuple(scores["self"].shape) == (STEPS, BATCH, 2, TARGET, TARGET)
-    assert tuple(scores["cross"].shape) == (STEPS, BATCH, 2, TARGET, SOURCE)
-    assert np.abs(array(scores["self"][0] - scores["self"][1])).max() > 1e-3
+    assert np.abs(array(scores["self"][0] - scores["self"][1])).max() > 1e-3 and len(scores["cross"]) == STEPS
 
 
 def pondered(layer, *inputs):

@@ -67,14 +67,13 @@ def test_a_configuration_and_a_file_make_the_model_again(kind, options, tmp_path
 
 
 @EVERY_KIND
-def test_half_precision_is_near_and_a_summary_counts_every_weight_and_shows_the_blocks_shapes(kind):
+def test_half_precision_is_near_and_a_summary_counts_every_weight(kind):
     model, half, inputs, lines = model_of(kind), model_of(kind, dtype="mixed_bfloat16"), KINDS[kind][2], list[str]()
     expected, found = array(model(inputs)), array(half(inputs))
     real = inputs.get("target_ids", inputs.get("ids")) if expected.ndim == 3 else expected
     assert_close(found[real != 0], expected[real != 0], atol=0.1)
     model.summary(print_fn=lines.append)
     assert f"{model.count_params():,}" in "\n".join(lines)
-    assert "\n".join(lines).count(", 12)") >= (2 if kind == "translator" else 1)
 
 
 def test_a_classifier_learns_in_which_half_a_bright_patch_is():
@@ -122,7 +121,6 @@ def test_an_export_gives_the_logits_for_any_size_or_the_one_that_is_given(kind, 
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda model: model.export("a.onnx", format="onnx"), r"^`format` must not be 'onnx'.*Received: .*'onnx'$"),
     (lambda model: model.quantize("int8"), "^`quantize` is for Keras's own.*Received: mode='int8'$"),
-    (lambda model: setattr(model, "dtype_policy", "int8_from_float32"), "^`quantize` is for Keras's own"),
     (lambda model: model.enable_lora(4), "^`enable_lora` is not available.*Received: rank=4$"),
 ]
 

@@ -11,12 +11,10 @@ import pytest
 from keras import ops
 
 from keras_transformer import family, models
-from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.compressed import STRIDE, CompressedAttention
 from keras_transformer.layers.local import LocalAttention
-from keras_transformer.layers.windowed import WindowedAttention
 from keras_transformer.lengths import EXTRA_LENGTH
-from keras_transformer.models import Transformer, count_parameters, model_config
+from keras_transformer.models import Transformer, count_parameters
 from keras_transformer.models.presets import PRESETS
 from keras_transformer.training.settings import Settings
 from tests.graphs import shapes_in_graph
@@ -179,22 +177,15 @@ def test_an_output_bias_is_added_to_the_logits_and_an_untied_output_leaves_the_e
         assert_equal(logits, np.broadcast_to(array(bias), whole.shape))
 
 
-def test_each_side_has_its_window_and_the_decoder_may_have_another_self_attention():
+def test_each_side_has_its_window_and_compressed_attention_is_local_in_turn():
     """A window is centred in the encoder, and ends at the position in the decoder."""
-    windowed = {"name": "windowed", "width": 3}
-    for of_decoder, kind in ((None, WindowedAttention), ("full", MultiHeadAttention)):
-        model = make_model(attention=windowed, decoder_attention=of_decoder, num_layers=1)
-        (decoder,), scores = model.decoder_blocks, model.attention_scores(INPUTS)
-        assert type(decoder.self_attention) is kind and type(decoder.cross_attention) is MultiHeadAttention
-        for side, before, after in (("encoder", 1, 1), ("decoder", 7 if of_decoder else 2, 0)):
-            seen = array(scores[side])[:, 0].max(axis=(0, 1)) > 0  # (S, S) of the first, full sentence
-            distances = np.arange(len(seen)) - np.arange(len(seen))[:, None]
-            assert_equal(seen, (distances >= -before) & (distances <= after))
-    compressed = {"name": "compressed", "width": 2}
-    model = Transformer(**SIZES, encoder_layers=1, decoder_layers=3, decoder_attention=compressed)
-    kinds = [(type(block.self_attention), block.self_attention.width) for block in model.decoder_blocks]
-    assert kinds == [(LocalAttention, 2), (CompressedAttention, 2), (LocalAttention, 2)], "in turn"
-    assert count_parameters(model_config(model)) == model.count_params()
+    scores = make_model(attention={"name": "windowed", "width": 3}, num_layers=1).attention_scores(INPUTS)
+    for side, before, after in (("encoder", 1, 1), ("decoder", 2, 0)):
+        seen = array(scores[side])[:, 0].max(axis=(0, 1)) > 0  # (S, S) of the first, full sentence
+        distances = np.arange(len(seen)) - np.arange(len(seen))[:, None]
+        assert_equal(seen, (distances >= -before) & (distances <= after))
+    blocks = Transformer(**SIZES, decoder_layers=3, decoder_attention={"name": "compressed", "width": 2}).decoder_blocks
+    assert [type(block.self_attention) for block in blocks] == [LocalAttention, CompressedAttention, LocalAttention]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +215,7 @@ def test_no_tensor_of_a_step_of_training_has_all_pairs_of_positions(of_encoder, 
 
 def test_what_is_not_allowed_is_refused():
     """That wrong sizes are refused is in `test_family.py`."""
-    for wrong, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"positions": "alibi", "decoder_attention": "compressed"},
          "`positions` must be sinusoidal or learned or none with compressed attention. Received: positions='alibi'"),
         ({"hidden_dim": 9, "positions": "learned", "stack": "universal"},
@@ -233,7 +224,8 @@ def test_what_is_not_allowed_is_refused():
          "`stack` must be layers with compressed attention. Received: stack='universal'"),
         *(({"score": "location", side: "local"}, f"`{side}` must be 'full' for the score 'location', which needs the "
            f"positions of all keys. Received: {side}='local'") for side in ("attention", "decoder_attention")),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for wrong, message in refused:
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             Transformer(**{**SIZES, **wrong})
     for make in (models.make_model, count_parameters):
