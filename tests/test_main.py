@@ -1,11 +1,9 @@
 """The commands, from bytes to bytes."""
 
 import argparse
-import ast
 import io
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,8 +17,7 @@ from export.__main__ import main as export
 from export.__main__ import make_parser as export_parser
 from keras_transformer.__main__ import COMMANDS, main, make_parser
 from keras_transformer.commands import engines
-from keras_transformer.commands.translate import TextLines
-from keras_transformer.errors import RequestError, exit_status, say
+from keras_transformer.errors import RequestError, Stopped, exit_status, say
 from keras_transformer.files import check_writable
 from keras_transformer.training.flags import parser
 from train import main as train
@@ -48,37 +45,15 @@ def run(run_folder, translator, monkeypatch, capfdbinary):
     return run
 
 
-def test_a_line_in_is_a_line_out_in_order_by_a_run_on_the_disk(run_folder, translator, monkeypatch, capfdbinary):
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(SOURCE)))
-    assert main(["translate", str(run_folder), "--max-length", "9"]) == 0
-    out, err = capfdbinary.readouterr()
-    expected = translator.translate(SOURCE.decode().split("\n")[:-1], max_length=9)
-    assert (out.decode(), err) == ("".join(f"{text}\n" for text in expected), b"")
-
-
-def main_of(command):
-    return {"export.py": export, "train.py": train}.get(command, main)
-
-
-@pytest.mark.parametrize("command", ["train.py", "export.py", *COMMANDS])
-def test_a_name_that_is_not_utf8_is_refused_in_one_line(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("of", [train, export, main])
+def test_a_name_that_is_not_utf8_is_refused_in_one_line(of, tmp_path, monkeypatch, capsys):
     """JSON and TensorFlow do not take such names; Python gives their bytes as halves of surrogate pairs."""
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"caf\xe9")
     Path(name).mkdir()
-    given = ["--out"] if command.startswith("train") else []
-    needed = {
-        "evaluate": "--source a --reference b", "score": "--source a --target b", "distill": "--source a",
-        "attention": "text --out a", "neighbours": "a", "average": "--last 1", "import": "a", "embed": "--out a",
-        "compare": "b --source a --reference b",
-    }  # fmt: skip
-    flags = [*([command] if command in COMMANDS else []), *given, name, *needed.get(command, "").split()]
-    assert main_of(command)(flags) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == (
-        "",
-        "error: expected arguments and names of files in UTF-8; received caf\\xe9: rename the file\n",
-    )
+    assert of({train: ["--out", name], export: [name], main: ["info", name]}[of]) == 2
+    told = "error: expected arguments and names of files in UTF-8; received caf\\xe9: rename the file\n"
+    assert capsys.readouterr() == ("", told)
     assert list(Path(name).iterdir()) == []
     monkeypatch.chdir(name)
     with pytest.raises(RequestError, match=r"expected arguments and names of files in UTF-8; received .*caf\\xe9/run"):
@@ -86,14 +61,10 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(command, tmp_path, monke
 
 
 GARBAGE = {
-    "empty lines": (b"\n\n", 2),
     "nothing": (b"", 0),
-    "no final newline": (b"one\ntwo", 2),
-    "carriage returns": (b"one\r\ntwo\r\n", 2),
     "a carriage return within": (b"one\rtwo\n", 1),
     "NUL and control characters": (b"\0\none\0two\n\x01\x02\x1b[0m\n\x7f\n", 4),
     "other line separators": ("one\u2028two\u0085three\x0bfour\x0cfive\x1csix\n".encode(), 1),
-    "an unknown script": ("一二三四\n\U0001f600\u0301\n".encode(), 2),
     "control symbols": (b"<s> </s> <pad> <unk>\n</s>\n", 2),
     "a byte order mark": (b"\xef\xbb\xbfone\n", 1),
     "a long line": (b"one " * 5000 + b"\n", 1),
@@ -117,12 +88,6 @@ def test_carriage_returns_change_nothing_and_invalid_utf8_is_replaced_and_counte
     assert err == "warning: 2 line(s) were not UTF-8; invalid bytes became U+FFFD\n"
 
 
-def test_lines_are_told_apart_by_newlines_alone():
-    lines = TextLines(io.BytesIO(b"a\rb\r\n\r\n\ra\r\r\n\xe2\x80\xa8\x0c\x1c\nlast"))
-    assert list(lines) == ["a\rb", "", "\ra\r", "\u2028\x0c\x1c", "last"]
-    assert lines.num_invalid == 0
-
-
 def test_scores_and_alignments_are_columns_and_lists_are_in_the_format_of_moses(run, translator):
     lines = SOURCE.decode().split("\n")[:-1]
     _, out, _ = run("translate", "--scores", "--alignments", stdin=SOURCE)
@@ -134,8 +99,6 @@ def test_scores_and_alignments_are_columns_and_lists_are_in_the_format_of_moses(
     _, out, _ = run("translate", "--n-best", 3, stdin=SOURCE)
     assert out.decode().split("\n")[:-1] == expected
     assert len(expected) == 3 + 3 + 1 + 3, "a blank line has one translation"
-    _, out, _ = run("translate", "--n-best", 1, "--alignments", stdin=SOURCE)
-    assert all(line.count(" ||| ") == 3 for line in out.decode().split("\n")[:-1])
 
 
 def test_a_prefix_for_each_line_comes_from_a_file(run, tmp_path):
@@ -148,8 +111,6 @@ def test_a_prefix_for_each_line_comes_from_a_file(run, tmp_path):
     prefixes.write_text("the\n")
     status, _, err = run("translate", "--prefix", prefixes, stdin=SOURCE)
     assert status == 2 and "expected a prefix, which may be blank, for each line" in err
-    status, _, err = run("translate", "--prefix", tmp_path / "missing", stdin=SOURCE)
-    assert status == 2 and "no such file" in err
 
 
 def test_sampling_repeats_by_seed(run):
@@ -167,10 +128,9 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
     assert "1 line(s) hold characters that the vocabulary cannot read, such as 'O', '.', 'T', 'F'; a" in err
     assert "were over" not in err
     assert run("translate", *options, "--split", "sentences", stdin=stdin)[1] == out
-    for way in (("--split", "lines"), ("--long", "split")):
-        status, found, err = run("translate", *options, *way, stdin=stdin)
-        assert (status, found) == (0, out)
-        assert "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n" in err
+    status, found, err = run("translate", *options, "--split", "lines", stdin=stdin)
+    assert (status, found) == (0, out)
+    assert "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n" in err
     status, cut, err = run("translate", *options, "--long", "cut", stdin=stdin)
     assert (status, cut.count(b"\n")) == (0, 2) and cut != out
     assert "warning: 1 source(s) were over 10 pieces and were cut\n" in err
@@ -179,14 +139,8 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--beams", "0"], "num_beams must be a whole number from 1; received: 0"),
         (["--n-best", "5"], "n_best must be at most the number of beams, 4; received: 5; ask for fewer"),
-        (["--n-best", "0"], "n_best must be a whole number from 1; received: 0"),
-        (["--batch-size", "-1"], "batch_size must be"),
-        (["--max-length", "0"], "max_length must be"),
-        (["--length-penalty", "nan"], "length_penalty must be"),
         (["--temperature", "0", "--sample"], "temperature must be"),
-        (["--top-p", "0", "--sample"], "top_p must be"),
         (["--top-k", "3", "--seed", "1"], "--top-k, --seed expects --sample, which was not given"),
         (["--max-source-length", "0"], "max_source_length must be"),
     ],
@@ -198,12 +152,7 @@ def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_help(command, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer"])
-    with pytest.raises(SystemExit) as stop:
-        make_parser().parse_args([command, "--help"])
-    assert stop.value.code == 0
-    assert f"usage: keras-transformer {command} " in capsys.readouterr().out
+def test_every_option_has_help(command):
     parser = argparse.ArgumentParser()
     COMMANDS[command].add_options(parser)
     assert all(action.help for action in parser._actions)
@@ -213,12 +162,10 @@ def test_every_option_has_help(command, capsys, monkeypatch):
     ("started", "training", "others", "exporting"),
     [
         ("/usr/bin/keras-transformer", "keras-transformer train", "keras-transformer", "keras-transformer export"),
-        ("/site/keras_transformer/__main__.py", f"{MODULE} train", MODULE, f"{MODULE} export"),
         ("/src/export/__main__.py", f"{MODULE} train", MODULE, "my/python -m export"),
         ("/site/keras_transformer/export/__main__.py", f"{MODULE} train", MODULE, f"{MODULE}.export"),
         ("my code/train.py", "my/python 'my code/train.py'", MODULE, f"{MODULE} export"),
         ("train.py", "keras-transformer train", "keras-transformer", "keras-transformer export"),  # a user's own
-        ("/site/pytest/__main__.py", "keras-transformer train", "keras-transformer", "keras-transformer export"),
     ],
 )
 def test_a_message_names_a_command_as_it_is_typed_here(
@@ -230,7 +177,6 @@ def test_a_message_names_a_command_as_it_is_typed_here(
     monkeypatch.setattr(sys, "orig_argv", ["my/python", started])
     assert (make_parser().prog, parser().prog, export_parser().prog) == (others, training, exporting)
     (run_folder / "model.keras").unlink()
-    assert main(["info", "nowhere"]) == 2 and f"train one with `{training}`" in capsys.readouterr().err
     for command in ("info", "translate"):
         main([command, "run"])
         assert f"`{training} --resume --out run`" in "".join(capsys.readouterr())
@@ -241,19 +187,6 @@ def test_a_message_names_a_command_as_it_is_typed_here(
     assert f"Example: {others} distill runs/a" in " ".join(capsys.readouterr().out.split())
 
 
-def test_no_message_spells_a_command_by_itself():
-    spelled = re.compile(rf"train\.py|python -m|keras[-_]transformer ({'|'.join(COMMANDS)})\b")
-    wrong = []
-    for path in (ROOT / "train.py", *ROOT.glob("keras_transformer/**/*.py"), *ROOT.glob("export/**/*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
-                wrong += [f"{path}:{node.lineno}"] if spelled.search(node.value) else []
-    wrong = [place for place in wrong if "errors.py" not in place]  # where `command_line` is
-    assert not wrong, "`errors.command_line` knows how the process was started"
-
-
 def test_train_py_and_the_command_have_the_same_flags():
     command = argparse.ArgumentParser()
     COMMANDS["train"].add_options(command)
@@ -261,6 +194,9 @@ def test_train_py_and_the_command_have_the_same_flags():
 
 
 def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
+    assert not issubclass(Stopped, Exception), "so that most handlers let it pass"
+    before = signal.getsignal(signal.SIGTERM)
+
     def swallowing():
         with suppress(BaseException):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -269,44 +205,21 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert exit_status(swallowing) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
     assert exit_status(lambda: say("the next command")) == 0
-
-
-def test_sigterm_is_taken_for_no_error_of_what_runs(monkeypatch, capsys):
-    from keras_transformer.text import number_words
-
-    def stopped(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr("num2words.num2words", stopped)
-    before = signal.getsignal(signal.SIGTERM)
-    assert exit_status(lambda: list(number_words.spelled([1], "en"))) == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "stopped by SIGTERM\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def python_m(*arguments, **options):
-    command = [sys.executable, "-m", "keras_transformer", *map(str, arguments)]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
-
-
-def test_help_is_quick():
-    def seconds():
-        """Of the processor, however many others use it."""
-        process = python_m("--help", stdout=subprocess.DEVNULL)
-        _, process.returncode, usage = os.wait4(process.pid, 0)
-        assert process.returncode == 0
-        return usage.ru_utime + usage.ru_stime
-
-    assert min(seconds() for _ in range(3)) < 0.3
-
-
-def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder):
+def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder, translator):
+    options = f"translate {run_folder} --batch-size 1 --beams 1 --max-length 4".split()
+    command, environment = (
+        [sys.executable, "-m", "keras_transformer", *options],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     pipe = subprocess.PIPE
-    options = ("--batch-size", 1, "--beams", 1, "--max-length", 4)
-    process = python_m("translate", run_folder, *options, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
     process.stdin.write(b"one two\n")
     process.stdin.flush()
-    assert process.stdout.readline().endswith(b"\n")
+    expected = translator.translate("one two", num_beams=1, max_length=4)
+    assert process.stdout.readline().decode() == f"{expected}\n"
     process.stdout.close()
     process.stdin.write(b"three\n" * 20)
     process.stdin.close()
@@ -317,10 +230,7 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_re
 def test_a_full_memory_is_told_in_one_line(capsys):
     import tensorflow as tf
 
-    def command():
-        tf.zeros([2**20, 2**20, 2**10])
-
-    assert exit_status(command) == 1
+    assert exit_status(lambda: tf.zeros([2**20, 2**20, 2**10])) == 1
     assert capsys.readouterr().err == (
         "error: out of memory for a tensor with shape[1048576,1048576,1024]: take smaller batches, or a smaller model\n"
     )
@@ -335,17 +245,16 @@ def test_without_standard_error_nothing_is_said_on_standard_output(monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "command", "error"),
+    ("name", "value", "error"),
     [
-        ("stdin", None, "translate", "standard input and standard output must be open"),
-        ("stdout", None, "translate", "standard input and standard output must be open"),
-        ("platform", "win32", "info", "keras_transformer does not run on Windows: run it in WSL (Linux)\n"),
+        ("stdout", None, "standard input and standard output must be open"),
+        ("platform", "win32", "keras_transformer does not run on Windows: run it in WSL (Linux)\n"),
     ],
 )
-def test_a_closed_stream_and_windows_are_no_traceback(monkeypatch, capsys, name, value, command, error):
+def test_a_closed_stream_and_windows_are_no_traceback(monkeypatch, capsys, name, value, error):
     monkeypatch.setattr(sys, name, value)
     assert exit_status(lambda: None) == (2 if name == "platform" else 0)
-    assert main([command, "nowhere"]) == 2
+    assert main(["translate", "nowhere"]) == 2
     assert f"error: {error}" in capsys.readouterr().err
 
 
@@ -359,5 +268,4 @@ def test_given_translations_are_scored_one_by_one_and_together(run, translator, 
     assert out.decode() == "".join(f"{one.log_prob:.4f}\t{one.perplexity:.4f}\n" for one in scores)
     num_tokens, log_prob = sum(one.num_tokens for one in scores), sum(one.log_prob for one in scores)
     perplexity = math.exp(-log_prob / num_tokens)
-    assert num_tokens > len(scores)
     assert err == f"in all: log P {log_prob:.4f}, perplexity {perplexity:.4f}, {num_tokens} tokens\n"
