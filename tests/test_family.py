@@ -4,14 +4,13 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import keras
 import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
-from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder, Transformer
+from keras_transformer.models import Transformer
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, model_settings, resolve
 
@@ -62,124 +61,65 @@ def test_the_model_has_the_arguments_and_defaults_of_the_table():
     for name, parameter in parameters.items():
         default = family.ARGUMENTS[name].default
         assert (type(parameter.default), parameter.default) == (type(default), default), name
-    assert {family.ARGUMENTS[name].slot for name in family.PART_ARGUMENTS} == set(family.SLOTS)
-    for name in family.PART_ARGUMENTS:
-        option = family.ARGUMENTS[name]
-        assert option.default == (None if option.is_optional else next(iter(family.SLOTS[option.slot])))
 
 
-def test_few_options_may_be_0():
-    least = {
-        f"{name}:{key}": one.least for slot, name in ROWS for key, one in family.ALL_SLOTS[slot][name].options.items()
-    }
-    found = {name for name, value in least.items() if value == 0}
-    assert found == {
-        "sinusoidal:offset",
-        "learned:offset",
-        "experts:alpha",
-        "universal:ponder_cost",
-        "universal:epsilon",
-    }
-
-
-def test_the_kinds_of_models_are_there():
-    classes: dict[str, Any] = {
-        "translator": Transformer,
-        "language-model": LanguageModel,
-        "encoder": Encoder,
-        "sequence-encoder": SequenceEncoder,
-        "image-classifier": ImageClassifier,
-    }
-    assert {name: family.load(kind.home) for name, kind in family.KINDS.items()} == classes
-    assert all(classes[name].kind == name for name in classes)
-
-
-def test_complete_fills_in_every_default():
-    config = family.complete(SMALLEST)
-    assert list(config) == list(family.ARGUMENTS)
-    assert config["positions"] == {"name": "sinusoidal", "offset": 0, "interpolation": 1.0}
-    assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
-    assert config["decoder_attention"] is None and config["encoder_layers"] is None
-    plain = {name: value for name, value in config.items() if name not in family.PART_ARGUMENTS}
-    assert plain == {name: family.ARGUMENTS[name].default for name in plain} | SMALLEST
-
-
-def test_complete_is_data_and_its_own_fixed_point():
-    given = {**SMALLEST, "positions": {"name": "learned", "offset": 2}, "decoder_attention": "full", "key_dim": 3}
+def test_complete_fills_in_every_default_is_data_and_its_own_fixed_point():
+    given = {**SMALLEST, "positions": {"name": "learned", "offset": 2}, "attention": "full", "key_dim": 3}
     before = json.dumps(given)
     config = family.complete(given)
     assert json.dumps(given) == before, "the dictionary that was given is unchanged"
+    assert list(config) == list(family.ARGUMENTS)
     assert config["positions"] == {"name": "learned", "offset": 2, "separate": False}
-    assert config["decoder_attention"] == {"name": "full", "num_key_value_heads": None}
+    assert config["attention"] == {"name": "full", "num_key_value_heads": None}
+    assert config["norm"] == {"name": "layer", "epsilon": 1e-6}
+    assert config["decoder_attention"] is None and config["encoder_layers"] is None
+    plain = {name: value for name, value in config.items() if name not in family.PART_ARGUMENTS}
+    assert plain == {name: family.ARGUMENTS[name].default for name in plain} | SMALLEST | {"key_dim": 3}
     assert family.complete(config) == family.complete(json.loads(json.dumps(config))) == config
     config["positions"]["offset"] = 7
     assert family.complete(given)["positions"]["offset"] == 2
 
 
 ARGUMENTS = ", ".join(family.ARGUMENTS)
-EXPERTS = {"name": "experts", "num_experts": 2, "top_k": 3}
 A_PART = "must be a name, or a dictionary with a name. Received: "
-A_RATE = "`dropout` must be a number of at least 0 and less than 1. Received: dropout="
-A_SCALE = "`embedding_scale` must be a number from 1e-06 to 1,000,000.0. Received: embedding_scale="
-HEADS = "`num_heads` must be an integer from 1 to 1,024. Received: num_heads="
 FLOAT16 = "later keys would leave the range of float16. Received: "
-
-
-def groups(count: int) -> dict:
-    return {"name": "full", "num_key_value_heads": count}
-
-
 REFUSED: list[tuple[dict, str]] = [
-    ({"depth": 3}, f"expected arguments among {ARGUMENTS}; received 'depth'"),
     ({5: 3}, f"expected arguments among {ARGUMENTS}; received '5'"),
     ({"positions": "absolute"}, f"`positions` must be one of {POSITIONS}. Received: positions='absolute'"),
-    ({"decoder_attention": {"name": "none"}},
-     "`decoder_attention` must be one of full, windowed, local, compressed. Received: decoder_attention='none'"),
     ({"positions": {"name": "learned", "offsets": 2}},
      "`positions`: 'learned' has the options offset, separate. Received: offsets"),
     ({"residual": {"name": "pre_norm", "offset": 2}}, "`residual`: 'pre_norm' has no options. Received: offset"),
-    ({"positions": {"name": "learned", "offset": -1}},
-     "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=-1"),
     ({"norm": {"name": "layer", "epsilon": 0}},
      "`norm:epsilon` must be a number from 1e-12 to 1.0. Received: norm:epsilon=0"),
-    ({"norm": 5}, f"`norm` {A_PART}norm=5"),
-    ({"norm": {"epsilon": 1e-6}}, f"`norm` {A_PART}norm={{'epsilon': 1e-06}}"),
     ({"norm": {"name": ["x"]}}, f"`norm` {A_PART}norm={{'name': ['x']}}"),
     ({"positions": None}, f"`positions` {A_PART}positions=None"),
     ({"tied_output": 1}, "`tied_output` must be true or false. Received: tied_output=1"),
-    ({"embedding_scale": 0}, f"{A_SCALE}0"),
-    ({"embedding_scale": float("nan")}, f"{A_SCALE}nan"),
-    ({"vocabulary_size": None}, "`vocabulary_size` must be an integer from 1 to 4,000,000. "
-     "Received: vocabulary_size=None"),
-    ({"num_heads": 2.0}, f"{HEADS}2.0"),
-    ({"num_heads": True}, f"{HEADS}True"),
-    ({"key_dim": 10**9}, "`key_dim` must be an integer from 1 to 65,536. Received: key_dim=1000000000"),
-    ({"dropout": 1}, f"{A_RATE}1"),
-    ({"dropout": float("nan")}, f"{A_RATE}nan"),
-    ({"num_control_ids": 3}, "`num_control_ids` must be an integer from 4 to 10,000. Received: num_control_ids=3"),
+    ({"num_heads": True}, "`num_heads` must be an integer from 1 to 1,024. Received: num_heads=True"),
+    ({"vocabulary_size": None},
+     "`vocabulary_size` must be an integer from 1 to 4,000,000. Received: vocabulary_size=None"),
+    ({"dropout": 1}, "`dropout` must be a number of at least 0 and less than 1. Received: dropout=1"),
     ({"num_control_ids": 9},
      "`vocabulary_size` must be larger than `num_control_ids`. Received: vocabulary_size=9, num_control_ids=9"),
     ({"num_heads": 5, "hidden_dim": 12},
      "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. Received: num_heads=5, hidden_dim=12"),
     ({"num_heads": 3, "hidden_dim": 9}, "`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim=9"),
-    *(({argument: groups(3)}, f"`{argument}:num_key_value_heads` must divide `num_heads`. "
-       f"Received: {argument}:num_key_value_heads=3, num_heads=8") for argument in ("attention", "decoder_attention")),
+    ({"decoder_attention": {"name": "full", "num_key_value_heads": 3}},
+     "`decoder_attention:num_key_value_heads` must divide `num_heads`. "
+     "Received: decoder_attention:num_key_value_heads=3, num_heads=8"),
     ({"num_heads": 3, "hidden_dim": 9, "positions": "rotary"},
      "`key_dim` must be even for rotary positions. Received: key_dim=3"),
-    ({"key_dim": 5, "positions": "xpos"}, "`key_dim` must be even for xpos positions. Received: key_dim=5"),
     ({"positions": {"name": "xpos", "scale_base": 100}},
      f"`max_source_length` must be at most four times `positions:scale_base`, 400: {FLOAT16}max_source_length=512"),
     ({"positions": {"name": "xpos", "scale_base": 10}, "max_source_length": 40},
      f"`positions:scale_base` must be at least a seventh of the longest translation, 90: {FLOAT16}scale_base=10"),
-    ({"feed_forward": EXPERTS}, "`feed_forward:top_k` must be at most `feed_forward:num_experts`. "
-     "Received: feed_forward:top_k=3, feed_forward:num_experts=2"),
+    ({"feed_forward": {"name": "experts", "num_experts": 2, "top_k": 3}}, "`feed_forward:top_k` must be at most "
+     "`feed_forward:num_experts`. Received: feed_forward:top_k=3, feed_forward:num_experts=2"),
     ({"positions": {"name": "buckets", "num_buckets": 9}},
      "`positions:num_buckets` must be even. Received: num_buckets=9"),
     ({"positions": {"name": "buckets", "max_distance": 16}},
      "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16"),
     ({"residual": "pre_norm", "normalize_first": False},
      "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'"),
-    ({"learned_positions": 1}, "`learned_positions` must be true or false. Received: learned_positions=1"),
 ]  # fmt: skip
 
 
@@ -190,9 +130,8 @@ def test_values_that_are_not_allowed_are_refused(given, message):
 
 
 def test_a_long_value_is_cut_in_the_message_and_one_argument_may_allow_values_of_another():
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"^.{,200}\Z"):
         family.complete({**SMALLEST, "dropout": "x" * 500})
-    assert len(str(caught.value)) < 200
     assert family.complete({**SMALLEST, "num_heads": 5, "hidden_dim": 12, "key_dim": 7})["key_dim"] == 7
     assert family.complete({**SMALLEST, "num_heads": 3, "hidden_dim": 9, "positions": "learned"})["hidden_dim"] == 9
 
@@ -216,14 +155,12 @@ OFFSET = "`positions:offset` must be an integer from 0 to 1,000. Received: posit
     [
         ("learned:offset=two", f"{OFFSET}'two'"),
         ("learned:offset", f"{OFFSET}''"),
-        ("learned:offset=None", f"{OFFSET}'None'"),
         (
             "learned:offset=1,offset=2",
             "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'",
         ),
-        ("learned:depth=2", "`positions`: 'learned' has the options offset, separate. Received: depth"),
+        ("learned:separate=maybe", "`positions:separate` must be true or false. Received: positions:separate='maybe'"),
         ("learnt:offset=2", f"`positions` must be one of {POSITIONS}. Received: positions='learnt'"),
-        ("", f"`positions` must be one of {POSITIONS}. Received: positions=''"),
     ],
 )
 def test_a_wrong_spelling_is_refused(text, message):
@@ -232,17 +169,10 @@ def test_a_wrong_spelling_is_refused(text, message):
 
 
 def test_an_integer_is_allowed_for_a_float_and_none_where_it_is_a_value():
-    config = family.parse("layer:epsilon=1", "norm")
-    assert family.part("norm", {"name": "layer", "epsilon": 1}) == config
+    assert family.parse("layer:epsilon=1", "norm") == family.part("norm", {"name": "layer", "epsilon": 1})
     assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
     assert family.parse("full:num_key_value_heads=None", "attention") == family.part("attention", "full")
-
-
-def test_a_switch_is_spelled_true_or_false():
-    switch = family.Option(False, "a switch", bool)
-    assert [switch.parsed(text) for text in ("true", "False")] == [True, False]
-    with pytest.raises(ValueError, match="`wet` must be true or false. Received: wet='maybe'"):
-        switch.checked("wet", switch.parsed("maybe"))
+    assert family.parse("learned:separate=True", "positions")["separate"] is True
 
 
 def test_the_switches_of_version_0_1_are_other_spellings():
@@ -259,10 +189,7 @@ def test_the_switches_of_version_0_1_are_other_spellings():
 
 def test_build_holds_the_table():
     """`python -c "from keras_transformer import family; print(family.table())"` prints it."""
-    table = family.table()
-    assert f"\n\n{table}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
-    assert table.count("\n") == 2 + len(OF_ALL_MODELS)
-    assert "| `norm` | `layer` | layer normalization, `epsilon` (1e-06) | arXiv 1607.06450 |" in table
+    assert f"\n\n{family.table()}\n" in (ROOT / "BUILD.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_names_source_and_test_of_every_variant():
@@ -280,10 +207,9 @@ def test_the_readme_names_source_and_test_of_every_variant():
 def test_every_argument_is_a_setting_of_train():
     """All but two: train.py has another setting for separate vocabularies, and its tokenizers have four control ids."""
     assert set(family.ARGUMENTS) - set(model_settings("translation")) == {"source_vocabulary_size", "num_control_ids"}
-    help = " ".join(parser().format_help().split())
+    help = parser().format_help()
     for slot, name in ROWS:  # a long word goes on in the next line
         assert "".join(family.ALL_SLOTS[slot][name].usage(name).split()) in "".join(help.split())
-    assert "learned[:offset=0,separate=False] (a learned vector for each position, added to the embedding)" in help
     assert help.isascii(), "a terminal may show only ASCII"
 
 
@@ -293,7 +219,8 @@ def test_a_flag_becomes_an_argument():
     settings = resolve(vars(parser().parse_args(flags)), {})
     config = family.complete({**settings.model_arguments(), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
-    expected = {
+    assert config == {
+        **family.complete({**resolve({}, {}).model_arguments(), **SMALLEST}),
         "positions": {"name": "learned", "offset": 2, "separate": False},
         "norm": {"name": "layer", "epsilon": 0.001},
         "decoder_layers": 1,
@@ -302,10 +229,6 @@ def test_a_flag_becomes_an_argument():
         "embedding_scale": 2.0,
         "residual": {"name": "pre_norm"},
     }
-    assert {name: config[name] for name in expected} == expected
-    untouched = config.keys() - expected.keys() - {"vocabulary_size"}
-    usual = family.complete({**resolve({}, {}).model_arguments(), **SMALLEST})
-    assert {name: config[name] for name in untouched} == {name: usual[name] for name in untouched}
 
 
 def test_each_side_has_its_own_depth_or_the_common_one():
