@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,34 +42,27 @@ def rewrite(run: Path, change: Callable[[dict], object] | str | bytes) -> None:
     path.write_bytes(value if isinstance(value, bytes) else value.encode())
 
 
-KINDS, POSITIONS = ", ".join(family.KINDS), ", ".join(family.SLOTS["positions"])
+KINDS = ", ".join(family.KINDS)
 # What values a model's arguments may have is tested in test_family.
 DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "not JSON": ("{", "Expecting"),
-    "not UTF-8": (b'{"format": "\xff"}', "'utf-8' codec"),
     "too large": (b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES, "larger than 1,"),
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "without a model": ('{"format": 1, "settings": {}}', "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "no format": (beside(format="2"), "expected a format from 1 to 2; received '2'"),
     "format 0": (beside(format=0), "expected a format from 1 to 2; received 0"),
     "true for a format": (beside(format=True), "expected a format from 1 to 2; received True"),
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
-    "another kind": (of_model(kind="painter"), f"expected a model of the kinds {KINDS}; received 'painter'"),
-    "a list for a kind": (of_model(kind=[]), r"expected a model of the kinds .*; received \[\]"),
-    "an unknown model key": (of_model(class_name="Lambda"), "expected only known keys; received 'class_name'"),
+    "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
     "an unknown model key of format 1": (lambda config: of_model(class_name="Lambda")({**config, "format": 1}),
                                          "expected arguments among vocabulary_size, .*; received 'class_name'"),
     "an unknown part": (of_model(norm="Lambda"), "`norm` must be one of layer, rms. Received: norm='Lambda'"),
-    "a text for a size": (of_model(num_layers="2"), "`num_layers` must be an integer from 1 to 512. Received"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
     "a switch of format 1 in format 2": (of_model(normalize_first=True), "only known keys; received 'normalize_first'"),
-    "a number for an old switch among the settings": (
-        beside(settings={"learned_positions": 1}), "`learned_positions` must be true or false. Received: .*=1"),
     **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
        for version in ("0.0.9", keras_transformer.__version__, "dev")},
 }  # fmt: skip
@@ -78,21 +72,16 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
 def test_a_damaged_config_is_refused(run_folder, name):
     change, message = DAMAGED[name]
     rewrite(run_folder, change)
-    path = run_folder / "config.json"
-    with pytest.raises(RequestError, match=f"^{re.escape(str(path))} is damaged or not a run's: ") as caught:
+    path = re.escape(str(run_folder / "config.json"))
+    with pytest.raises(RequestError, match=rf"^{path} is damaged or not a run's: .*{message}.*\Z"):
         runs.read_config(run_folder)
-    assert re.search(message, str(caught.value))
-    assert "\n" not in str(caught.value)
 
 
 NEWER: dict[str, tuple[Callable[[dict], dict], str]] = {
     "a format, by a version that it does not tell": (beside(format=3, versions={}), "format 3"),
-    "a format, with keys of its own": (beside(format=7, model={"depth": 2}), "format 7"),
     "a format, of another shape": (beside(format=3, model=[], weights=1), "format 3"),
     "a key of the model": (of_model(drop_path=0.1), "the key 'drop_path'"),
     "a kind": (of_model(kind="seer"), f"expected a model of the kinds {KINDS}; received 'seer'"),
-    "a part": (of_model(positions={"name": "absolute"}),
-               f"`positions` must be one of {POSITIONS}. Received: positions='absolute'"),
     "an option of a part": (of_model(positions={"name": "learned", "scale": 2}),
                             "`positions`: 'learned' has the options offset, separate. Received: scale"),
     "a key beside the model": (beside(lineage=[]), "the key 'lineage'"),
@@ -108,17 +97,8 @@ def test_a_config_of_a_newer_version_is_refused_with_its_number(run_folder, name
         f"{run_folder / 'config.json'} was written by version {version} of keras-transformer, which this version, "
         f"{keras_transformer.__version__}, cannot read: install that version ({unknown})"
     )
-    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
-        runs.read_config(run_folder)
     assert main(["info", str(run_folder)]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
-
-
-def test_a_long_version_is_cut_in_the_message(run_folder):
-    rewrite(run_folder, by_version("9" * 5000, beside(format=3)))
-    with pytest.raises(RequestError) as caught:
-        runs.read_config(run_folder)
-    assert len(str(caught.value)) < 400 + len(str(run_folder))
 
 
 def test_a_missing_run_is_named(tmp_path):
@@ -133,12 +113,6 @@ def test_save_and_load_keep_every_weight(run_folder, tiny_model):
     loaded = runs.load_model(run_folder)
     for theirs, ours in zip(loaded.trainable_variables, tiny_model.trainable_variables, strict=True):
         np.testing.assert_array_equal(theirs, ours)
-
-
-def test_a_run_without_a_model_says_how_to_finish_it(run_folder):
-    (run_folder / "model.keras").unlink()
-    with pytest.raises(RequestError, match=r"has no model.keras yet: finish .* with `.* train --resume --out /.*run`"):
-        runs.load_model(run_folder)
 
 
 def test_a_damaged_tokenizer_is_named(run_folder, monkeypatch, capfdbinary):
@@ -163,8 +137,6 @@ def test_a_missing_argument_has_its_default(run_folder, tiny_model):
     rewrite(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
     assert runs.read_config(run_folder) == whole
     assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *family.ARGUMENTS}
-    rewrite(run_folder, of_model(norm={"name": "layer"}))
-    assert runs.read_config(run_folder)["model"]["norm"] == {"name": "layer", "epsilon": 1e-6}
 
 
 def test_a_run_of_version_0_1_is_read_and_translates_as_it_did(format_1, monkeypatch, capfdbinary):
@@ -176,9 +148,6 @@ def test_a_run_of_version_0_1_is_read_and_translates_as_it_did(format_1, monkeyp
     assert config["model"] == {"kind": "translator", **family.complete({**model, **parts})}
     settings = {name: before["settings"][name] for name in before["settings"].keys() & config["settings"].keys()}
     assert config["settings"] == {**settings, "residual": "pre_norm", "positions": "learned"}
-    assert [config[key] for key in ("corpus", "versions", "weights")] == [
-        before[key] for key in ("corpus", "versions", "weights")
-    ]
     source = (format_1 / "lines.txt").read_bytes()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
     assert main(["translate", str(format_1 / "run"), "--n-best", "2"]) == 0
@@ -189,15 +158,11 @@ def test_a_run_of_version_0_1_is_read_and_translates_as_it_did(format_1, monkeyp
     assert json.loads((format_1 / "run" / "config.json").read_text()) == before, "reading writes nothing"
 
 
-@pytest.mark.parametrize(
-    ("length", "holds"), [(1, True), (6, True), (7, False), (0, False), (True, False), ("5", False)]
-)
+@pytest.mark.parametrize(("length", "holds"), [(6, True), (7, False), (0, False), (True, False)])
 def test_the_length_of_answers_is_one_that_the_context_holds(tmp_path, length, holds):
     model = {"kind": "language-model", "vocabulary_size": 20, "context_length": 8, "num_layers": 1}
     run = runs.RunFolder(tmp_path)
     runs.write_config(run, {"model": model, "settings": {}, "answer_length": length})
-    if holds:
+    error = "expected an integer from 1 to 6 under 'answer_length'; received"
+    with nullcontext() if holds else pytest.raises(RequestError, match=error):
         assert runs.read_config(run)["answer_length"] == length
-    else:
-        with pytest.raises(RequestError, match="expected an integer from 1 to 6 under 'answer_length'; received"):
-            runs.read_config(run)
