@@ -25,7 +25,6 @@ from train_on_ray import parser as ray_parser
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-YAML = [*ROOT.glob("*.yml"), *ROOT.glob("*.yaml"), *ROOT.glob(".github/**/*.yml"), ROOT / "CITATION.cff"]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PARSERS = {
     ("python", "train.py"): train_parser,
@@ -74,8 +73,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def test_the_pages_have_commands():
-    found = {page.relative_to(ROOT).as_posix(): len(list(commands(page))) for page in PAGES}
-    assert found["BUILD.md"] > 40 and found["README.md"] > 1, "or the search for them is wrong"
+    assert len(list(commands(ROOT / "BUILD.md"))) > 40, "or the search for them is wrong"
 
 
 @EVERY_PAGE
@@ -104,38 +102,24 @@ def test_commands_and_their_flags_exist(page, capsys):
 
 
 @EVERY_PAGE
-def test_targets_of_make_exist(page):
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(
-        r"`?\bmake ([a-z]+)\b(?=[`\s])", " ".join(re.findall(r"`make [^`]*`", page.read_text("utf-8")))
-    ):
+def test_files_and_targets_of_make_that_are_named_exist(page):
+    text, makefile = page.read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"\bmake ([a-z]+)\b(?=[`\s])", " ".join(re.findall(r"`make [^`]*`", text))):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-@EVERY_PAGE
-def test_files_that_are_named_exist(page):
-    """Paths in backticks that begin with a folder of the repository."""
-    folders = "keras_transformer|export|tests|docs|docker|benchmarks|examples|notebooks|\\.github"
-    for name in re.findall(
-        rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", page.read_text("utf-8")
-    ):
+    folders = r"keras_transformer|export|tests|docs|docker|benchmarks|examples|notebooks|\.github"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", text):
         assert (ROOT / name).exists(), name
 
 
 @EVERY_PAGE
 def test_pictures_have_a_text_that_tells_what_they_show(page):
-    text = text_of(page)
-    for told in [
-        *re.findall(r"!\[([^\]]*)\]\(", text),
-        *re.findall(r"<img\b[^>]*?(?:\balt=\"([^\"]*)\"[^>]*)?>", text),
-    ]:
+    for told in re.findall(r"!\[([^\]]*)\]\(|<img\b[^>]*>", text_of(page)):
         assert len(told.split()) >= 8, f"expected a text of at least 8 words in place of the picture; found: {told!r}"
 
 
 @pytest.fixture
 def notebook_pages(monkeypatch) -> Any:
     """docs/notebook_pages.py, with a stand-in for the library that the site alone needs."""
-    monkeypatch.setitem(sys.modules, "latex2mathml", ModuleType("latex2mathml"))
     converter = ModuleType("latex2mathml.converter")
     monkeypatch.setattr(converter, "convert", lambda tex, display: f"<{display}: {tex}>", raising=False)
     monkeypatch.setitem(sys.modules, "latex2mathml.converter", converter)
@@ -143,38 +127,14 @@ def notebook_pages(monkeypatch) -> Any:
     return importlib.import_module("notebook_pages")
 
 
-def test_a_notebook_becomes_a_page(notebook_pages, tmp_path):
-    v4 = nbformat.v4
-    results = [
-        v4.new_output("stream", text="one\n"),
-        v4.new_output("stream", text="two\n"),
-        v4.new_output("execute_result", {"image/png": "iVBO\nRw0=", "text/plain": "<Figure>"}),
-        v4.new_output("display_data", {"text/markdown": "| a |", "text/plain": "<Markdown>"}),
-        v4.new_output("execute_result", {"text/plain": "3"}),
-    ]
-    cells = [
-        v4.new_markdown_cell("# Title\n\nThe root $\\sqrt H$, not `$H$`:\n\n$$a = b$$"),
-        v4.new_code_cell("x = 1\ndraw(x)", outputs=results),
-    ]
-    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "one.ipynb")
-    assert notebook_pages.notebook_page(tmp_path / "one.ipynb").split("\n\n") == [
-        "# Title",
-        "The root <inline: \\sqrt H>, not `$H$`:",
-        "<div><block: a = b></div>",
-        "```python\nx = 1\ndraw(x)\n```",
-        "```text\none\ntwo\n```",
-        "![The picture that `draw(x)` shows; the text beside it tells what is seen.](data:image/png;base64,iVBORw0=)",
-        "| a |",
-        "```text\n3\n```\n",
-    ]
-
-
 @pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_every_notebook_becomes_a_page_with_all_its_code(path, notebook_pages):
+def test_every_notebook_becomes_a_page_with_all_its_code_and_pictures(path, notebook_pages):
     page = notebook_pages.notebook_page(path)
-    assert page.startswith("# ")
-    for cell in nbformat.read(path, as_version=4).cells:
-        assert cell.cell_type != "code" or cell.source.rstrip() in page
+    assert page.startswith("# ") and "$$" not in page
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert all(f"```python\n{cell.source.rstrip()}\n```" in page for cell in cells)
+    pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert page.count("](data:image/png;base64,") == len(pictures)
 
 
 def test_the_bounds_of_certificates_are_those_of_the_code():
@@ -203,11 +163,6 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
         message for title in re.findall(r"^\*\*(.*?)\*\*", page, re.MULTILINE) for message in title.split("`")[1::2]
     ]
     assert len(messages) > 12 and not [message for message in messages if message not in code]
-
-
-@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
-def test_yaml_can_be_read(path):
-    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
 
 
 def test_the_citation_has_the_version():
