@@ -1,38 +1,24 @@
 """BLEU is counted in one way, and how long a translation may become is said in one place."""
 
+import re
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
-from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab, tokenizer_spm
+from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
 
 from keras_transformer import lengths
 from keras_transformer.bleu import OF_LANGUAGES, bleu, bleu_metric, bleu_signature, paired_quality, tokenizer_for
 from keras_transformer.errors import RequestError
-from tests.sacrebleu_command import (
-    OTHER_TRANSLATIONS,
-    REFERENCES,
-    TRANSLATIONS,
-    paired_bootstrap_command,
-    sacrebleu_command,
-)
-
-LONG = ["the cat sat on the mat today", "a dog ran along the beach"]
-OTHER = ["the cat sat on a mat today", "the dog ran along the beach"]
+from tests.sacrebleu_command import OTHER_TRANSLATIONS, REFERENCES, TRANSLATIONS, paired_bootstrap_command
 
 
 def test_of_sentences_it_is_sacrebleus_default():
-    assert 0 < bleu(LONG, OTHER) < 100
-    assert bleu(LONG, OTHER) == pytest.approx(sacrebleu.corpus_bleu(LONG, [OTHER]).score)
-
-
-def test_it_is_the_figure_of_sacrebleus_command(tmp_path):
-    figure, _ = sacrebleu_command(tmp_path, TRANSLATIONS, REFERENCES)
-    swapped, _ = sacrebleu_command(tmp_path, REFERENCES, TRANSLATIONS)
-    assert bleu(TRANSLATIONS, REFERENCES) == pytest.approx(figure, abs=1e-5)
-    assert abs(figure - swapped) > 1, "translations and references cannot be swapped unnoticed"
+    expected = sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score
+    assert bleu(TRANSLATIONS, REFERENCES) == pytest.approx(expected)
+    assert abs(expected - bleu(REFERENCES, TRANSLATIONS)) > 1, "the two cannot be swapped unnoticed"
 
 
 def test_of_texts_shorter_than_four_words_it_counts_what_they_hold():
@@ -41,16 +27,12 @@ def test_of_texts_shorter_than_four_words_it_counts_what_they_hold():
     assert bleu(["zwei"], ["drei"]) == pytest.approx(0, abs=1e-6)
 
 
-def test_the_signature_says_so():
-    assert {"nrefs:1", "case:mixed", "eff:yes", "tok:13a"} <= set(bleu_signature().split("|"))
-
-
-@pytest.mark.parametrize("tokenize", ["none", "zh", "13a", "intl", "char"])
+@pytest.mark.parametrize("tokenize", ["none", "zh", "13a"])
 def test_a_tokenizer_divides_the_words_and_is_in_the_signature(tokenize):
     texts, references = ["我们 sat—on the mat."], ["我们 sit—on the mat!"]
     figure = sacrebleu.corpus_bleu(texts, [references], tokenize=tokenize, use_effective_order=True).score
     assert bleu(texts, references, tokenize) == pytest.approx(figure)
-    assert f"tok:{tokenize}" in bleu_signature(tokenize).split("|")
+    assert {"nrefs:1", "case:mixed", "eff:yes", f"tok:{tokenize}"} <= set(bleu_signature(tokenize).split("|"))
 
 
 def test_languages_have_the_tokenizers_that_sacrebleu_gives_them(monkeypatch):
@@ -63,17 +45,13 @@ def test_languages_have_the_tokenizers_that_sacrebleu_gives_them(monkeypatch):
     assert set(OF_LANGUAGES.values()) == set(BLEU._TOKENIZER_MAP.values())
 
 
-@pytest.mark.parametrize("language, module", [("ja", tokenizer_ja_mecab), ("ko", tokenizer_ko_mecab)])
-def test_a_tokenizer_without_its_packages_names_them(language, module, monkeypatch, capsys):
+def test_a_tokenizer_without_its_packages_names_them(monkeypatch, capsys):
     """Asked for, it is an error. Where the language chose it, BLEU is counted as for other languages."""
-    monkeypatch.setattr(module, "MeCab", None)
-    mend = f"pip install 'sacrebleu[{language}]'"
-    with pytest.raises(RequestError) as error:
-        bleu_metric(f"{language}-mecab")
-    assert mend in str(error.value)
-    assert tokenizer_for(language) == "13a"
-    warning = capsys.readouterr().err
-    assert warning.startswith("warning: BLEU is counted with the tokenizer 13a") and mend in warning
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    with pytest.raises(RequestError, match=re.escape("pip install 'sacrebleu[ja]'")):
+        bleu_metric("ja-mecab")
+    assert tokenizer_for("ja") == "13a"
+    assert capsys.readouterr().err.startswith("warning: BLEU is counted with the tokenizer 13a: ")
 
 
 def test_a_tokenizer_whose_vocabulary_cannot_be_downloaded_says_why(monkeypatch, tmp_path):
