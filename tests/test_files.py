@@ -9,23 +9,15 @@ from keras_transformer import files
 from keras_transformer.errors import RequestError, Stopped
 
 
-def test_writing_replaces_the_whole_file(tmp_path):
+def test_a_file_is_replaced_as_a_whole_and_a_failed_write_leaves_what_was_there(tmp_path):
     path = tmp_path / "file.txt"
-    files.write_text(path, "a long text")
-    files.write_text(path, "short ü")
-    assert path.read_bytes() == "short ü".encode()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("before", [None, "before"])
-def test_a_failed_write_leaves_nothing(tmp_path, before):
-    path = tmp_path / "file.txt"
-    if before is not None:
-        path.write_text(before)
+    for text in ("a long text", "short ü"):
+        files.write_text(path, text)
+        assert path.read_bytes() == text.encode()
     with pytest.raises(OSError, match="full"), files.write_whole(path) as aside:
         aside.write_text("half of")
         raise OSError("the disk is full")
-    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if before is None else [before])
+    assert [file.read_text(encoding="utf-8") for file in tmp_path.iterdir()] == ["short ü"]
 
 
 def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_again(tmp_path, monkeypatch):
@@ -45,17 +37,9 @@ def test_a_folder_that_is_being_replaced_when_the_process_is_stopped_is_there_ag
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
 
 
-def test_a_folder_must_allow_to_write_and_to_enter(tmp_path, monkeypatch):
-    """Root may do both anywhere, so the system is not asked."""
-    asked = []
-    monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))
-    with pytest.raises(RequestError, match=f"no permission to write in {tmp_path}; choose another"):
-        files.check_writable(tmp_path / "new" / "run")
-    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
-
-
-def test_a_folder_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
-    closed, stat = tmp_path / "closed", os.stat
+def test_a_folder_must_allow_to_write_to_enter_and_to_search(tmp_path, monkeypatch):
+    """Root may do all of it anywhere, so the system is not asked."""
+    asked, closed, stat = [], tmp_path / "closed", os.stat
     closed.mkdir()
 
     def stat_outside(path, **options):
@@ -64,9 +48,10 @@ def test_a_folder_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", stat_outside)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))
     with pytest.raises(RequestError, match=f"no permission to write in {closed}; choose another"):
-        files.check_writable(closed / "run")
+        files.check_writable(closed / "new" / "run")
+    assert asked == [(closed, os.W_OK | os.X_OK)]
 
 
 def test_writing_follows_no_link_that_lies_in_the_folder(tmp_path):
