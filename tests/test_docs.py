@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -165,7 +166,9 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
     assert len(messages) > 12 and not [message for message in messages if message not in code]
 
 
-def test_the_citation_has_the_version():
+def test_there_is_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == keras_transformer.__version__
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == keras_transformer.__version__
     assert f"\n## {keras_transformer.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_transformer
+from keras_transformer.decoding.sentences import padded
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 
@@ -42,20 +43,15 @@ def translator_of(pairs: dict[str, str]) -> Any:
     tokenizer = Tokenizer.train([*pairs, *pairs.values()], 26)
     sources, targets = tokenizer.encode(list(pairs)), tokenizer.encode(list(pairs.values()))
     labels = padded([[*row, END] for row in targets])
-    source_ids, target_ids = padded([[*row, END] for row in sources]), padded([[START, *row] for row in targets])
-    inputs = {"source_ids": source_ids, "target_ids": target_ids}
+    inputs = {
+        "source_ids": padded([[*row, END] for row in sources]),
+        "target_ids": padded([[START, *row] for row in targets]),
+    }
     model = keras_transformer.Transformer(tokenizer.vocabulary_size, 1, 2, 16, 32, dropout=0.0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.02), loss, run_eagerly=True)
     model.fit(inputs, labels, sample_weight=(labels != 0).astype("float32"), epochs=20, verbose=0)
     return keras_transformer.Translator(model, tokenizer)
-
-
-def padded(rows: list[list[int]]) -> np.ndarray:
-    ids = np.zeros((len(rows), max(map(len, rows))), "int32")
-    for to, row in zip(ids, rows, strict=True):
-        to[: len(row)] = row
-    return ids
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +72,4 @@ def test_an_example_gives_what_it_says(test, folder, monkeypatch):
 
 
 def test_there_are_examples_of_what_a_reader_begins_with():
-    names = {param.id for param in examples()}
-    assert {"keras_transformer", "keras_transformer.models.transformer.Transformer"} <= names
-    assert "keras_transformer.decoding.translator.Translator" in names
+    assert {"keras_transformer", "keras_transformer.models.transformer.Transformer"} <= {each.id for each in examples()}

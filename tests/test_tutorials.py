@@ -21,11 +21,10 @@ SMALL = (
     "--steps 6 --warmup-steps 2 --checkpoint-every 3 --average-last 2 --bleu-sentences 2 --threads 1"
 )
 LESS = {"20_500": "620", "[500:]": "[20:]", "[:500]": "[:20]"}
+PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 COMMAND = f"""#!/bin/sh
-case "$1" in
-  train) exec {sys.executable} -m keras_transformer "$@" {SMALL} ;;
-  *) exec {sys.executable} -m keras_transformer "$@" ;;
-esac
+[ "$1" = train ] && set -- "$@" {SMALL}
+exec {sys.executable} -m keras_transformer "$@"
 """
 
 
@@ -33,7 +32,7 @@ esac
 def place(tmp_path) -> Path:
     """A folder with the model and the sentences that a reader is asked to bring."""
     (tmp_path / "bin").mkdir()
-    for name, text in {"keras-transformer": COMMAND, "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}.items():
+    for name, text in {"keras-transformer": COMMAND, "python": PYTHON}.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     for language, seed in {"en": 5, "de": 6}.items():
@@ -42,16 +41,16 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
+def long(page: str, *made: str):
+    return pytest.param(page, made, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("page", "made"),
     [
         ("start", ["runs/mine/model.keras", "look.html"]),
-        pytest.param("fine_tuning", ["runs/tuned/model.keras"], marks=pytest.mark.long),
-        pytest.param(
-            "opus_to_phone",
-            ["runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"],
-            marks=pytest.mark.long,
-        ),
+        long("fine_tuning", "runs/tuned/model.keras"),
+        long("opus_to_phone", "runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"),
     ],
 )
 def test_the_commands_of_a_tutorial(page, made, place):
@@ -59,13 +58,8 @@ def test_the_commands_of_a_tutorial(page, made, place):
     script = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     for more, less in LESS.items():
         script = script.replace(more, less)
-    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=place,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert all((place / name).exists() for name in made)
