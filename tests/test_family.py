@@ -229,9 +229,3 @@ def test_a_flag_becomes_an_argument():
         "embedding_scale": 2.0,
         "residual": {"name": "pre_norm"},
     }
-
-
-def test_each_side_has_its_own_depth_or_the_common_one():
-    for encoder, decoder, expected in ((None, None, (6, 6)), (3, None, (3, 6)), (None, 2, (6, 2)), (3, 2, (3, 2))):
-        config = {"num_layers": 6, "encoder_layers": encoder, "decoder_layers": decoder}
-        assert family.depths(config) == expected

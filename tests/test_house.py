@@ -15,8 +15,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "keras_transformer"
 OURS = (PACKAGE, "export", "train", "benchmarks", "examples", "tests")
-
-
 # Who may import whom: what stands in a lower line. Names of one line do not know each other. The most exact name of a
 # module counts. Within a name, files import one another without circles.
 ORDER = """
@@ -53,24 +51,26 @@ CIRCLES = [
 ]
 # They run where this project is not installed.
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
-
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = """
 options slots family auxiliary_losses weighted_fit lengths ranking layers models decoding.computations decoding.loop
 decoding.prompts decoding.sampling decoding.search training.losses training.metrics training.schedules
 """
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
-
 # The export builds graphs; this module runs them, where it is asked to.
 RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_decoder")
 
 
 class Import(NamedTuple):
-    """One imported module, and whether the import runs as soon as its file is imported."""
+    """One import: who imports what, in which line, and whether as soon as its file is imported."""
 
+    module: str
     name: str
     line: int
     at_once: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.name}"
 
 
 def module_name(path: Path) -> str:
@@ -89,13 +89,13 @@ def imports_of(tree: ast.AST, module: str, at_once: bool = True) -> Iterator[Imp
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, at_once)
+                yield Import(module, alias.name, node.lineno, at_once)
         elif isinstance(node, ast.ImportFrom):
             base = module.split(".")[: -node.level] if node.level else []
             origin = ".".join(base + ([node.module] if node.module else []))
             for alias in node.names:
                 inner = f"{origin}.{alias.name}"
-                yield Import(inner if is_ours(inner) else origin, node.lineno, at_once)
+                yield Import(module, inner if is_ours(inner) else origin, node.lineno, at_once)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for part in node.body:
                 yield from imports_of(ast.Module([part], []), module, False)
@@ -131,65 +131,55 @@ def name_of(module: str) -> str:
     return ONE_NAME.get(found := max(names, key=len, default=module), found)
 
 
-def goes_up(module: str, imported: str) -> bool:
+def goes_up(found: Import) -> bool:
     """Whether an import goes to another name that does not stand lower."""
-    one, other = name_of(module), name_of(imported)
+    one, other = name_of(found.module), name_of(found.name)
     return one != other and not LEVELS[one] < LEVELS.get(other, -1)
 
 
-def read_imports(*folders: str) -> Iterator[tuple[Path, str, Import]]:
-    """(file, its module's name, one import) for every import of the files named."""
+def read_imports(*folders: str) -> Iterator[Import]:
+    """Every import of the files named."""
     for path in python_files(*folders):
-        module = module_name(path)
-        for found in imports_of(ast.parse(source(path)), module):
-            yield path, module, found
-
-
-def place(path: Path, found: Import) -> str:
-    """Where an import stands, for a person to find."""
-    return f"{path.relative_to(ROOT)}:{found.line} imports {found.name}"
+        yield from imports_of(ast.parse(source(path)), module_name(path))
 
 
 def test_imports_go_one_way() -> None:
-    wrong = [
-        place(path, found)
-        for path, module, found in read_imports("train.py", PACKAGE, "export", "notebooks", "benchmarks", "examples")
-        if found.name.split(".")[0] in OURS and (module in ALONE or goes_up(module, found.name))
+    assert not [
+        str(found)
+        for found in read_imports("train.py", PACKAGE, "export", "notebooks", "benchmarks", "examples")
+        if found.name.split(".")[0] in OURS and (found.module in ALONE or goes_up(found))
     ]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_a_forbidden_import_is_found() -> None:
     code = "def f():\n    from ..text import tokenizer\nfrom keras_transformer import errors, load\n"
-    found = [name for name, _, _ in imports_of(ast.parse(code), f"{PACKAGE}.layers.feed_forward")]
-    assert found == [f"{PACKAGE}.text.tokenizer", f"{PACKAGE}.errors", PACKAGE]
-    assert [goes_up(f"{PACKAGE}.layers.feed_forward", name) for name in found] == [True, False, True]
+    found = list(imports_of(ast.parse(code), f"{PACKAGE}.layers.feed_forward"))
+    assert [one.name for one in found] == [f"{PACKAGE}.text.tokenizer", f"{PACKAGE}.errors", PACKAGE]
+    assert [goes_up(one) for one in found] == [True, False, True]
 
 
 def test_files_import_one_another_without_circles() -> None:
     graph: dict[str, set[str]] = {}
-    for _, module, found in read_imports(PACKAGE, "export"):
-        imported = f"{found.name}.__init__" if (ROOT / found.name.replace(".", "/")).is_dir() else found.name
+    for module, name, *_ in read_imports(PACKAGE, "export"):
+        imported = f"{name}.__init__" if (ROOT / name.replace(".", "/")).is_dir() else name
         one, other = (next((min(circle) for circle in CIRCLES if name in circle), name) for name in (module, imported))
         graph.setdefault(one, set()).update({other} - {one})
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def is_misplaced(module: str, found: Import) -> bool:
+def is_misplaced(found: Import) -> bool:
     """Whether TensorFlow is imported at once, a backend by what runs on all of them, or what exports outside export."""
     library = found.name.partition(".")[0]
     if library.startswith("tensorflow") and found.at_once:
         return True
     if library in EXPORT_ONLY:
-        return (library, module) != RUNS_GRAPHS
-    is_free = any(under(module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
+        return (library, found.module) != RUNS_GRAPHS
+    is_free = any(under(found.module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
     return is_free and library in ("tensorflow", "jax", "torch")
 
 
 def test_libraries_stay_where_they_belong() -> None:
-    imports = read_imports("train.py", PACKAGE)
-    wrong = [place(path, found) for path, module, found in imports if is_misplaced(module, found)]
-    assert not wrong, "\n".join(wrong)
+    assert not [str(found) for found in read_imports("train.py", PACKAGE) if is_misplaced(found)]
 
 
 @pytest.mark.parametrize("arguments", [["-m", PACKAGE, "--help"], ["train.py", "--help"]], ids=" ".join)
@@ -230,40 +220,28 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
 
 
 def test_everything_public_is_documented() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in python_files("train.py", PACKAGE, "export", "examples")
-        for name in undocumented(ast.parse(source(path)))
-    ]
-    assert not wrong, "\n".join(wrong)
+    paths = python_files("train.py", PACKAGE, "export", "examples")
+    assert not [f"{path}: {name}" for path in paths for name in undocumented(ast.parse(source(path)))]
 
 
 def too_long(path: Path) -> Iterator[str]:
     """The file, if it has over 400 lines, and its functions of over 40 lines, signature and docstring included."""
-    text, name = source(path), path.relative_to(ROOT)
+    text = source(path)
     if (count := text.count("\n")) > 400:
-        yield f"{name}: {count} lines"
+        yield f"{path}: {count} lines"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             count = (node.end_lineno or node.lineno) - node.lineno + 1
             if count > 40:
-                yield f"{name}:{node.lineno}: {node.name} has {count} lines"
+                yield f"{path}:{node.lineno}: {node.name} has {count} lines"
 
 
 def test_files_and_functions_are_short() -> None:
-    wrong = [line for path in python_files("train.py", PACKAGE, "export", "examples") for line in too_long(path)]
-    assert not wrong, "\n".join(wrong)
+    paths = python_files("train.py", PACKAGE, "export", "examples")
+    assert not [line for path in paths for line in too_long(path)]
 
 
 def test_a_test_file_says_in_its_first_line_what_it_proves() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
         assert len(first.split()) >= 5, f"{path.name}: {first!r}"
-
-
-def test_no_large_file_in_git() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    files = [ROOT / name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
-    assert not [path.name for path in files if path.stat().st_size > 1_000_000]

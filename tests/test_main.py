@@ -125,9 +125,7 @@ def test_sentences_are_translated_apart_and_long_lines_split_or_cut_where_asked(
     one, two, three = translator.translate(["One two.", "Three.", "Four five."], num_beams=1)
     status, out, err = run("translate", *options, stdin=stdin)
     assert (status, out.decode().splitlines()[0]) == (0, f"{one} {two}  {three}")
-    assert "1 line(s) hold characters that the vocabulary cannot read, such as 'O', '.', 'T', 'F'; a" in err
     assert "were over" not in err
-    assert run("translate", *options, "--split", "sentences", stdin=stdin)[1] == out
     status, found, err = run("translate", *options, "--split", "lines", stdin=stdin)
     assert (status, found) == (0, out)
     assert "warning: 1 line(s) were over 10 pieces: their parts were translated and joined\n" in err
@@ -177,14 +175,9 @@ def test_a_message_names_a_command_as_it_is_typed_here(
     monkeypatch.setattr(sys, "orig_argv", ["my/python", started])
     assert (make_parser().prog, parser().prog, export_parser().prog) == (others, training, exporting)
     (run_folder / "model.keras").unlink()
-    for command in ("info", "translate"):
-        main([command, "run"])
-        assert f"`{training} --resume --out run`" in "".join(capsys.readouterr())
+    assert main(["translate", "run"]) == 2 and f"`{training} --resume --out run`" in capsys.readouterr().err
     (tmp_path / "exported" / "onnx").mkdir(parents=True)
     assert main(["translate", "exported"]) == 2 and f"with `{exporting} RUN --format" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["distill", "--help"])
-    assert f"Example: {others} distill runs/a" in " ".join(capsys.readouterr().out.split())
 
 
 def test_train_py_and_the_command_have_the_same_flags():

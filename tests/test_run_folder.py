@@ -49,7 +49,6 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "too large": (b'{"format": 1, "model": {}, "settings": {}}' + b" " * runs.MAX_CONFIG_BYTES, "larger than 1,"),
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
-    "without a model": ('{"format": 1, "settings": {}}', "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
     "format 0": (beside(format=0), "expected a format from 1 to 2; received 0"),
     "true for a format": (beside(format=True), "expected a format from 1 to 2; received True"),
@@ -60,7 +59,6 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
     "an unknown model key of format 1": (lambda config: of_model(class_name="Lambda")({**config, "format": 1}),
                                          "expected arguments among vocabulary_size, .*; received 'class_name'"),
-    "an unknown part": (of_model(norm="Lambda"), "`norm` must be one of layer, rms. Received: norm='Lambda'"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
     "a switch of format 1 in format 2": (of_model(normalize_first=True), "only known keys; received 'normalize_first'"),
     **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")

@@ -33,13 +33,6 @@ def write_archive(path: Path, contents: dict[str, bytes], compression: int = zip
             file.writestr(name, data)
 
 
-def larger_than_declared(path: Path) -> None:
-    """A bomb of 100 MB that declares the size of the model's weights."""
-    size = len(entries(path)[WEIGHTS])
-    write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED)
-    path.write_bytes(path.read_bytes().replace((100_000_000).to_bytes(4, "little"), size.to_bytes(4, "little")))
-
-
 def flip(path: Path, place: Callable[[bytearray], int]) -> None:
     """Turns all bits of a byte."""
     data = bytearray(path.read_bytes())
@@ -56,7 +49,6 @@ ARCHIVES: dict[str, Callable[[Path], object]] = {
     "declared too large": lambda path: write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED),
     # As large as allowed, but compressed. A config.json of a large model could allow a bomb.
     "compressed": lambda path: write_archive(path, entries(path), zipfile.ZIP_DEFLATED),
-    "larger than declared": larger_than_declared,
     "contents that would stand before the beginning": lambda path: flip(path, lambda data: len(data) - 4),
     "another checksum": lambda path: flip(path, lambda data: data.index(b"\x89HDF") + 5000),
 }
@@ -109,6 +101,7 @@ ARRAYS: dict[str, tuple[Callable[[h5py.File, str], object], str]] = {
     ),
     "a virtual array": (virtual_dataset, NO_PLAIN_ARRAY),
     "another shape": (lambda file, array: put(file, array, file[array][()].T), ""),
+    "no array": (lambda file, array: file.pop(array), ""),
     "one more": (lambda file, array: create(file, array.replace("0", "1"), (3,)), ""),
     "a hidden bomb": (
         lambda file, array: file.create_dataset("bomb", (10**8,), "f4", chunks=(10**6,), compression="gzip"),
@@ -122,14 +115,6 @@ ARRAYS: dict[str, tuple[Callable[[h5py.File, str], object], str]] = {
     "a named type": (lambda file, array: file.update(type=np.dtype("f4")), ""),
     "groups without end": (groups_without_end, ""),
 }
-
-
-def rewrite_weights(path: Path, change: Callable[[h5py.File, str], object], array: str = ARRAY) -> None:
-    contents = entries(path)
-    weights = io.BytesIO(contents[WEIGHTS])
-    with h5py.File(weights, "r+") as file:
-        change(file, array)
-    write_archive(path, {**contents, WEIGHTS: weights.getvalue()})
 
 
 def assert_refused(run: Path, message: str = "") -> None:
@@ -150,20 +135,13 @@ def test_a_damaged_or_hostile_archive_is_refused(run_folder, name):
 def test_an_array_that_the_model_does_not_predict_is_refused(run_folder, name):
     """Data of other places is refused before it is read."""
     change, message = ARRAYS[name]
-    rewrite_weights(run_folder / "model.keras", change)
+    path = run_folder / "model.keras"
+    contents = entries(path)
+    weights = io.BytesIO(contents[WEIGHTS])
+    with h5py.File(weights, "r+") as file:
+        change(file, ARRAY)
+    write_archive(path, {**contents, WEIGHTS: weights.getvalue()})
     assert_refused(run_folder, message)
-
-
-def test_arrays_of_every_kind_must_be_there(run_folder):
-    path, names = run_folder / "model.keras", []
-    whole = path.read_bytes()
-    with h5py.File(io.BytesIO(entries(path)[WEIGHTS])) as file:
-        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    assert ARRAY in names
-    for name in names[:: len(names) // 5]:
-        rewrite_weights(path, lambda file, array: file.pop(array), name)
-        assert_refused(run_folder)
-        path.write_bytes(whole)
 
 
 def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, capsys):
