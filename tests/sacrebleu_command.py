@@ -37,7 +37,7 @@ def paired_bootstrap_command(
     for path, lines in zip(paths, (references, *systems), strict=True):
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     options = f"-m bleu chrf --paired-bs --tokenize {tokenize} --format latex -w 6"
-    command = [sys.executable, "-m", "sacrebleu", paths[0], "-i", *paths[1:], *options.split()]
+    command = [sys.executable, "-m", "sacrebleu", str(paths[0]), "-i", *map(str, paths[1:]), *options.split()]
     table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     rows = [line for line in table.splitlines() if "±" in line and "CI" not in line]
     return [[float(figure) for figure in re.findall(r"\d+\.\d+", row)] for row in rows]

@@ -1,16 +1,11 @@
 """The documents say what is there: links and anchors, commands and their flags, versions."""
 
-import importlib
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import nbformat
 import pytest
 import yaml
 
@@ -73,10 +68,6 @@ def simple_commands(line: str) -> Iterator[list[str]]:
             words.append(token)
 
 
-def test_the_pages_have_commands():
-    assert len(list(commands(ROOT / "BUILD.md"))) > 40, "or the search for them is wrong"
-
-
 @EVERY_PAGE
 def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
@@ -91,7 +82,9 @@ def test_links_resolve(page):
 
 @EVERY_PAGE
 def test_commands_and_their_flags_exist(page, capsys):
-    for words in commands(page):
+    found = list(commands(page))
+    assert len(found) > 40 or page.name != "BUILD.md", "or the search for them is wrong"
+    for words in found:
         start = next(start for start in PARSERS if tuple(words[: len(start)]) == start)
         arguments = words[len(start) :]
         if arguments[-1:] in ([], ["--help"]):
@@ -110,32 +103,6 @@ def test_files_and_targets_of_make_that_are_named_exist(page):
     folders = r"keras_transformer|export|tests|docs|docker|benchmarks|examples|notebooks|\.github"
     for name in re.findall(rf"`((?:{folders})/[\w./-]+\.(?:py|md|yml|ipynb|config|Dockerfile))`", text):
         assert (ROOT / name).exists(), name
-
-
-@EVERY_PAGE
-def test_pictures_have_a_text_that_tells_what_they_show(page):
-    for told in re.findall(r"!\[([^\]]*)\]\(|<img\b[^>]*>", text_of(page)):
-        assert len(told.split()) >= 8, f"expected a text of at least 8 words in place of the picture; found: {told!r}"
-
-
-@pytest.fixture
-def notebook_pages(monkeypatch) -> Any:
-    """docs/notebook_pages.py, with a stand-in for the library that the site alone needs."""
-    converter = ModuleType("latex2mathml.converter")
-    monkeypatch.setattr(converter, "convert", lambda tex, display: f"<{display}: {tex}>", raising=False)
-    monkeypatch.setitem(sys.modules, "latex2mathml.converter", converter)
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    return importlib.import_module("notebook_pages")
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_every_notebook_becomes_a_page_with_all_its_code_and_pictures(path, notebook_pages):
-    page = notebook_pages.notebook_page(path)
-    assert page.startswith("# ") and "$$" not in page
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert all(f"```python\n{cell.source.rstrip()}\n```" in page for cell in cells)
-    pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
-    assert page.count("](data:image/png;base64,") == len(pictures)
 
 
 def test_the_bounds_of_certificates_are_those_of_the_code():

@@ -11,18 +11,16 @@ NAME = "watched_by_a_test"
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
+def file(tmp_path, monkeypatch):
     """A file that can be imported; nothing stays of it."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    path = tmp_path / f"{NAME}.py"
-    path.write_text("answer = 42\n")
-    yield path
+    yield tmp_path / f"{NAME}.py"
     sys.modules.pop(NAME, None)
 
 
-def test_the_functions_are_called_once_after_the_import():
+def test_the_functions_are_called_once_after_the_import(file):
+    file.write_text("answer = 42\n")
     called, finders = [], list(sys.meta_path)
     when_imported(NAME, lambda module: called.append(module.answer))
     when_imported(NAME, lambda module: called.append("another function"))
@@ -34,14 +32,14 @@ def test_the_functions_are_called_once_after_the_import():
     assert called[2:] == ["it is there already"]
 
 
-def test_a_failed_import_is_not_the_one_that_is_waited_for(module):
-    module.write_text("raise ImportError('not yet')")
+def test_a_failed_import_is_not_the_one_that_is_waited_for(file):
+    file.write_text("raise ImportError('not yet')")
     called = []
     when_imported(NAME, lambda module: called.append(module.answer))
     with pytest.raises(ImportError, match="not yet"):
         importlib.import_module(NAME)
     assert called == []
-    module.write_text("answer = 'at last'\n")
+    file.write_text("answer = 'at last'\n")
     importlib.invalidate_caches()
     importlib.import_module(NAME)
     assert called == ["at last"]

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,8 +63,7 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(of, tmp_path, monkeypatc
 
 GARBAGE = {
     "nothing": (b"", 0),
-    "a carriage return within": (b"one\rtwo\n", 1),
-    "NUL and control characters": (b"\0\none\0two\n\x01\x02\x1b[0m\n\x7f\n", 4),
+    "NUL and control characters": (b"\0\none\0t\rwo\n\x01\x02\x1b[0m\n\x7f\n", 4),
     "other line separators": ("one\u2028two\u0085three\x0bfour\x0cfive\x1csix\n".encode(), 1),
     "control symbols": (b"<s> </s> <pad> <unk>\n</s>\n", 2),
     "a byte order mark": (b"\xef\xbb\xbfone\n", 1),
@@ -180,12 +180,6 @@ def test_a_message_names_a_command_as_it_is_typed_here(
     assert main(["translate", "exported"]) == 2 and f"with `{exporting} RUN --format" in capsys.readouterr().err
 
 
-def test_train_py_and_the_command_have_the_same_flags():
-    command = argparse.ArgumentParser()
-    COMMANDS["train"].add_options(command)
-    assert [action.option_strings for action in command._actions] == [a.option_strings for a in parser()._actions]
-
-
 def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
     assert not issubclass(Stopped, Exception), "so that most handlers let it pass"
     before = signal.getsignal(signal.SIGTERM)
@@ -203,12 +197,9 @@ def test_sigterm_that_a_library_swallows_stops_at_the_next_line(capsys):
 
 def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_before_the_next_is_read(run_folder, translator):
     options = f"translate {run_folder} --batch-size 1 --beams 1 --max-length 4".split()
-    command, environment = (
-        [sys.executable, "-m", "keras_transformer", *options],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+    command, pipe = [sys.executable, "-m", "keras_transformer", *options], subprocess.PIPE
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process: Any = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
     process.stdin.write(b"one two\n")
     process.stdin.flush()
     expected = translator.translate("one two", num_beams=1, max_length=4)

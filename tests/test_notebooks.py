@@ -135,12 +135,8 @@ def test_every_runtime_translates_as_keras_does_and_int8_is_less_than_half():
         assert all(sizes[name, "int8", beams] < 0.5 * sizes[name, "float32", beams] for beams in "41")
 
 
-def test_scores_sinusoids_and_norms_are_as_the_text_says_and_heads_look_at_the_pronouns():
+def test_the_pronouns_are_right_and_two_heads_look_there():
     told = told_by("attention_step_by_step")
-    assert float(re.findall(r"BatchNormalization +differs by ([\d.]+)", told)[0]) > 0.5
-    assert float(re.findall(r"LayerNorm +differs by ([\d.]+)", told)[0]) == 0
-    divided, not_divided = zip(*re.findall(r"H = +\d+: ([\d.]+) divided, ([\d.]+) not divided", told), strict=True)
-    assert max(map(float, divided)) < 0.4 and float(not_divided[-1]) > 0.95
     assert told.count("True") == 3 and "False" not in told
     assert float(re.findall(r"([\d.]+)% of 300 pronouns", told)[0]) >= 98
     assert told.count("weil es zu müde war.") == told.count("weil sie zu breit war.") == 2

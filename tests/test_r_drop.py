@@ -84,7 +84,7 @@ def test_the_divergence_is_the_mean_of_both_directions_in_float32():
     assert float(found) == pytest.approx((weights * both).sum(), rel=1e-5)
 
 
-def learned(alpha: float, dropout: float = 0.0, feed_forward: object = "plain") -> list:
+def learned(alpha: float, dropout: float = 0.0, feed_forward: str | dict = "plain") -> list:
     """The losses of three steps of a translator, and its weights after them."""
     keras.utils.set_random_seed(3)
     model = Transformer(23, 1, 2, 8, 12, dropout=dropout, feed_forward=feed_forward)

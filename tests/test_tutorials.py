@@ -41,16 +41,12 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
-def long(page: str, *made: str):
-    return pytest.param(page, made, marks=pytest.mark.long)
-
-
 @pytest.mark.parametrize(
     ("page", "made"),
     [
         ("start", ["runs/mine/model.keras", "look.html"]),
-        long("fine_tuning", "runs/tuned/model.keras"),
-        long("opus_to_phone", "runs/opus/model.keras", "exported/opus/tflite/translate-int8.tflite"),
+        pytest.param("fine_tuning", ["runs/tuned/model.keras"], marks=pytest.mark.long),
+        pytest.param("opus_to_phone", ["exported/opus/tflite/translate-int8.tflite"], marks=pytest.mark.long),
     ],
 )
 def test_the_commands_of_a_tutorial(page, made, place):
