@@ -245,3 +245,16 @@ def test_a_test_file_says_in_its_first_line_what_it_proves() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
         assert len(first.split()) >= 5, f"{path.name}: {first!r}"
+
+
+def test_no_large_file_in_git() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    large = [
+        f"{path.name}: {path.stat().st_size} bytes"
+        for path in files
+        if path.is_file() and path.stat().st_size > 1_000_000
+    ]
+    assert not large, "\n".join(large)

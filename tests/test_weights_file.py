@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import re
 import tempfile
 import zipfile
@@ -33,6 +34,19 @@ def write_archive(path: Path, contents: dict[str, bytes], compression: int = zip
             file.writestr(name, data)
 
 
+def larger_than_declared(path: Path) -> None:
+    """A bomb of 100 MB that declares the size of the model's weights."""
+    size = len(entries(path)[WEIGHTS])
+    write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED)
+    path.write_bytes(path.read_bytes().replace((100_000_000).to_bytes(4, "little"), size.to_bytes(4, "little")))
+
+
+def smaller_than_declared(path: Path) -> None:
+    write_archive(path, {WEIGHTS: b"\x89HDF\r\n\x1a\n"})
+    size, declared = (8).to_bytes(4, "little"), (200_000).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size + size, declared + declared))
+
+
 def flip(path: Path, place: Callable[[bytearray], int]) -> None:
     """Turns all bits of a byte."""
     data = bytearray(path.read_bytes())
@@ -42,15 +56,21 @@ def flip(path: Path, place: Callable[[bytearray], int]) -> None:
 
 ARCHIVES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1000]),
+    "no archive": lambda path: path.write_bytes(b"weights" * 1000),
+    "without weights": lambda path: write_archive(path, {name: b"" for name in entries(path) if name != WEIGHTS}),
     "weights that lead out of the folder": lambda path: write_archive(
         path, dict.fromkeys([f"../{WEIGHTS}", f"/tmp/{WEIGHTS}"], entries(path)[WEIGHTS])
     ),
     "declared too large": lambda path: write_archive(path, {WEIGHTS: bytes(100_000_000)}, zipfile.ZIP_DEFLATED),
     # As large as allowed, but compressed. A config.json of a large model could allow a bomb.
     "compressed": lambda path: write_archive(path, entries(path), zipfile.ZIP_DEFLATED),
+    "larger than declared": larger_than_declared,
+    "smaller than declared": smaller_than_declared,
     "contents that would stand before the beginning": lambda path: flip(path, lambda data: len(data) - 4),
     "another checksum": lambda path: flip(path, lambda data: data.index(b"\x89HDF") + 5000),
 }
+
+# Arrays: each function changes the HDF5 file inside.
 
 
 def put(file: h5py.File, array: str, value: object) -> None:
@@ -66,12 +86,24 @@ def create(file: h5py.File, array: str, shape: tuple[int, ...], *options: object
     file.create_dataset(array, shape, *options, **more)
 
 
+def soft_link(file: h5py.File, array: str) -> None:
+    file["other"] = file[array][()]
+    put(file, array, h5py.SoftLink("/other"))
+
+
 def virtual_dataset(file: h5py.File, array: str) -> None:
     shape = file[array].shape
     del file[array]
     layout = h5py.VirtualLayout(shape, "f4")
     layout[:] = h5py.VirtualSource("/etc/passwd", "data", shape)
     file.create_virtual_dataset(array, layout)
+
+
+def nothing(file: h5py.File, array: str) -> None:
+    """No array at all, and as many bytes."""
+    for name in list(file):
+        del file[name]
+    file["ballast"] = np.zeros(100_000, "f4")
 
 
 def many_small_arrays(file: h5py.File, array: str) -> None:
@@ -91,35 +123,56 @@ def groups_without_end(file: h5py.File, array: str) -> None:
 
 LINK, NO_PLAIN_ARRAY = "it holds a link", "it holds something other than a plain array"
 OUTSIDE = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
+GZIP = {"compression": "gzip"}
 ARRAYS: dict[str, tuple[Callable[[h5py.File, str], object], str]] = {
-    "a soft link": (lambda file, array: put(file, array, h5py.SoftLink("/layers")), LINK),
+    "a soft link": (soft_link, LINK),
     "a link to a file": (lambda file, array: put(file, array, h5py.ExternalLink("/etc/passwd", "/")), LINK),
+    "a group of a file": (lambda file, array: file.update(elsewhere=h5py.ExternalLink("../other.h5", "/")), LINK),
     "storage outside": (
         lambda file, array: create(file, array, file[array].shape, "f4", external=OUTSIDE),
         NO_PLAIN_ARRAY,
     ),
     "a virtual array": (virtual_dataset, NO_PLAIN_ARRAY),
     "another shape": (lambda file, array: put(file, array, file[array][()].T), ""),
+    "a scalar": (lambda file, array: put(file, array, 1.0), ""),
+    "another name": (lambda file, array: file.move(array, array + "0"), ""),
     "no array": (lambda file, array: file.pop(array), ""),
+    "no group": (lambda file, array: file.pop(array.rpartition("/vars")[0]), ""),
+    "nothing": (nothing, ""),
     "one more": (lambda file, array: create(file, array.replace("0", "1"), (3,)), ""),
-    "a hidden bomb": (
-        lambda file, array: file.create_dataset("bomb", (10**8,), "f4", chunks=(10**6,), compression="gzip"),
-        "it holds more arrays than the model has",
+    "a hidden bomb": (lambda file, array: create(file, "bomb", (100_000_000,), "f4", chunks=(1_000_000,), **GZIP), ""),
+    "a bomb in place": (
+        lambda file, array: create(file, array, (100_000_000, 16), "f4", chunks=(1_000_000, 16), fillvalue=1, **GZIP),
+        "",
     ),
     "a size of 0 in 64 bits": (lambda file, array: create(file, array, (2**32, 2**32), "f4", chunks=(1024, 16)), ""),
     "many small arrays": (many_small_arrays, ""),
     "strings": (lambda file, array: create(file, array, file[array].shape, h5py.string_dtype()), ""),
+    "references": (lambda file, array: create(file, "references", (3,), h5py.ref_dtype), ""),
+    "records": (lambda file, array: create(file, "records", (3,), np.dtype([("a", "f4"), ("b", "i8")])), ""),
     "complex numbers": (lambda file, array: put(file, array, file[array][()].astype("c8")), ""),
     "an empty array": (lambda file, array: put(file, array, h5py.Empty("f4")), ""),
+    "an array for a group": (lambda file, array: put(file, array.rpartition("/")[0], np.zeros(3, "f4")), ""),
     "a named type": (lambda file, array: file.update(type=np.dtype("f4")), ""),
     "groups without end": (groups_without_end, ""),
+    "a circle": (lambda file, array: file.update(circle=file["/"]), ""),
 }
 
 
+def rewrite_weights(path: Path, change: Callable[[h5py.File, str], object], array: str = ARRAY) -> None:
+    contents = entries(path)
+    weights = io.BytesIO(contents[WEIGHTS])
+    with h5py.File(weights, "r+") as file:
+        change(file, array)
+    write_archive(path, {**contents, WEIGHTS: weights.getvalue()})
+
+
 def assert_refused(run: Path, message: str = "") -> None:
-    path = re.escape(str(run / "model.keras"))
-    with pytest.raises(RequestError, match=rf"^{path} is damaged or not this run's: .*{message}.*\Z"):
+    path = run / "model.keras"
+    with pytest.raises(RequestError, match=f"^{re.escape(str(path))} is damaged or not this run's: .") as caught:
         runs.load_model(run)
+    assert "\n" not in str(caught.value)
+    assert re.search(message, str(caught.value))
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -134,31 +187,69 @@ def test_a_damaged_or_hostile_archive_is_refused(run_folder, name):
 def test_an_array_that_the_model_does_not_predict_is_refused(run_folder, name):
     """Data of other places is refused before it is read."""
     change, message = ARRAYS[name]
-    path = run_folder / "model.keras"
-    contents = entries(path)
-    weights = io.BytesIO(contents[WEIGHTS])
-    with h5py.File(weights, "r+") as file:
-        change(file, ARRAY)
-    write_archive(path, {**contents, WEIGHTS: weights.getvalue()})
+    rewrite_weights(run_folder / "model.keras", change)
     assert_refused(run_folder, message)
 
 
-def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, capsys):
+def test_arrays_of_every_kind_must_be_there(run_folder):
+    path = run_folder / "model.keras"
+    whole, names = path.read_bytes(), []
+    with h5py.File(io.BytesIO(entries(path)[WEIGHTS])) as file:
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    assert ARRAY in names
+    for name in names[:: len(names) // 7]:
+        rewrite_weights(path, lambda file, array: file.pop(array), name)
+        assert_refused(run_folder)
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch, number, capsys):
     def failing(*_):
-        raise OSError(errno.ENOSPC, "told in other words")
+        raise OSError(number, "told in other words")
 
     monkeypatch.setattr(weights_file.shutil, "copyfileobj", failing)
+    told = f"[Errno {number}] {os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}: "
+    with pytest.raises(OSError, match=f"^{re.escape(told)}'{re.escape(str(run_folder / 'model.keras'))}'$") as caught:
+        runs.load_model(run_folder)
+    assert caught.value.errno == number
     assert main(["translate", str(run_folder)]) == 1
-    assert capsys.readouterr().err == (
-        f"error: [Errno {errno.ENOSPC}] No space left on device, while its weights were copied to "
-        f"{tempfile.gettempdir()}: '{run_folder / 'model.keras'}'\n"
-    )
+    assert capsys.readouterr().err.startswith("error: [Errno ")
 
 
-def test_the_configuration_inside_is_not_even_read(run_folder, monkeypatch):
+def test_a_file_that_hdf5_cannot_read_is_no_damage_to_the_model(run_folder, monkeypatch):
+    checked = weights_file._check_arrays
+    monkeypatch.setattr(weights_file, "_check_arrays", lambda path, *sizes: checked(path.parent, *sizes))
+    with pytest.raises(IsADirectoryError):
+        runs.check_model(runs.RunFolder(run_folder))
+
+
+class Trap:
+    """Registered by no one: were a configuration's word taken for it, this would run."""
+
+    sprung = False
+
+    def __init__(self, *_: object, **__: object):
+        Trap.sprung = True
+
+    from_config = __init__
+
+
+LAMBDA = {"function": {"class_name": "__lambda__", "config": {"code": "4wEAAAA="}}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"module": "tests.test_weights_file", "class_name": "Trap", "config": {}, "registered_name": "Trap"},
+        {"module": "keras.layers", "class_name": "Lambda", "config": LAMBDA},
+        {"module": "builtins", "class_name": "exec", "config": "import os; os._exit(3)"},
+    ],
+    ids=lambda config: config["class_name"],
+)
+def test_the_configuration_inside_is_never_deserialised(run_folder, config, monkeypatch):
     path = run_folder / "model.keras"
-    hostile = {"module": "builtins", "class_name": "exec", "config": "import os; os._exit(3)"}
-    write_archive(path, {**entries(path), "config.json": json.dumps(hostile).encode()})
+    write_archive(path, {**entries(path), "config.json": json.dumps(config).encode()})
     opened, open_entry = [], zipfile.ZipFile.open
 
     def watched(self, name, *arguments, **options):
@@ -167,15 +258,16 @@ def test_the_configuration_inside_is_not_even_read(run_folder, monkeypatch):
 
     monkeypatch.setattr(zipfile.ZipFile, "open", watched)
     assert runs.load_model(run_folder).count_params() > 0
-    assert opened == [WEIGHTS]
+    assert opened == [WEIGHTS], "config.json was not even read"
+    assert not Trap.sprung
 
 
 def test_a_config_that_asks_for_more_than_the_file_holds_is_refused_in_one_line(run_folder, capsys):
     config = runs.read_config(run_folder)
     config["model"]["hidden_dim"] = 65_536
     (run_folder / "config.json").write_text(json.dumps(config))
+    assert_refused(run_folder, r"expected about [\d,]+ bytes of weights; it holds")
     assert main(["translate", str(run_folder)]) == 2
-    assert re.fullmatch(
-        r"error: .*model.keras is damaged or not this run's: expected about [\d,]+ bytes of weights; it holds .*\n",
-        capsys.readouterr().err,
-    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {run_folder / 'model.keras'} is damaged or not this run's: ")
+    assert error.count("\n") == 1

@@ -1,56 +1,92 @@
-"""--download takes the files that an import reads from the Hub, by huggingface_hub, and nothing else."""
+"""--download against a server on this machine, by huggingface_hub itself."""
 
-import shutil
+import hashlib
+import json
+import os
+import subprocess
 import sys
-from types import SimpleNamespace
-from unittest.mock import create_autospec
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from keras_transformer.__main__ import main
 from tests.importing.theirs import write
 
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/opus-mt-en-de"
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers as the Hub does for one model, and the paths that were asked for."""
+    folder = write("marian", tmp_path_factory.mktemp("hub") / "model")
+    (folder / "modeling_marian.py").write_text("raise SystemExit('this must not run')")
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            path = self.path.split("?")[0]
+            file = folder / path.rpartition("/")[2]
+            if path == f"/api/models/{NAME}/tree/v1":
+                files = [(each.name, each.stat().st_size) for each in folder.iterdir()]
+                tree = [{"type": "file", "path": name, "size": size, "oid": COMMIT} for name, size in files]
+                status, content, headers = 200, json.dumps(tree).encode(), {}
+            elif path.startswith(f"/{NAME}/resolve/") and file.is_file():
+                status, content = 200, file.read_bytes()
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            else:
+                status, content, headers = 404, b"", {"X-Error-Code": "RepoNotFound"}
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.mark.parity
-def test_a_model_is_fetched_and_imported(tmp_path, monkeypatch):
-    """The functions that ask the Hub answer for one model; they are called as their signatures say."""
-    from huggingface_hub import HfApi
-
-    theirs, fetched = write("marian", tmp_path / "theirs"), []
-    (theirs / "modeling_marian.py").write_text("raise SystemExit('this must not run')")
-
-    def fetch(hub, repository, file, revision, local_dir):
-        fetched.append(f"{repository}@{revision}/{file}")
-        shutil.copy(theirs / file, local_dir)
-
-    names = [path.name for path in theirs.iterdir()]
-    monkeypatch.setattr(HfApi, "list_repo_files", create_autospec(HfApi.list_repo_files, return_value=names))
-    monkeypatch.setattr(HfApi, "hf_hub_download", create_autospec(HfApi.hf_hub_download, side_effect=fetch))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["import", "--download", f"{NAME}@v1", str(tmp_path / "run")]) == 0
-    assert (tmp_path / "run" / "model.keras").is_file() and f"{NAME}@v1/source.spm" in fetched
-    assert not any("modeling_marian" in name for name in fetched), "code is not fetched"
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "theirs"}, "what was fetched is removed"
+def test_a_model_is_fetched_and_imported(hub, tmp_path):
+    endpoint, asked = hub
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "keras_transformer", "import", "--download", f"{NAME}@v1", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model.keras").is_file()
+    assert any(path.startswith(f"/{NAME}/resolve/v1/source.spm") for path in asked)
+    assert not any("modeling_marian" in path for path in asked), "code is not fetched"
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "cache"}, "what was fetched is removed"
 
 
 @pytest.mark.parity
-def test_what_the_hub_lacks_and_one_that_does_not_answer(tmp_path, monkeypatch, capsys):
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
+def test_what_the_hub_lacks_and_one_that_does_not_answer(hub, tmp_path, monkeypatch, capsys):
+    from huggingface_hub import constants
 
-    def refuses(name, status, message):
+    for name, status, message in (
+        ("someone/else", 2, "--download someone/else: the Hub has no such model"),
+        ("a/b/c", 2, "--download a/b/c: "),
+        (f"{NAME}@v2", 2, f"--download {NAME}@v2: the Hub has no such model or revision"),
+        (NAME, 1, f"cannot download {NAME}: "),
+    ):
+        monkeypatch.setattr(constants, "ENDPOINT", hub[0] if status == 2 else "http://127.0.0.1:9")
         assert main(["import", "--download", name, str(tmp_path / "run")]) == status
         assert f"error: {message}" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refuses("a/b/c", 2, "--download a/b/c: ")
-    refuses(NAME, 1, f"cannot download {NAME}: ")
-    lacking = HfHubHTTPError("404", response=SimpleNamespace(headers={}, request=None, status_code=404))  # type: ignore[arg-type]
-    monkeypatch.setattr(HfApi, "list_repo_files", create_autospec(HfApi.list_repo_files, side_effect=lacking))
-    refuses(f"{NAME}@v2", 2, f"--download {NAME}@v2: the Hub has no such model or revision")
 
 
 def test_without_the_package(tmp_path, monkeypatch, capsys):
