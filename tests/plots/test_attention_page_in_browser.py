@@ -5,7 +5,6 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,21 +105,6 @@ class Page:
         found = [self.all(selector, f"one.{name}") for selector, name in parts.items()]
         return [*found, *self.all("#favourites", "one.innerText"), self.summary]
 
-    @property
-    def stops(self) -> list[str]:
-        """Where Tab stops, from the page's beginning to its end: the ids of the parts."""
-        from selenium.webdriver import Keys
-
-        self.find("h1").click()  # Tab goes on from there
-        found: list[str] = []
-        while len(found) < 20:
-            self.press(Keys.TAB)
-            stop = self.run("document.activeElement.closest('fieldset, #heads, #lines, #map, body').id")
-            if not stop or stop in found[:1]:
-                break
-            found.append(stop)
-        return found
-
 
 @pytest.fixture
 def page(driver, tmp_path) -> Iterator[Page]:
@@ -132,42 +116,28 @@ def page(driver, tmp_path) -> Iterator[Page]:
     yield page
     assert driver.get_log("browser") == []
     assert page.requests() <= {page.path.as_uri(), "data:,"}
-    for command in ("Emulation.clearDeviceMetricsOverride", "Emulation.setEmulatedMedia"):
-        driver.execute_cdp_cmd(command, {})
-
-
-def test_there_is_one_stop_for_each_part(page):
-    page.show(translation(pieces(2, 1, 2)))
-    assert page.stops == ["theme", "attention", "unit", "view", "heads", "lines"]
-    page.pick("view", "map")
-    assert page.stops == ["theme", "attention", "unit", "view", "heads", "map"]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {})
 
 
 # For each part: the place in the matrix that is picked before, how often Tab is pressed, and a walk: a key, with ^ for
 # Control held, and the beginning of the summary then.
 WALKS = {
     "heads": ((0, 0), 0, [
-        ("DOWN", "mean of layer 1: "), ("RIGHT", "maximum of layer 1: "), ("RIGHT", "head 1.1: "),
-        ("DOWN", "head 2.1: "), ("END", "head 2.2: "), ("RIGHT", "head 2.2: "), ("HOME", "mean of layer 2: "),
-        ("^HOME", "mean of all heads: "), ("^END", "head 2.2: "), ("LEFT", "head 2.1: "),
+        ("DOWN", "mean of layer 1: "), ("RIGHT", "maximum of layer 1: "), ("END", "head 1.2: "), ("LEFT", "head 1.1: "),
+        ("DOWN", "head 2.1: "), ("HOME", "mean of layer 2: "), ("^HOME", "mean of all heads: "), ("^END", "head 2.2: "),
     ]),
     "lines": ((1, 2), 1, [
         ("", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
         ("END", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
         ("RIGHT", "head 1.1: 'three' is looked at by 'three', 1.00 (then 'two', 0.60)"),
         ("UP", "head 1.1: 'two' is looked at by 'one', 0.80 (then 'two', 0.40)"),
-        ("HOME", "head 1.1: 'one' is looked at by 'one', 0.20 (then 'two', 0.00)"),
-        ("LEFT", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
         ("ESCAPE", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
     ]),
     "map": ((1, 2), 2, [
         ("", "head 1.1: 'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
         ("RIGHT", "head 1.1: 'one' looks at 'two', 0.80 (then 'one', 0.20)"),
         ("DOWN", "head 1.1: 'two' looks at 'two', 0.40 (most at 'three', 0.60)"),
-        ("HOME", "head 1.1: 'two' looks at 'one', 0.00 (most at 'three', 0.60)"),
         ("^END", "head 1.1: 'three' looks at 'three', 1.00 (then 'one', 0.00)"),
-        ("UP", "head 1.1: 'two' looks at 'three', 0.60 (then 'two', 0.40)"),
-        ("^HOME", "head 1.1: 'one' looks at 'one', 0.20 (most at 'two', 0.80)"),
     ]),
 }  # fmt: skip
 
@@ -195,9 +165,7 @@ def test_keys_walk_and_the_summary_follows(part, page):
             assert f"{selected.get_attribute('aria-label').split(',')[0]}: " == sentence
 
 
-@pytest.mark.parametrize(
-    ("view", "selector"), [("lines", "#queries"), ("lines", "#keys"), ("map", "#map tr:nth-child(3)")]
-)
+@pytest.mark.parametrize(("view", "selector"), [("lines", "#queries"), ("map", "#map tr:nth-child(3)")])
 def test_the_pointer_and_the_focus_show_the_same(view, selector, page):
     from selenium.webdriver import ActionChains
 
@@ -223,17 +191,12 @@ def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(p
     assert page.all("#all", "getComputedStyle(one).display") == ["none"]
     _, options, _, favourites, _ = page.told
     assert [text.split() for text in options[3:]] == [["one", "0.20"], ["two", "0.80"], ["three"]]
-    strokes = "['stroke-width', 'stroke-opacity'].map(name => +one.getAttribute(name))"
-    (thin, faint), (wide, dark) = page.all("#some path", strokes)
-    assert thin < wide and faint < dark, "width and opacity tell the score"
     assert favourites.split("\n") == [
         "Where each head looks from 'one'", "three\t2.1 1.00 2.2 0.60", "two\t1.1 0.80", "one\t1.2 1.00",
     ]  # fmt: skip
     page.pick("view", "map")
     marks = page.all("#map tr", "[...one.cells].slice(1).map(cell => cell.getAttribute('aria-label'))")[1:]
     assert marks == [[None, "0.80, strongest", None], [None, None, "0.60, strongest"], [None, None, "1.00, strongest"]]
-    borders = page.all("#map .strongest", "getComputedStyle(one).boxShadow")
-    assert len(borders) == 3 and "none" not in borders
     scores = np.array([[[[5, 0, 0], [4, 1, 0], [2, 2, 1]]]], "float32") / 5
     page.show({"self": Attention(THREE, THREE, scores)})  # a first word that sees itself alone is no strongest look
     assert page.summary == "mean of all heads: 'two' looks at 'one', 0.80 (then 'two', 0.20)"
@@ -261,12 +224,9 @@ def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted
     page.show(attentions)
     page.pick("unit", "pieces")
     words = page.all("#heads td[aria-label^=head]", "one.innerText.trim().split(/\\s+/)")
-    distances, even = (
-        attentions["encoder"].mean_distances().ravel(),
-        np.abs(np.subtract.outer(range(6), range(6))).mean(),
-    )
+    distances = attentions["encoder"].mean_distances().ravel()
+    even = np.abs(np.subtract.outer(range(6), range(6))).mean()
     assert [word for _, word in words] == ["far" if distance > even else "near" for distance in distances]
-    assert {word for _, word in words} == {"far", "near"}, "or this test sees one kind alone"
     np.testing.assert_allclose([float(number) for number, _ in words], distances, atol=0.06)
     page.pick("attention", "2")
     texts = page.all("#heads td[aria-label^=head]", "one.innerText.trim()")
@@ -299,60 +259,3 @@ def test_light_and_dark(page):
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert page.all("body", "getComputedStyle(one).backgroundColor") == [light], "paper is white"
     assert page.all("#theme, #controls, #heads", "getComputedStyle(one).display") == ["none"] * 3
-
-
-def test_a_narrow_window_does_not_scroll_sideways(page):
-    page.show(translation(pieces(*[1] * 40)))
-    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for view in ("lines", "map"):
-        page.pick("view", view)
-        assert page.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-def test_200_tokens_are_usable(page):
-    page.show({"self": some_attention(pieces(*[1] * 200), pieces(*[1] * 200), layers=6, heads=8, causal=True)})
-    page.pick_head(3, 2)
-    assert len(page.all("#all path", "1")) < 40_000
-    page.pick("view", "map")
-    assert page.numbers.shape == (200, 200)
-    assert page.stops == ["theme", "view", "heads", "map"]
-
-
-def test_a_real_table_stands_behind_the_heat_map(page):
-    page.show({"self": FIFTHS})
-    page.pick("view", "map")
-    table = page.find("#map table")
-    assert table.get_attribute("role") == "grid" and table.find_elements("css selector", "tbody, tr")
-    nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-    for role in ("columnheader", "rowheader"):
-        assert [n["name"]["value"] for n in nodes if n["role"]["value"] == role][-3:] == [*THREE.labels]
-    cells = [node["name"]["value"] for node in nodes if node["role"]["value"] == "gridcell"]
-    assert len(cells[-9:]) == 9 and all(name[0] in "01" for name in cells[-9:])
-
-
-def test_texts_without_words_and_of_one_word(page):
-    for count, told in enumerate(["There is no text to look at.", "mean of all heads: 'w0.0' looks at 'w0.0', 1.00"]):
-        page.show({"self": some_attention(pieces(*[1] * count), pieces(*[1] * count))})
-        for view in ("lines", "map"):
-            page.pick("view", view)
-            assert page.summary == told
-
-
-def test_the_browser_itself_forbids_requests(page):
-    page.show({"self": FIFTHS})
-    code = """
-        const [address, done] = arguments, blocked = [];
-        document.addEventListener('securitypolicyviolation', event => blocked.push(event.effectiveDirective));
-        new Image().src = address;
-        document.head.append(Object.assign(document.createElement('script'), { textContent: 'window.ran = true' }));
-        fetch(address).catch(() => setTimeout(() => done([blocked.sort(), window.ran ?? false])));
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(1)
-        blocked = page.driver.execute_async_script(code, f"http://127.0.0.1:{server.getsockname()[1]}/")
-        assert blocked == [["connect-src", "img-src", "script-src-elem"], False]
-        with pytest.raises(TimeoutError):
-            server.accept()
-    assert len(page.driver.get_log("browser")) >= 2, "Chromium tells of what it blocked, and nothing else"
-    page.requests()  # it tells of these too, though it sent none
