@@ -16,28 +16,3 @@ def start_sleeper(seconds):
 
 def start_broken():
     raise ValueError("expected a model; received none")
-
-
-def start_without():
-    import no_such_peer  # type: ignore[import-not-found]  # noqa: F401
-
-
-class Unreadable:
-    """A process can send it, and none can receive it."""
-
-    def __reduce__(self):
-        return int, ("no number",)
-
-
-def start_unreadable():
-    return Unreadable
-
-
-def start_liar(folder, cell):
-    """A decoder with wrong answers."""
-    return lambda: [[5]] * cell.num_sentences
-
-
-def start_honest(folder, cell):
-    """A decoder with right answers."""
-    return lambda: [[4]] * cell.num_sentences

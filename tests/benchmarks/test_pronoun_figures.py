@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import pronouns
 from benchmarks.pronouns import LOOKS, figures, looking
 from keras_transformer.decoding.attention import Attention, Tokens
 from keras_transformer.decoding.translator import Translator
@@ -44,10 +43,8 @@ class Told(Translator):
 
 LOOK_FOR_LOOK = [
     ("de", ("encoder", "it", "animal"), 0), ("de", ("encoder", "it", "tired"), 1),
-    ("de", ("decoder", "weil", "Das"), 2), ("de", ("decoder", "weil", "Tier"), 2),
-    ("fr", ("decoder", "qu'", "animal"), 2), ("fr", ("decoder", "qu'", "L'"), 2),
-    ("de", ("cross", "es", "animal"), 3), ("de", ("cross", "es", "tired"), 4),
-    ("fr", ("cross", "il", "it"), 5), ("fr", ("cross", "qu'", "tired"), 6),
+    ("de", ("decoder", "weil", "Das"), 2), ("fr", ("decoder", "qu'", "L'"), 2),
+    ("de", ("cross", "es", "animal"), 3), ("fr", ("cross", "qu'", "tired"), 6),
 ]  # fmt: skip
 
 
@@ -66,10 +63,3 @@ def test_right_pronouns_are_told_from_wrong_ones(language="fr"):
     others = [one._replace(target=two.target, pronoun=one.pronoun) for one, two in pairs]
     expected = np.mean([one.pronoun == two.pronoun for one, two in pairs])
     assert figures(Told(others), others, language)["right pronouns"] == pytest.approx(expected) != 1
-
-
-def test_an_elided_word_stands_apart():
-    pieces = Tokens.of_pieces(["▁parc", "e", "▁", "qu", "'", "e", "lle", "▁n'", "a", "▁pas"])
-    assert pronouns.apart(pieces).joined().labels == ("parce", "qu'", "elle", "n'", "a", "pas")
-    english = Tokens.of_pieces(["▁it", "▁did", "n'", "t", "▁e", "at"])
-    assert pronouns.apart(english) == english
