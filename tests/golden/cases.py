@@ -22,17 +22,6 @@ class Task(NamedTuple):
     search: dict[str, Any]  # what is baked into exports
 
 
-class Case(NamedTuple):
-    """A run: a task's name, and for a variant of the task flags, and the format that it is exported to.
-
-    Of a variant less is recorded: see `record.parts_of`.
-    """
-
-    task: str
-    flags: str = ""
-    format: str = "onnx"
-
-
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes a text file."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -90,12 +79,9 @@ def write_images(folder: Path, draw: random.Random) -> None:
     for name, count in {"images": 30, "valid-images": 2}.items():
         for label, (top, left) in CORNERS.items():
             (folder / name / label).mkdir(parents=True)
+            bright = [(row, column) for row in (top, top + 1) for column in (left, left + 1)]
             for number in range(count):
-                pixels = [
-                    draw.randint(0, 99) + 120 * (0 <= row - top < 2 and 0 <= column - left < 2)
-                    for row in range(4)
-                    for column in range(4)
-                ]
+                pixels = [draw.randint(0, 99) + 120 * (divmod(place, 4) in bright) for place in range(16)]
                 Image.frombytes("L", (4, 4), bytes(pixels)).save(folder / name / label / f"{number:02}.png")
 
 
@@ -179,18 +165,20 @@ VARIANTS = {
 }
 WITHOUT_ONNX = ("universal", "experts", "compressed")
 SMALLER = "--hidden-dim 8 --intermediate-dim 16 --learning-rate-factor 1 --steps 300"
-CASES = {name: Case(name) for name in TASKS} | {
-    name: Case("translation", f"{SMALLER} {flags}", "saved_model" if name in WITHOUT_ONNX else "onnx")
-    for name, flags in VARIANTS.items()
-}
+CASES = [*TASKS, *VARIANTS]
+
+
+def task_of(name: str) -> Task:
+    """The task of a case: a variant is one of translation."""
+    return TASKS[name if name in TASKS else "translation"]
 
 
 def flags_of(name: str, *more: str) -> list[str]:
     """The flags of train.py for a case, and more; it runs where its files are."""
-    case = CASES[name]
-    return f"{MODEL} {TRAINING} {TASKS[case.task].flags} {case.flags} {' '.join(more)}".split()
+    variant = f"{SMALLER} {VARIANTS[name]}" if name in VARIANTS else ""
+    return f"{MODEL} {TRAINING} {task_of(name).flags} {variant} {' '.join(more)}".split()
 
 
 def write_files(name: str, folder: Path) -> None:
     """Writes what a case trains on."""
-    TASKS[CASES[name].task].write(folder, random.Random(7))
+    task_of(name).write(folder, random.Random(7))

@@ -15,7 +15,7 @@ from export.certificate.comparison import expected_of
 from export.probes import Texts
 from export.signatures import open_run
 from keras_transformer.run_config import versions
-from tests.golden.cases import CASES, TASKS
+from tests.golden.cases import CASES, TASKS, task_of
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults
 from tests.golden.record import fresh_entries, parts_of, questions_of, recorded, searches_of
 from tests.golden.stored import HERE, Entries, pack, read, trained, unpack, write
@@ -41,7 +41,7 @@ def make(name: str, folder: Path, train_anew: bool) -> None:
     refuse_near_ties(name, run)
     stored = {} if train_anew else read(name)
     entries: Entries = {f"made | {key}": stored.get(f"made | {key}", value) for key, value in made_by().items()}
-    if not CASES[name].flags:
+    if name in TASKS:
         (folder / "fresh").mkdir()
         entries |= fresh_entries(name, folder / "fresh")
     for part in parts_of(name):
@@ -69,7 +69,7 @@ def made_by() -> dict[str, str]:
 
 def refuse_near_ties(name: str, run: Path) -> None:
     """Raises SystemExit if a best answer of a search was nearly another one: on other processors it might be."""
-    opened, search = open_run(run), TASKS[CASES[name].task].search
+    opened, search = open_run(run), task_of(name).search
     asked = [line for line in questions_of(name, opened.pipeline, run) if search and line.strip()]
     for options in (search, *searches_of(name)) if search else ():
         if "sampling" not in options:

@@ -1,7 +1,5 @@
 """ONNX files in plain ONNX Runtime; those of text run in another process, because they crash beside TensorFlow."""
 
-import atexit
-import functools
 import json
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 
-def session_of(path: Path, library: str | None = None) -> onnxruntime.InferenceSession:
+def session_of(path: Path | str, library: str | None = None) -> onnxruntime.InferenceSession:
     """A session on the processor, perhaps with a library of operators."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -35,27 +33,17 @@ def outputs_of(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarra
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-@functools.cache
-def other_process() -> subprocess.Popen[str]:
-    """Answers a line of JSON, a path and texts, with a line of JSON; it ends when this process does."""
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(process.communicate)
-    return process
-
-
 def run_text(path: Path, texts: list[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """What a file of text is, and what it gives for texts."""
-    process = other_process()
-    assert process.stdin and process.stdout
-    print(json.dumps([str(path), texts]), file=process.stdin, flush=True)
-    about, outputs = json.loads(process.stdout.readline())
+    command = [sys.executable, __file__, str(path)]
+    done = subprocess.run(command, input=json.dumps(texts), stdout=subprocess.PIPE, text=True, check=True)
+    about, outputs = json.loads(done.stdout)
     return about, outputs
 
 
 if __name__ == "__main__":
     from onnxruntime_extensions import get_library_path
 
-    for path, texts in map(json.loads, sys.stdin):
-        session = session_of(path, get_library_path())
-        outputs = outputs_of(session, {"text": np.array(texts, object)})
-        print(json.dumps([described(session), {name: rows.tolist() for name, rows in outputs.items()}]), flush=True)
+    session = session_of(sys.argv[1], get_library_path())
+    outputs = outputs_of(session, {"text": np.array(json.load(sys.stdin), object)})
+    json.dump([described(session), {name: rows.tolist() for name, rows in outputs.items()}], sys.stdout)

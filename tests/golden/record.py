@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import keras_transformer
-from export.__main__ import write_artefacts
+from export.__main__ import FORMATS, write_artefacts
 from export.certificate import artefacts_in, contents_of
-from export.signatures import TrainedRun, open_run
+from export.signatures import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run, stem
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.recognizer import Recognizer
@@ -25,23 +25,18 @@ from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import model_config
-from tests.golden.cases import CASES, TASKS
+from tests.golden.cases import VARIANTS, WITHOUT_ONNX, task_of
 from tests.golden.onnx_file import described, outputs_of, run_text, session_of
 from tests.golden.stored import Entries, trained
 
 Found = Iterator[tuple[str, Any]]
-EXPORTS = [
-    "saved_model", "saved_model-float16", "onnx", "onnx-float16", "onnx-int8", "tflite", "tflite-float16",
-    "tflite-int8", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
-]  # fmt: skip
+EXPORTS = [stem(format, one) for format in FORMATS for one in PRECISIONS if (format, one) not in NO_SUCH_PRECISION]
 SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 1, "length_penalty": 0.0, "max_length": 16},
     {"num_beams": 4, "n_best": 4, "max_length": 16},
     {"num_beams": 3, "length_penalty": 1.5, "max_length": 4},
     {"sampling": True, "n_best": 2, "seed": 5, "max_length": 8},
 ]
-
-
 START, END = 2, 3
 # The names under which artefacts give answers, and those of the numbers beside them.
 RANKED = {
@@ -52,16 +47,14 @@ RANKED = {
 
 def parts_of(name: str) -> list[str]:
     """The parts of a case that its stored run gives: all but "fresh"; of a variant one export in float32."""
-    case = CASES[name]
-    if case.flags:
-        return ["answers", case.format]
-    is_translation = case.task == "translation"
-    return ["answers", *(part for part in EXPORTS if is_translation or not part.startswith("ctranslate2"))]
+    if name in VARIANTS:
+        return ["answers", "saved_model" if name in WITHOUT_ONNX else "onnx"]
+    return ["answers", *(part for part in EXPORTS if name == "translation" or "ctranslate2" not in part)]
 
 
 def searches_of(name: str) -> list[dict[str, Any]]:
     """The searches that a case is asked for: of variants greedy search and beams alone."""
-    return SEARCHES[:2] if CASES[name].flags else SEARCHES
+    return SEARCHES[:2] if name in VARIANTS else SEARCHES
 
 
 def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
@@ -72,7 +65,7 @@ def recorded(name: str, run: Path, part: str, folder: Path) -> Entries:
         found = answers(opened.pipeline, questions, searches_of(name))
     else:
         format, _, precision = part.partition("-")
-        decoding = opened.decoding(**TASKS[CASES[name].task].search)
+        decoding = opened.decoding(**task_of(name).search)
         write_artefacts(opened, folder, decoding, [(format, precision or "float32")])
         found = exported(opened, folder, format, questions)
     return {f"{part} | {key}": value for key, value in found}
@@ -82,8 +75,8 @@ def questions_of(name: str, pipeline: Any, run: Path) -> list[Any]:
     """What the case is asked: the validation images, or its questions (of variants six) and the validation sources."""
     if isinstance(pipeline, Recognizer):
         return list(np.load(run / "validation.npz")["images"])
-    questions, path = TASKS[CASES[name].task].questions, run / "validation.source"
-    if CASES[name].flags:
+    questions, path = task_of(name).questions, run / "validation.source"
+    if name in VARIANTS:
         return questions[:6]
     return [*questions, *(path.read_text(encoding="utf-8").splitlines() if path.is_file() else [])]
 
@@ -128,9 +121,14 @@ def by_label(labels: list[str], probabilities: Any) -> list[list[Any]]:
     return ranking(sorted(zip(labels, probabilities, strict=True), key=lambda one: -one[1]))
 
 
+def numbered(what: str, values: Iterable[Any]) -> Found:
+    """An entry for each value."""
+    yield from ((f"{what} {place}", value) for place, value in enumerate(values))
+
+
 def vectors(what: str, rows: Any) -> Found:
     """An entry for each row of numbers."""
-    yield from ((f"{what} | vector {place}", [*map(number, row)]) for place, row in enumerate(rows))
+    yield from numbered(f"{what} | vector", ([*map(number, row)] for row in rows))
 
 
 def answers(pipeline: Any, questions: list[Any], searches: list[dict[str, Any]]) -> Found:
@@ -140,17 +138,17 @@ def answers(pipeline: Any, questions: list[Any], searches: list[dict[str, Any]])
         return
     asked = np.stack(questions) if isinstance(pipeline, Recognizer) else questions
     yield from vectors("questions", pipeline.embed(asked))
-    found: dict[str, list[Any]] = {}
     if isinstance(pipeline, Recommender):
-        for what, only_new in (("items", False), ("new items", True)):
-            found[f"{what} | answer"] = [ranking(some) for some in pipeline.recommend(questions, 20, only_new)]
         yield "ranks", pipeline.ranks([one for one in questions if one]).tolist()
         yield from vectors("item vectors", pipeline.item_vectors())
+        yield from numbered("items | answer", map(ranking, pipeline.recommend(questions, 20, False)))
+        yield from numbered("new items | answer", map(ranking, pipeline.recommend(questions, 20, True)))
     elif pipeline.labels:
-        found["labels | answer"] = [by_label(pipeline.labels, row) for row in pipeline.probabilities(asked)]
+        rows = pipeline.probabilities(asked)
+        yield from numbered("labels | answer", (by_label(pipeline.labels, row) for row in rows))
     else:
-        found["fills | answers"] = [[*map(ranking, fills)] for fills in pipeline.fill(questions, num_best=1)]
-    yield from ((f"{what} {place}", one) for what, some in found.items() for place, one in enumerate(some))
+        fills = pipeline.fill(questions, num_best=1)
+        yield from numbered("fills | answers", ([*map(ranking, some)] for some in fills))
 
 
 def searched(pipeline: Translator | Generator, questions: list[str], searches: list[dict[str, Any]]) -> Found:
@@ -212,11 +210,6 @@ def metadata(run: TrainedRun, file: str, found: Mapping[str, Any]) -> Found:
             yield f"{file} | metadata {name}", text
 
 
-def takes_text(name: str) -> bool:
-    """Whether a file takes text."""
-    return name.partition("-")[0].endswith("_text")
-
-
 def batch_of(run: TrainedRun, questions: list[Any], as_text: bool) -> np.ndarray:
     """Questions as artefacts take them: texts (B,), images (B, S, S, channels), or ids (B, S) with pad behind them."""
     pipeline = run.pipeline
@@ -234,7 +227,8 @@ def batch_of(run: TrainedRun, questions: list[Any], as_text: bool) -> np.ndarray
 
 def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, Any], questions: list[Any]) -> Found:
     """What an artefact gave for a batch of questions."""
-    found = {name: plain(np.asarray(rows).tolist()) for name, rows in outputs.items()}
+    lists = {name: np.asarray(rows).tolist() for name, rows in outputs.items()}
+    found: dict[str, list[Any]] = json.loads(json.dumps(lists, default=bytes.decode))
     yield from vectors(file, found.get("vector", []))
     best: list[Any] = []
     for place in range(len(batch)):
@@ -258,13 +252,6 @@ def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, A
         is_translator = isinstance(pipeline, Translator)
         best = pipeline.target_tokenizer.decode(best) if is_translator else [*map(pipeline.text_of, best)]
     yield from nats(run, file, questions, best)
-
-
-def plain(value: Any) -> Any:
-    """A value with text in place of bytes."""
-    if isinstance(value, list):
-        return [*map(plain, value)]
-    return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 def nats(run: TrainedRun, file: str, questions: list[Any], texts: list[str]) -> Found:
@@ -295,9 +282,9 @@ def onnx(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
     """ONNX files, by ONNX Runtime."""
     sessions: dict[str, Any] = {}
     for path in sorted(folder.glob("onnx/*.onnx")):
-        file, batch = path.name, batch_of(run, questions, takes_text(path.stem))
+        file, batch = path.name, batch_of(run, questions, "_text" in path.stem)
         outputs: Mapping[str, Any] | None = None
-        if takes_text(path.stem):
+        if "_text" in path.stem:
             about, outputs = run_text(path, questions)
         else:
             sessions[file] = session = session_of(path)
@@ -337,7 +324,7 @@ def tflite(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
 
     of_text = partial(litert.InterpreterWithCustomOps, custom_op_registerers=tflite_registrar.SELECT_TFTEXT_OPS)
     for path in sorted(folder.glob("tflite/*.tflite")):
-        make = of_text if takes_text(path.stem) else litert.Interpreter
+        make = of_text if "_text" in path.stem else litert.Interpreter
         interpreter = make(model_path=str(path), num_threads=1)
         for signature in interpreter.get_signature_list():
             file, runner = f"{path.name} {signature}", interpreter.get_signature_runner(signature)
@@ -346,7 +333,7 @@ def tflite(run: TrainedRun, folder: Path, questions: list[Any]) -> Found:
                     shape = info["shape_signature"].tolist()
                     yield f"{file} | {side} {key}", f"{np.dtype(info['dtype']).name} {shape}"
             (key,) = runner.get_input_details()
-            batch = batch_of(run, questions, takes_text(path.stem))
+            batch = batch_of(run, questions, "_text" in path.stem)
             yield from given(run, file, batch, runner(**{key: batch}), questions)
 
 
