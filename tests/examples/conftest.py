@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,14 @@ def ray_environment() -> Iterator[dict[str, str]]:
         for process in left:
             os.kill(process, signal.SIGKILL)
         assert not left, f"processes are left: {left}"
+
+
+def wait(condition: Callable[[], Any], seconds: float, process: subprocess.Popen | None = None) -> None:
+    """Waits until the condition holds, for so many seconds at most; a process must run meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert (process is None or process.poll() is None) and time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
 
 
 def processes_of(folder: str) -> dict[int, str]:

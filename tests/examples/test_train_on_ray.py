@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ import pytest
 import train_on_ray
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.training.workers import WorkerLost
+from tests.examples.conftest import ROOT, wait
 from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags
 from tests.training.test_workers import arrays_in, two_workers
 from train_on_ray import Launch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 40  # with a checkpoint after every fifth
 
 
@@ -34,14 +33,6 @@ def program(environment: dict[str, str], log: Path, *flags: str) -> contextlib.A
 def newest_checkpoint(run: Path) -> int:
     """The step of the newest whole checkpoint, which the next one may replace meanwhile; 0 if there is none."""
     return max((int(path.name.split(".")[0]) for path in run.glob("checkpoints/[0-9]*.state.npz")), default=0)
-
-
-def wait(condition: Callable[[], Any], seconds: float, process: subprocess.Popen | None = None) -> None:
-    """Waits until the condition holds, for so many seconds at most; a process must run meanwhile."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert (process is None or process.poll() is None) and time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 @pytest.mark.parity
@@ -74,35 +65,6 @@ def test_a_stopped_program_and_a_killed_worker_change_nothing(ray_environment, r
     for undisturbed, disturbed in zip(arrays_in(by_hand / last), arrays_in(run / last), strict=True):
         np.testing.assert_array_equal(disturbed, undisturbed)
     assert (run / "metrics.csv").read_text().count("\n") == (by_hand / "metrics.csv").read_text().count("\n")
-
-
-@pytest.mark.parity
-def test_what_a_worker_refuses_ends_all_at_once(ray_environment, tmp_path) -> None:
-    flags = [*tiny_flags(tmp_path, tmp_path / "run"), "--vocabulary-size", "5000"]  # more than this text has
-    with program(ray_environment, tmp_path / "log", *flags) as process:
-        assert process.wait(timeout=600) == 2
-    log = (tmp_path / "log").read_text()
-    assert log.count("error: ") == 1 and "a vocabulary of 5000 is larger" in log.splitlines()[-1]
-    assert "begin again" not in log and "Traceback" not in log
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_request_is_refused_before_ray_starts(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(train_on_ray, "start_ray", None)
-    for flags, message in {
-        "--workers 0": "expected an integer of at least 1; received '0'",
-        "--retries -1": "expected an integer of at least 0; received '-1'",
-        "--no-such-flag": "--no-such-flag",
-        "--source no-such-file --target no-such-file": "no-such-file",
-        "--resume": "--resume: there is no run in",
-    }.items():
-        try:
-            status = train_on_ray.main([*flags.split(), "--out", str(tmp_path / "run")])
-        except SystemExit as end:  # so argparse ends
-            status = int(end.code or 0)
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert status == 2 and "error: " in last and message in last
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
