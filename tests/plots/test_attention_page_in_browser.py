@@ -98,13 +98,6 @@ class Page:
         """The numbers in the cells of the heat map."""
         return np.array(self.all("#map tr", "[...one.cells].slice(1).map(cell => +cell.textContent)")[1:])
 
-    @property
-    def told(self) -> list[Any]:
-        """What the page tells of a place: the summary, lines, numbers beside words, every head's favourite."""
-        parts = {"#some path": "outerHTML", "[role=option]": "innerText", "#map th.pointed": "textContent"}
-        found = [self.all(selector, f"one.{name}") for selector, name in parts.items()]
-        return [*found, *self.all("#favourites", "one.innerText"), self.summary]
-
 
 @pytest.fixture
 def page(driver, tmp_path) -> Iterator[Page]:
@@ -116,7 +109,6 @@ def page(driver, tmp_path) -> Iterator[Page]:
     yield page
     assert driver.get_log("browser") == []
     assert page.requests() <= {page.path.as_uri(), "data:,"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {})
 
 
 # For each part: the place in the matrix that is picked before, how often Tab is pressed, and a walk: a key, with ^ for
@@ -165,22 +157,23 @@ def test_keys_walk_and_the_summary_follows(part, page):
             assert f"{selected.get_attribute('aria-label').split(',')[0]}: " == sentence
 
 
-@pytest.mark.parametrize(("view", "selector"), [("lines", "#queries"), ("map", "#map tr:nth-child(3)")])
+@pytest.mark.parametrize(
+    ("view", "selector"), [("lines", "#queries > :nth-child(3)"), ("map", "#map tr:nth-child(3) > :nth-child(2)")]
+)
 def test_the_pointer_and_the_focus_show_the_same(view, selector, page):
     from selenium.webdriver import ActionChains
 
     page.show(translation(pieces(2, 1, 3), pieces(1, 2, 1)))
     page.pick("view", view)
     page.pick_head(2, 3)
-    before = page.told
-    target = page.find(f"{selector} > :nth-child(2)")
+    before, target = page.summary, page.find(selector)
     ActionChains(page.driver).move_to_element(target).perform()
-    pointed = page.told
+    pointed = page.summary
     ActionChains(page.driver).move_to_element(page.find("h1")).perform()
-    assert page.told == before != pointed
+    assert page.summary == before != pointed
     page.run("arguments[0].tabIndex = 0", target)
     page.run("arguments[0].focus()", target)
-    assert page.told == pointed
+    assert page.summary == pointed
 
 
 def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(page):
@@ -189,7 +182,7 @@ def test_a_chosen_word_shows_its_lines_alone_and_the_strongest_keys_are_marked(p
     assert len(page.all("#all path", "1")) == 5
     page.find("#queries > :first-child").click()
     assert page.all("#all", "getComputedStyle(one).display") == ["none"]
-    _, options, _, favourites, _ = page.told
+    options, (favourites,) = page.all("[role=option]", "one.innerText"), page.all("#favourites", "one.innerText")
     assert [text.split() for text in options[3:]] == [["one", "0.20"], ["two", "0.80"], ["three"]]
     assert favourites.split("\n") == [
         "Where each head looks from 'one'", "three\t2.1 1.00 2.2 0.60", "two\t1.1 0.80", "one\t1.2 1.00",
@@ -219,20 +212,6 @@ def test_numbers_are_the_attentions_in_pieces_and_in_words(page):
                 np.testing.assert_allclose(page.numbers, scores, atol=0.01)
 
 
-def test_heads_tell_their_mean_distance_and_whether_they_are_near_or_far_sighted(page):
-    attentions = translation(pieces(2, 1, 3))
-    page.show(attentions)
-    page.pick("unit", "pieces")
-    words = page.all("#heads td[aria-label^=head]", "one.innerText.trim().split(/\\s+/)")
-    distances = attentions["encoder"].mean_distances().ravel()
-    even = np.abs(np.subtract.outer(range(6), range(6))).mean()
-    assert [word for _, word in words] == ["far" if distance > even else "near" for distance in distances]
-    np.testing.assert_allclose([float(number) for number, _ in words], distances, atol=0.06)
-    page.pick("attention", "2")
-    texts = page.all("#heads td[aria-label^=head]", "one.innerText.trim()")
-    assert texts == [""] * 6, "a distance between two texts has no meaning"
-
-
 def test_text_shows_as_itself(page):
     tokens = Tokens.of_whole(ODD)
     page.show({"self": some_attention(tokens, tokens)}, ODD[0])
@@ -245,17 +224,3 @@ def test_text_shows_as_itself(page):
     page.pick("view", "map")
     for selector in ("#queries bdi", "#keys bdi", "#map [scope=row]", "#map [scope=col]"):
         assert page.all(selector, "one.textContent") == ODD
-
-
-def test_light_and_dark(page):
-    page.show({"self": FIFTHS})
-    light, dark = "rgb(255, 255, 255)", "rgb(20, 22, 26)"
-    for system, shown in (("light", light), ("dark", dark)):
-        features = [{"name": "prefers-color-scheme", "value": system}]
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        for theme, expected in (("auto", shown), ("light", light), ("dark", dark)):
-            page.pick("theme", theme)
-            assert page.all("body", "getComputedStyle(one).backgroundColor") == [expected]
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert page.all("body", "getComputedStyle(one).backgroundColor") == [light], "paper is white"
-    assert page.all("#theme, #controls, #heads", "getComputedStyle(one).display") == ["none"] * 3
