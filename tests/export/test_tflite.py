@@ -13,50 +13,36 @@ from export import tflite
 from export.artefacts import Artefact
 from export.probes import TEXTS, Texts, known_difference
 from export.signatures import Decoding, TrainedRun
-from export.tflite import Int8Rows, export_tflite
+from export.tflite import export_tflite
 from export.traced import translate_ids
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.decoding.translator import Translator
-from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
 from tests.tiny_text import lines
 
-# The parts, how many beams search, and the most that the precision may change a score.
-VARIANTS: dict[str, tuple[dict[str, Any], int, str, float]] = {
-    "compressed keys": ({"attention": {"name": "compressed", "width": 2}, "num_layers": 2}, 2, "float16", 0.02),
-    "different numbers of steps, experts, blocks and rotations": (
-        {
-            "stack": "universal", "feed_forward": {"name": "experts", "num_experts": 3}, "positions": "rotary",
-            "attention": {"name": "local", "width": 3},
-        },
-        1, "int8", 0.2,
-    ),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize(("parts", "num_beams", "precision", "most"), VARIANTS.values(), ids=VARIANTS)
-def test_a_file_of_ids_translates_as_the_model_whatever_stands_beside_a_sentence(
-    parts, num_beams, precision, most, tmp_path
-):
-    tokenizer, decoding = Tokenizer.train(lines(0), 64, "bpe"), Decoding(num_beams, 0.8, max_length=6, n_best=1)
+def test_a_file_of_ids_translates_as_the_model_whatever_stands_beside_a_sentence(tmp_path):
+    """Though each sentence has its own number of steps, experts, blocks and rotations."""
+    tokenizer, decoding = Tokenizer.train(lines(0), 64, "bpe"), Decoding(1, 0.8, max_length=6, n_best=1)
     keras.utils.set_random_seed(3)
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24, "max_source_length": 40}
-    model = Transformer(tokenizer.vocabulary_size, **{**sizes, **parts})
+    parts: dict[str, Any] = {
+        "stack": "universal", "feed_forward": {"name": "experts", "num_experts": 3}, "positions": "rotary",
+        "attention": {"name": "local", "width": 3},
+    }  # fmt: skip
+    model = Transformer(tokenizer.vocabulary_size, 1, 2, 16, 24, max_source_length=40, **parts)
     randomize(model)
-    (path,) = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, decoding, precision)
+    (path,) = export_tflite(TrainedRun(Translator(model, tokenizer)), tmp_path, decoding, "int8")
     interpreter = Interpreter(str(path), num_threads=1)
-    kept = [one for one in interpreter.get_tensor_details() if one["dtype"] == np.dtype(precision).type]
+    kept = [one for one in interpreter.get_tensor_details() if one["dtype"] == np.int8]
     assert any(tuple(one["shape"]) == (64, 16) for one in kept), "the embedding is kept in the precision"
     translate = interpreter.get_signature_runner("translate")
     rows = [*([*ids, END] for ids in tokenizer.encode(lines(5, 5))), []]
     found = translate(source_ids=padded(rows))
-    ids, scores = (ops.convert_to_numpy(each)[:, 0] for each in translate_ids(model, padded(rows), decoding))
-    np.testing.assert_allclose(found["score"], scores, atol=most)
-    if precision == "float16":
-        assert (found["target_ids"] == ids).all(axis=1).sum() >= 5
+    scores = ops.convert_to_numpy(translate_ids(model, padded(rows), decoding)[1][:, 0])
+    np.testing.assert_allclose(found["score"], scores, atol=0.2)
     alone = [translate(source_ids=padded([row], 20))["target_ids"][0] for row in rows]
     assert [row[row != PAD].tolist() for row in alone] == [row[row != PAD].tolist() for row in found["target_ids"]]
 
@@ -69,22 +55,12 @@ def test_bad_ids_get_an_answer_of_the_right_shape_and_those_outside_the_vocabula
         answer = translate(source_ids=ids)
         assert answer["score"].shape == ids.shape[:1] and answer["target_ids"].shape[0] == ids.shape[0]
         if not ids.any():
-            assert (answer["target_ids"][:, :1] == END).all() and not answer["target_ids"][:, 1:].any()
-            assert not answer["score"].any()
+            assert (answer["target_ids"][:, :1] == END).all() and not answer["score"].any()
     far = np.array([[5, 32, END], [-7, 10**9, END], [-(2**31), 2**31 - 1, PAD]], "int32")
     answer = translate(source_ids=far)
     known = translate(source_ids=np.where((far < 0) | (far >= 32), UNKNOWN, far).astype("int32"))
     for name in ("target_ids", "score"):
         np.testing.assert_array_equal(answer[name], known[name])
-
-
-def test_rows_are_quantised_one_by_one():
-    embedding = TokenEmbedding(40, 16)
-    embedding.build((None,))
-    rows = np.random.default_rng(0).normal(size=(40, 16)) * np.logspace(-2, 1, 40)[:, None]
-    embedding.embeddings.assign(rows)
-    error = np.abs(np.asarray(Int8Rows(embedding)(np.arange(40))) - 4 * rows)  # rows are scaled by √D
-    assert (error <= 4 * np.abs(rows).max(axis=1, keepdims=True) / 127 / 2 + 1e-5).all()
 
 
 def test_text_that_litert_misreads_is_left_out_with_a_message(tmp_path, capsys, monkeypatch):
