@@ -4,6 +4,7 @@ import itertools
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -29,22 +30,13 @@ def test_the_time_left_does_not_count_the_first_step_in_which_the_graph_is_trace
     assert lines[-1] == "step 10/100 · loss 2.000 · 2,000 tokens/s · 0:00:45 left"
 
 
-class Loss(float):
-    """A loss that counts how often it is looked at, as a device is waited for."""
-
-    looks = 0
-
-    def __float__(self):
-        Loss.looks += 1
-        return super().__float__()
-
-
 def test_the_loss_is_looked_at_every_tenth_step_and_at_the_end_of_a_round():
-    progress, before = Progress(), Loss.looks
+    """A look waits for the device."""
+    progress, loss = Progress(), MagicMock(**{"__float__.return_value": 1.0})
     stop = StopOnNaN(progress)
     for progress.step in range(1, 32):
-        stop.on_train_batch_end(0, {"loss": Loss(1.0) if progress.step < 31 else float("nan")})
-    assert Loss.looks - before == 3
+        stop.on_train_batch_end(0, {"loss": loss})
+    assert loss.__float__.call_count == 3
     nan, told = float("nan"), "the loss became NaN or infinite by step 31; no checkpoint holds such"
     for logs in ({"loss": nan}, {"loss": 1.0, "val_loss": nan}):
         with pytest.raises(JobError, match=told):
@@ -74,10 +66,9 @@ def test_a_stop_looks_at_loss_and_weights_before_it_saves():
 
 def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for columns, step in ((120, 20), (20, 40), (45, 40), (60, 40), (80, 40)):
+    for columns, step in ((120, 20), (45, 40)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        progress = Progress(step=1, tokens=1000)
-        line = ProgressLine(progress, 40)
+        line = ProgressLine(progress := Progress(step=1, tokens=1000), 40)
         line.on_epoch_end(0, {"loss": 2.5, "val_loss": 2.25, "val_bleu": 31.4})
         progress.step, progress.tokens, progress.seconds = step, 1000 * step, float(step)
         line.on_train_batch_end(0, {"loss": 2.0})
@@ -87,18 +78,12 @@ def test_a_terminal_shows_a_bar_with_the_last_validation_in_one_line(monkeypatch
             assert drawn == 15 * "━" + 15 * "─" + " 20/40 · loss 2.000 · bleu 31.40"
         else:
             assert len(drawn) < columns and "─" not in drawn and drawn.lstrip("━ ").startswith("40/40 · loss 2.0")
-    monkeypatch.setattr(sys, "stderr", None)
-    line = ProgressLine(Progress(step=1), 2)
-    line.on_train_batch_end(0, {"loss": 2.0})
-    line.on_epoch_end(0, {"loss": 2.0})
-    assert capsys.readouterr().out == "", "without standard error nothing is shown"
 
 
 def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
     for judge, better, worse in ((callbacks.Loss, 2.0, 3.0), (callbacks.Ndcg, 0.3, 0.2)):
-        progress = callbacks.Progress(step=5)
-        one = judge(progress)
-        for step, score, num_worse in ((5, better, 0), (6, worse, 1)):
-            progress.step = step
-            one.on_epoch_end(0, {judge.name: score})
-            assert (progress.best_step, progress.validations_without_better) == (5, num_worse)
+        one = judge(progress := Progress(step=5))
+        one.on_epoch_end(0, {judge.name: better})
+        progress.step = 6
+        one.on_epoch_end(0, {judge.name: worse})
+        assert (progress.best_step, progress.validations_without_better) == (5, 1)

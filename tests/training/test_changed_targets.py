@@ -32,19 +32,15 @@ def test_lost_characters_are_warned_of_with_three_examples(capsys, nmt_nfkc) -> 
     said, share = told(capsys, [*PLAIN[:996], *changed], nmt_nfkc)
     assert share == 0.004
     assert said.startswith("warning: files: the vocabulary changes 0.40% of the target lines, such as ")
-    assert said.count("which becomes") == 3
+    assert said.count("which becomes") == 3 and "'two\\xa0words', which becomes 'two words'" in said
     assert "' one two three ½ and more and ', which becomes ' one two three 1⁄2 and more an'" in said
-    assert "'two\\xa0words', which becomes 'two words'" in said
-    assert said.endswith("`--normalization lossless` keeps what it can write, and --byte-fallback writes everything\n")
 
 
 def test_what_cleaning_changes_and_one_line_in_a_thousand_are_no_reason_for_a_warning(capsys, nmt_nfkc) -> None:
     said, share = told(capsys, [*PLAIN, " two  spaces ", "a\ttab", "no\x00text\x01 at\u2028all", ""], nmt_nfkc)
     assert (said, share) == ("files: the vocabulary changes 0.00% of the target lines\n", 0)
-
     said, share = told(capsys, [*PLAIN, "½", "a", "b"], nmt_nfkc)
-    assert share == 0.001
-    assert said.startswith("files: the vocabulary changes 0.10% of the target lines, such as '½', which becomes '1")
+    assert share == 0.001 and said.startswith("files: the vocabulary changes 0.10% of the target lines, such as '½'")
 
 
 def test_of_many_lines_some_are_looked_at_and_a_lossless_vocabulary_changes_none(capsys, nmt_nfkc, monkeypatch) -> None:

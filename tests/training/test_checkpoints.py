@@ -1,14 +1,13 @@
 """Checkpoints: a round trip to the bit, what is kept, and what is done about a damaged or hostile one."""
 
-import io
 import json
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
@@ -21,7 +20,6 @@ from keras_transformer.training.checkpoints import Checkpoints, average, last_st
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
-from tests.training.damages import DAMAGES, Trap, load
 from tests.training.runs import trained
 
 PROGRESS = {"step": 7, "best_score": 12.5}
@@ -104,9 +102,10 @@ def test_everything_comes_back_to_the_bit_and_the_next_step_is_the_same(folder, 
 
 
 KEPT = [  # how many, the best step, the weights that are there
-    (1, None, [50, 60]), (3, None, [40, 50, 60]), (3, 40, [20, 30, 40, 50, 60]), (2, 20, [10, 20, 50, 60]),
-    (4, 10, [10, 30, 40, 50, 60]), (9, 30, [10, 20, 30, 40, 50, 60]),
-]  # fmt: skip
+    (1, None, [50, 60]),
+    (3, 40, [20, 30, 40, 50, 60]),
+    (4, 10, [10, 30, 40, 50, 60]),
+]
 
 
 def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_averaged(tmp_path, model, monkeypatch):
@@ -150,6 +149,95 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, mon
     assert Checkpoints(folder).whole_steps() == [5], "weights without a state are no whole checkpoint"
 
 
+# Damaged and hostile files.
+
+Damage = Callable[[Path], Any]
+
+
+class Trap:
+    """Runs when unpickled."""
+
+    sprung = False
+
+    def __reduce__(self):
+        return setattr, (Trap, "sprung", True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def with_arrays(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
+    """Writes other arrays."""
+    return lambda path: np.savez(path, **change(load(path)))
+
+
+def first(change: Callable[[np.ndarray], Any]) -> Damage:
+    """Changes the first array."""
+    return with_arrays(lambda values: {**values, (name := next(iter(values))): change(values[name])})
+
+
+def contents(change: Callable[[bytes], bytes]) -> Damage:
+    """Other bytes in the file."""
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def rewrite(path: Path, data: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    """Writes the archive anew with other contents for its first array."""
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for place, (name, value) in enumerate(members.items()):
+            file.writestr(name, data(value) if place == 0 else value)
+
+
+def header(text: bytes) -> Damage:
+    """Another header for the first array."""
+    length = (len(text) + 1).to_bytes(2, "little")
+    return lambda path: rewrite(path, lambda data: b"\x93NUMPY\x01\x00" + length + text + b"\n")
+
+
+def bomb(path: Path) -> None:
+    rewrite(path, lambda data: data + bytes(100_000_000), zipfile.ZIP_DEFLATED)
+
+
+def bomb_that_hides_its_size(path: Path) -> None:
+    with zipfile.ZipFile(path) as file:
+        size = file.infolist()[0].file_size
+    bomb(path)
+    small, large = (number.to_bytes(4, "little") for number in (size, size + 100_000_000))
+    path.write_bytes(path.read_bytes().replace(large, small))
+
+
+def folder_in_its_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def link_out_of_the_folder(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent.parent / f"outside-{path.name}"))
+
+
+DAMAGES: dict[str, Damage] = {
+    "truncated": contents(lambda data: data[:-100]),
+    "other bytes": contents(lambda data: data.replace(b"NUMPY", b"NUMPX")),
+    "a folder in its place": folder_in_its_place,
+    "a link out of the folder": link_out_of_the_folder,
+    "pickled objects": first(lambda _: np.array([Trap()], object)),
+    "another shape": first(lambda array: array[..., None]),
+    "another type": first(lambda array: array.astype(">f4")),
+    "a missing array": with_arrays(lambda values: dict([*values.items()][1:])),
+    "an extra array": with_arrays(lambda values: {**values, "../../outside": np.zeros(3)}),
+    "a bomb": bomb,
+    "a bomb that hides its size": bomb_that_hides_its_size,
+    "a header of 2^60 entries": header(
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1073741824, 1073741824), }"
+    ),
+    "code for a header": header(b"__import__('os')._exit(3)".ljust(117)),
+}
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model, saved, capsys, damage):
     for part in ("weights", "state"):
@@ -164,10 +252,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(folder, model
 
 
 PROGRESSES: list[Any] = [
-    *(b"", b"{", b"\xff", b"[]", b"7", b"[" * 90_000),
-    json.dumps({"step": 7}).encode(),
+    *(b"{", b"\xff", b"7", b"[" * 90_000, b'{"step": 7}'),
     *(json.dumps({**PROGRESS, **more}).encode() for more in ({"more": 1}, {"step": "7"}, {"step": True})),
-    json.dumps({**PROGRESS, "best_score": None}).encode(),
     json.dumps(PROGRESS).encode() + b" " * 200_000,
     [Trap()],
 ]
@@ -199,34 +285,23 @@ def test_where_all_are_damaged_or_of_another_model_the_job_fails_and_the_model_i
     assert all(str(path) in err for path in damaged)
 
 
-def test_the_mean_is_the_mean(folder, model):
-    checkpoints, saved = Checkpoints(folder, 9), []
-    for step in (1, 2, 3):
-        fill(model, step)
-        saved.append([np.asarray(variable, np.float64) for variable in model.trainable_variables])
-        checkpoints.save(step, model, PROGRESS)
-    for steps in ([2], [1, 3], [1, 2, 3]):
-        exact = [np.mean(each, axis=0) for each in zip(*(saved[step - 1] for step in steps), strict=True)]
-        assert_equal(checkpoints.mean(steps, model), [mean.astype(np.float32) for mean in exact])
-
-
 def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_path):
-    run, model = run_folder, compiled(model=runs.load_model(run_folder))
+    run, model, saved = run_folder, compiled(model=runs.load_model(run_folder)), []
     for step in (10, 20, 30):
         fill(model, step)
+        saved.append([np.asarray(variable, np.float64) for variable in model.trainable_variables])
         Checkpoints(run / "checkpoints", 9).save(step, model, PROGRESS)
     how_far = {"at_step": 30, "asked_steps": 40}
     measured = {"val_bleu": 20.5, "val_loss": 1.5}  # on other weights than the mean
     before = {**runs.read_config(run), "weights": {**how_far, "kind": "moving average", **measured}}
     (run / "config.json").write_text(json.dumps(before))
     assert average(run, 2) == [20, 30]
-    loaded = runs.load_model(run)
-    mean = Checkpoints(run / "checkpoints").mean([20, 30], loaded)
-    assert_equal(mean, [np.asarray(variable) for variable in loaded.trainable_variables])
+    mean = [np.mean(each, axis=0).astype("float32") for each in zip(*saved[1:], strict=True)]
+    assert_equal(mean, [np.asarray(variable) for variable in runs.load_model(run).trainable_variables])
     assert runs.read_config(run) == {**before, "weights": {**how_far, "kind": "mean", "steps": [20, 30]}}
 
     written = (run / "model.keras").read_bytes()
-    for last in (0, -1, 4):
+    for last in (0, 4):
         assert main(["average", str(run), "--last", str(last)]) == 2
         told = rf"error: --last must be between 1 and the 3 checkpoints kept.*received: {last}\n"
         assert re.fullmatch(told, capsys.readouterr().err)
@@ -242,11 +317,7 @@ def test_a_run_of_version_0_1_goes_on(format_1):
     """Its text has equal pairs, which version 0.1 divided otherwise, so the weights are not those of that version."""
     assert "resuming at step 6\n" in trained(format_1, "--resume --out run --steps 7")
     assert json.loads((format_1 / "run/config.json").read_text())["format"] == 2
-    with np.load(format_1 / "resumed.npz") as expected, zipfile.ZipFile(format_1 / "run/model.keras") as archive:
-        with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
-            found = {name: file[name.replace("|", "/")][()] for name in expected.files}
-        for name in expected.files:
-            assert found[name].shape == expected[name].shape and np.isfinite(found[name]).all(), name
+    assert all(np.isfinite(array).all() for array in runs.load_model(format_1 / "run").get_weights())
 
 
 def test_weights_of_version_0_1_are_put_in_their_places(format_1):

@@ -55,11 +55,9 @@ def test_embed_writes_a_vector_for_each_line(learned, run, tmp_path):
 
 REFUSED = {
     "classify {run} one.png": "takes lines of standard input; files are for a classifier of images",
-    "classify {run} --pixel 1,2": "takes lines of standard input; files are for a classifier of images",
     "classify {run} --batch-size 0": "batch_size must be a whole number from 1; received: 0",
-    "embed {run} --out vectors.npy --batch-size 0": "batch_size must be a whole number from 1; received: 0",
     "embed {run} --out missing/vectors.npy": "choose another file with --out",
-    **{f"{command} {{run}}": "received encoder, which `classify` takes" for command in ("translate", "recommend")},
+    "recommend {run}": "received encoder, which `classify` takes",
 }
 
 
@@ -69,10 +67,7 @@ def test_what_is_refused(learned, run, monkeypatch, tmp_path):
         status, out, err = run(*words.format(run=learned).split(), stdin=LINES)
         assert (status, out) == (2, "") and message in err and [*tmp_path.iterdir()] == [learned], words
     config = read_config(learned)
-    for labels, message in (
-        ("a", "a list of texts"), (["a", 1], "a list of texts"), (["a", "a", "b"], "each label once"),
-        (["a", "b"], "expected 3 labels in config.json; received 2"),
-    ):  # fmt: skip
+    for labels, message in ((["a", 1], "a list of texts"), (["a", "a", "b"], "each label once")):
         (learned / "config.json").write_text(json.dumps({**config, "labels": labels}))
         with pytest.raises(RequestError, match=message):
             load_classifier(learned)

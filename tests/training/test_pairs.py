@@ -28,9 +28,8 @@ def texts(tmp_path_factory) -> Path:
     targets = [f"the one is {word}" for word in first]
     sources[:4], targets[:4] = [LONG, "", "fi", "gu gu"], ["the one is ba", "nothing", " ", "gu " * 70]
     files: dict[str, list[str]] = {
-        "source": sources, "target": targets, "short": targets[1:], "first": first, "blank": [""] * 400,
-        "some": ["ba ba", "do"], "words": ["ba", "do"], "long": ["ba", "the one is " * 20],
-        "prompts": ["lo fi", "", LONG],
+        "source": sources, "target": targets, "short": targets[1:], "first": first, "some": ["ba ba", "do"],
+        "words": ["ba", "do"], "long": ["ba", "the one is " * 20], "prompts": ["lo fi", "", LONG],
     }  # fmt: skip
     for name, lines in files.items():
         write_lines(folder / name, lines)
@@ -61,8 +60,6 @@ def test_generate_prints_the_answer_alone(folder, run):
     ((expected,), (of_long,)) = load_generator("learned").generate(["lo fi", LONG])
     words = ("generate", "learned", "--prompt", "lo fi")
     assert expected.text.startswith("the one is ") and run(*words)[:2] == (0, f"{expected.text}\n")
-    start = run(*words, "--tokens", 5)[1].strip("\n")
-    assert start != expected.text and expected.text.startswith(start)
     status, out, err = run("generate", "learned", "--prompts", "prompts")
     found = [json.loads(line) for line in out.splitlines()]
     assert status == 0 and [one["prompt"] for one in found] == ["lo fi", "", LONG]
@@ -70,12 +67,10 @@ def test_generate_prints_the_answer_alone(folder, run):
     assert "1 prompt(s) are blank" in err
     assert "1 prompt(s) longer than the context, 40 tokens, beside an answer of" in err
     assert len({*run(*words, "--beams", 2, "--n-best", 2)[1].splitlines()}) == 2
-    drawn = run(*words, "--temperature", 1e5, "--seed", 3)
-    assert drawn[0] == 0 and drawn[1] != f"{expected.text}\n"
+    assert run(*words, "--temperature", 1e5, "--seed", 3)[1] != f"{expected.text}\n"
     status, out, err = run("generate", "learned")
     assert (status, out) == (2, "") and "answers prompts; received none: give --prompt or --prompts" in err
-    config = read_config("learned")
-    assert f"answers: up to {config['answer_length']} tokens" in run("info", "learned")[1]
+    assert f"answers: up to {read_config('learned')['answer_length']} tokens" in run("info", "learned")[1]
 
 
 def test_texts_and_pairs_are_scored_each_in_its_way(folder, run):
@@ -108,14 +103,10 @@ def test_a_run_of_pairs_may_begin_with_one_of_text_and_its_samples_are_answers(f
 
 
 REFUSED = {
-    "--source source": "--source and --target go together",
     f"{PAIRS} --text source": "--text is one text, and --source and --target are pairs of texts; received both",
     "--source source --target short": "source has 400 lines and short has 399",
-    f"{PAIRS} --valid-source some": "validation takes a source and a target file; received one",
     f"{PAIRS} --context-length 4": "no pair is left after cleaning",
     f"{PAIRS} --context-length 8 --max-length 1": "a target may have 1 pieces: half of --context-length 8 without its",
-    "--source blank --target blank": "no text to train a vocabulary from",
-    f"{PAIRS} --separate-vocabularies": "--separate-vocabularies belongs to --task translation",
     "--text source --max-length 5 --task masked-tokens": "--max-length belongs to --task translation or language-model",
 }
 
