@@ -13,8 +13,8 @@ from tests.models.combinations import COMBINATIONS, make_model
 from tests.models.variants import cached_logits, make_inputs
 
 TESTS = Path(__file__).resolve().parents[1]
-# What the models of the first test do not have; metrics and schedules are in their training.
-LOSSES = ["training/test_losses.py", "training/test_label_weights.py", "test_ranking.py"]
+# What the models of the first test do not have.
+LOSSES = ["training/test_losses.py", "test_ranking.py"]
 # JAX compiles each operation alone, which takes long: some tests of many. The models have every layer of text.
 ON_JAX = [
     "layers/test_image_layers.py",

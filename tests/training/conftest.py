@@ -45,6 +45,6 @@ def without_curves(request) -> Iterator[None]:
     from keras_transformer.training.records import Records
 
     with pytest.MonkeyPatch.context() as patch:
-        if not request.module.__name__.endswith("test_rounds"):
+        if not request.module.__name__.endswith("test_callbacks"):
             patch.setattr(Records, "_write_curves", lambda self: None)
         yield

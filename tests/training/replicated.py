@@ -6,7 +6,6 @@ own. A case is a function of this module; it takes no arguments and raises if wh
 
 import functools
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,8 +22,7 @@ from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 
 Trained = tuple[list[np.ndarray], dict[str, list[float]]]  # the weights, and what `fit` told
 STEPS = 2
-PROBABILITIES: dict[str, Any] = {"from_logits": True}
-mean_loss = functools.partial(keras.losses.SparseCategoricalCrossentropy, **PROBABILITIES)
+mean_loss = functools.partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 
 
 def batches(rows: int = 12, length: int = 0) -> Iterator[Batch]:
@@ -41,11 +39,6 @@ def batches(rows: int = 12, length: int = 0) -> Iterator[Batch]:
 
 
 of_one_shape = functools.partial(batches, length=5)
-
-
-def heavier() -> Iterator[Batch]:
-    """With weights that sum to 3."""
-    return (batch._replace(weights=3 * batch.weights) for batch in batches())
 
 
 def adam() -> Any:
@@ -128,26 +121,22 @@ def without_weights_the_mean_over_real_tokens_is_learned() -> None:
 def any_loss_of_keras_learns_the_weighted_sum() -> None:
     """A loss that takes a mean divides the weights by their sum; a function sees float32."""
     expected = train(loss=SmoothedCrossEntropy(0.0))
+
+    def heavier() -> Iterator[Batch]:
+        return (batch._replace(weights=3 * batch.weights) for batch in batches())
+
     assert_same(train(2, loss=mean_loss(ignore_class=0), data=heavier), expected)
 
     def by_function(labels: Any, logits: Any) -> Any:
         assert logits.dtype == tf.float32
-        return keras.losses.sparse_categorical_crossentropy(labels, logits, **PROBABILITIES)
+        return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
     assert_same(train(micro_batches=3, loss=[by_function]), expected)
-    _, history = train(loss=by_function, dtype="mixed_bfloat16")
-    np.testing.assert_allclose(history["loss"], expected[1]["loss"], rtol=0.02)
-
-
-def a_sum_takes_weights_as_they_are() -> None:
-    """Three times the weights are a step three times as long."""
-    found, expected = train(loss=[SmoothedCrossEntropy(0.1)], data=heavier), train(1, lambda: sgd(0.3))
-    assert_same((found[0], {}), expected)
 
 
 def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
     """In the first step the rows of the other replica overflow."""
-    made: list[Any] = []
+    optimizers: list[Any] = []
 
     def one_overflows() -> Iterator[Batch]:
         for step, batch in enumerate(batches()):
@@ -155,12 +144,12 @@ def in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none() -> None:
             yield batch._replace(weights=np.where(rows[:, None], 1e30, 1).astype("float32") * batch.weights)
 
     def remembered() -> Any:
-        made.append(adam())
-        return made[-1]
+        optimizers.append(adam())
+        return optimizers[-1]
 
     weights, _ = train(2, remembered, dtype="mixed_float16", data=one_overflows)
     assert all(np.isfinite(weight).all() for weight in weights)
-    assert np.asarray(made[0].iterations) == STEPS - 1
+    assert np.asarray(optimizers[0].iterations) == STEPS - 1
 
 
 def timed_steps_leave_nothing_and_are_repeated_exactly() -> None:
@@ -175,18 +164,15 @@ def timed_steps_leave_nothing_and_are_repeated_exactly() -> None:
     def values() -> list[np.ndarray]:
         return [np.asarray(value) for each in everything for value in strategy.experimental_local_results(each.value)]
 
-    def fit() -> tuple[Any, list[np.ndarray]]:
-        told = model.fit(spread(strategy, batches, True), steps_per_epoch=STEPS, verbose=0, shuffle=False).history
-        return told, values()
+    def fit() -> list[np.ndarray]:
+        model.fit(spread(strategy, batches, True), steps_per_epoch=STEPS, verbose=0, shuffle=False)
+        return values()
 
     before = values()
     with unchanged(model):
-        told, after = fit()
-    for one, other in zip(before, values(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    told_again, again = fit()
-    assert told == told_again and sum((one != new).any() for one, new in zip(before, after, strict=True)) > 20
-    for one, other in zip(after, again, strict=True):
+        after = fit()
+    assert sum((one != new).any() for one, new in zip(before, after, strict=True)) > 20
+    for one, other in zip([*before, *after], [*values(), *fit()], strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -213,27 +199,20 @@ QUICK = [
     two_learn_what_one_learns,
     without_weights_the_mean_over_real_tokens_is_learned,
     any_loss_of_keras_learns_the_weighted_sum,
-    a_sum_takes_weights_as_they_are,
     in_float16_a_step_that_overflows_on_any_replica_is_taken_by_none,
     timed_steps_leave_nothing_and_are_repeated_exactly,
 ]
 LONG = [auxiliary_losses_are_those_of_the_whole_batch, compiled_by_xla_it_learns_the_same]
 
 
-def main(names: list[str]) -> int:
-    """Runs cases, and tells of those that fail; the exit status is how many."""
+def main(names: list[str]) -> None:
+    """Runs cases; the first that fails ends it, with a traceback that names it."""
     devices.configure("cpu:2", threads=1)
     threads = tf.config.threading
     assert (threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads()) == (1, 1)
-    failed = 0
     for name in names:
-        try:
-            globals()[name]()
-        except Exception:
-            failed += 1
-            print(f"{name}\n{traceback.format_exc()}", file=sys.stderr)
-    return failed
+        globals()[name]()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

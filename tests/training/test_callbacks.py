@@ -1,18 +1,26 @@
-"""What is shown and checked while a run trains."""
+"""What is shown, checked, judged and recorded while a run trains."""
 
 import itertools
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
+import keras
 import numpy as np
 import pytest
 
+from keras_transformer.bleu import bleu
 from keras_transformer.errors import JobError, Stopped
+from keras_transformer.plots import curves
+from keras_transformer.run_folder import RunFolder
 from keras_transformer.training import callbacks, progress_line
-from keras_transformer.training.callbacks import Interrupt, Progress, StopOnNaN
+from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN
 from keras_transformer.training.progress_line import ProgressLine
+from keras_transformer.training.records import Records, read_rows
+
+RIGHT = "the cat sat on the mat today"
 
 
 def test_the_time_left_does_not_count_the_first_step_in_which_the_graph_is_traced(capsys, monkeypatch):
@@ -87,3 +95,74 @@ def test_a_round_is_judged_by_its_loss_or_by_its_ndcg():
         progress.step = 6
         one.on_epoch_end(0, {judge.name: worse})
         assert (progress.best_step, progress.validations_without_better) == (5, 1)
+
+
+def rounds_of(callback: keras.callbacks.Callback, *logs: dict[str, float], step: Any = None) -> Any:
+    """Runs the ends of so many rounds of a model that has an optimizer and nothing else."""
+    model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.25), stop_training=False)
+    callback._model = model
+    callback.on_train_begin()
+    for number, log in enumerate(logs, start=1):
+        if step is not None:
+            step(number)
+        callback.on_epoch_end(number, log)
+    return model
+
+
+def test_training_stops_after_so_many_rounds_that_are_no_better():
+    for answers, patience, stops in (
+        ([RIGHT, RIGHT], 1, True),
+        ([RIGHT, RIGHT], 2, False),
+        (["the cat sat on", "the cat", RIGHT], 2, False),
+        ([RIGHT, RIGHT, RIGHT], 0, False),
+    ):
+        progress, translate = Progress(), Mock(side_effect=[[answer] for answer in answers])
+        callback = Bleu(progress, translate, ["source"], [RIGHT], patience)
+        logs: list[dict[str, float]] = [{} for _ in answers]
+        model = rounds_of(callback, *logs, step=lambda number, progress=progress: setattr(progress, "step", number))
+        assert model.stop_training is stops
+        found = [log["val_bleu"] for log in logs]
+        assert found == [bleu([answer], [RIGHT]) for answer in answers], "compared with the references"
+        assert (progress.best_score, progress.best_step) == (max(found), 1 + found.index(max(found))), "the first"
+
+
+def test_records_are_cut_back_to_the_step_that_a_run_goes_on_from(tmp_path):
+    run, progress = RunFolder(tmp_path), Progress()
+    records = Records(run, progress)
+
+    def step(number: int) -> None:
+        progress.step, progress.tokens = 5 * number, 100 * number
+        records.show(progress.step, f"sample of round {number}")
+
+    rounds_of(records, {"loss": 3.0}, {"loss": 2.0, "val_bleu": 4.5}, {"loss": 1.0}, step=step)
+    rows = read_rows(run)
+    assert [(row["step"], row["loss"], row["tokens"]) for row in rows] == [(5, 3, 100), (10, 2, 200), (15, 1, 300)]
+    assert {row["learning_rate"] for row in rows} == {0.25} and rows[1]["val_bleu"] == 4.5
+    with run.metrics.open("a") as metrics, run.samples.open("a") as samples:  # a person edits them
+        metrics.write("-inf,1\nnan,1\nfive,1\n,1\n")
+        samples.write("== step \u00b2\n\na note\n== step " + 5000 * "1" + "\n\na note\n")
+    again = Records(run, Progress(step=10))
+    again.on_train_begin()
+    assert [row["step"] for row in read_rows(run)] == [5, 10]
+    assert run.samples.read_text().count("sample of round") == 2
+    assert run.curves.stat().st_size > 1000 and any(run.tensorboard.iterdir())
+
+
+def test_a_line_of_the_metrics_that_is_no_csv_costs_itself_alone(tmp_path, capsys):
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(f"step,loss\n5,3\n7,{'9' * 200_000}\n10,2\nx,y\n15,1,more\n")
+    assert [row["step"] for row in Records(run, Progress(step=20)).rows] == [5, 10, 15]
+    assert capsys.readouterr().err.startswith(f"warning: {run.metrics}: the line after line 2 is left out (")
+
+
+def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_path, monkeypatch):
+    def full(path: Path, **options: Any) -> None:
+        path.write_text("the beginning")
+        raise OSError(28, "No space left on device")
+
+    run = RunFolder(tmp_path)
+    monkeypatch.setattr(curves, "learning_curves", lambda history: SimpleNamespace(savefig=full))
+    with pytest.raises(OSError, match="No space left") as raised:
+        rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
+    assert raised.value.filename == str(run.curves)
+    assert not [path for path in tmp_path.iterdir() if "curves" in path.name]

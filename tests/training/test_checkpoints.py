@@ -16,7 +16,7 @@ from keras_transformer.__main__ import main
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.models import LanguageModel
 from keras_transformer.training import checkpoints as module
-from keras_transformer.training.checkpoints import Checkpoints, average, last_steps
+from keras_transformer.training.checkpoints import Checkpoints, average
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.replicas import Adam
@@ -101,18 +101,13 @@ def test_everything_comes_back_to_the_bit_and_the_next_step_is_the_same(folder, 
     assert_equal(arrays(model), arrays(other))
 
 
-KEPT = [  # how many, the best step, the weights that are there
-    (1, None, [50, 60]),
-    (3, 40, [20, 30, 40, 50, 60]),
-    (4, 10, [10, 30, 40, 50, 60]),
-]
-
-
 def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_averaged(tmp_path, model, monkeypatch):
     """A stop in between leaves what will be averaged."""
     monkeypatch.setattr(module, "weight_arrays", lambda model: {"0000-weights": np.zeros(1)})
     monkeypatch.setattr(module, "_state_variables", lambda model: {})
-    for place, (keep, best_step, weights) in enumerate(KEPT):
+    for place, (keep, best_step, weights) in enumerate(
+        [(1, None, [50, 60]), (3, 40, [20, 30, 40, 50, 60]), (4, 10, [10, 30, 40, 50, 60])]
+    ):
         checkpoints = Checkpoints(tmp_path / str(place), keep)
         for step in range(10, 70, 10):
             checkpoints.save(step, model, PROGRESS, best_step if best_step is None or best_step <= step else None)
@@ -128,7 +123,6 @@ def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_average
         averaged.append(checkpoints.to_average())
     assert averaged == [[20, 30, 37], [20, 30, 40], [30, 40, 45]] and checkpoints.to_average(end=40) == [30, 40]
     assert (checkpoints.steps(), checkpoints.whole_steps()) == ([30, 40, 45], [40, 45])
-    assert [last_steps([1, 2, 3, 4], *given) for given in ((2,), (2, 3), (5,))] == [[3, 4], [2, 3], [1, 2, 3, 4]]
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, monkeypatch):
@@ -145,8 +139,6 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, mon
     assert sorted(path.name[:8] for path in folder.iterdir()) == ["00000005"] * 2 + ["00000007"] * 2
     Checkpoints(folder).restore(model, PROGRESS)
     assert_equal(two[7], arrays(model))
-    (folder / "00000007.state.npz").unlink()
-    assert Checkpoints(folder).whole_steps() == [5], "weights without a state are no whole checkpoint"
 
 
 # Damaged and hostile files.
@@ -202,14 +194,6 @@ def bomb(path: Path) -> None:
     rewrite(path, lambda data: data + bytes(100_000_000), zipfile.ZIP_DEFLATED)
 
 
-def bomb_that_hides_its_size(path: Path) -> None:
-    with zipfile.ZipFile(path) as file:
-        size = file.infolist()[0].file_size
-    bomb(path)
-    small, large = (number.to_bytes(4, "little") for number in (size, size + 100_000_000))
-    path.write_bytes(path.read_bytes().replace(large, small))
-
-
 def folder_in_its_place(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -221,7 +205,6 @@ def link_out_of_the_folder(path: Path) -> None:
 
 DAMAGES: dict[str, Damage] = {
     "truncated": contents(lambda data: data[:-100]),
-    "other bytes": contents(lambda data: data.replace(b"NUMPY", b"NUMPX")),
     "a folder in its place": folder_in_its_place,
     "a link out of the folder": link_out_of_the_folder,
     "pickled objects": first(lambda _: np.array([Trap()], object)),
@@ -230,7 +213,6 @@ DAMAGES: dict[str, Damage] = {
     "a missing array": with_arrays(lambda values: dict([*values.items()][1:])),
     "an extra array": with_arrays(lambda values: {**values, "../../outside": np.zeros(3)}),
     "a bomb": bomb,
-    "a bomb that hides its size": bomb_that_hides_its_size,
     "a header of 2^60 entries": header(
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (1073741824, 1073741824), }"
     ),
@@ -317,7 +299,10 @@ def test_a_run_of_version_0_1_goes_on(format_1):
     """Its text has equal pairs, which version 0.1 divided otherwise, so the weights are not those of that version."""
     assert "resuming at step 6\n" in trained(format_1, "--resume --out run --steps 7")
     assert json.loads((format_1 / "run/config.json").read_text())["format"] == 2
-    assert all(np.isfinite(array).all() for array in runs.load_model(format_1 / "run").get_weights())
+    weights = runs.load_model(format_1 / "run").get_weights()
+    assert all(np.isfinite(array).all() for array in weights)
+    with np.load(format_1 / "resumed.npz") as expected:
+        assert {array.shape for array in weights} <= {expected[name].shape for name in expected.files}
 
 
 def test_weights_of_version_0_1_are_put_in_their_places(format_1):

@@ -1,9 +1,7 @@
-"""Every flag of train.py has an effect: a table of flags, what each changes, and who sees it."""
+"""Flags of train.py have effects: tables of flags, and what each changes. Those of one task are in its file."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,18 +10,14 @@ import pytest
 
 import train
 from keras_transformer import family
-from keras_transformer.models.presets import PRESETS
 from keras_transformer.run_folder import read_tokenizers
 from keras_transformer.text.batches import Place
 from keras_transformer.text.normalization import normalizer_of
 from keras_transformer.training import replicas, run
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import Settings
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import Begun, begun
-
-HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +104,12 @@ def test_own_text_own_validation_and_own_tokenizer(begin, plain, tokenizer, tmp_
     tokenizer.save(tmp_path / "own.model")
     out, own = tmp_path / "here", tmp_path / "own.model"
     made = begin("--valid-source", files[0], "--valid-target", files[1], "--tokenizer", own, "--out", out)
-    assert made.run.folder.path == out and (out / "config.json").is_file()
+    assert (out / "config.json").is_file()
     assert list(made.run.corpus.valid()) == pairs and len(list(made.run.corpus.train())) == 240
     kept = made.run.folder.valid_source, made.run.folder.valid_target
     assert [path.read_text() for path in kept] == [file.read_text() for file in files]
     assert made.data.tokenizers.source.model == made.data.tokenizers.target.model == tokenizer.model
-    assert made.run.folder.tokenizers(False)[0].read_bytes() == tokenizer.model
     assert made.run.config["model"]["vocabulary_size"] == tokenizer.vocabulary_size
-    assert plain.data.tokenizers.source.model != tokenizer.model
     assert 10 <= len(plain.data.valid_sources) <= 12, "one line in twenty is held out"
     assert len(list(plain.run.corpus.train())) == 240 - len(plain.data.valid_sources)
     assert all(one.split() == other.split()[::-1] for one, other in plain.run.corpus.train())
@@ -127,13 +119,6 @@ def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
     flags = ["--dataset", "multi30k:en-fr", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
     assert train.main(flags) == 2
     assert f"{tmp_path} holds neither train.en.gz nor train.en: check --data-dir" in capsys.readouterr().err
-
-
-def test_a_preset_brings_its_sizes():
-    for name, preset in PRESETS.items():
-        opened = run.open_run({"preset": name, "source": __file__, "target": __file__, "out": "nowhere"})
-        assert opened is not None
-        assert {key: getattr(opened.settings, key) for key in preset} == preset
 
 
 def test_devices_and_threads_are_handed_on(begin, monkeypatch):
@@ -192,11 +177,9 @@ OPTIMISATION: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 
 def test_optimisation(begin, plain, built_run, tiny_model):
     """And fine-tuning begins with the weights of that run."""
-    given = [[flag_of(name), *filter(None, [value])] for name, (value, *_) in OPTIMISATION.items()]
-    sizes = (
-        f"--num-layers 2 --intermediate-dim 32 --max-source-length 40 --vocabulary-size {tiny_model.vocabulary_size}"
-    )
-    words = [*sum(given, []), *sizes.split(), "--init-from", built_run]
+    given = [word for name, (value, *_) in OPTIMISATION.items() for word in (flag_of(name), value) if word]
+    sizes = "--num-layers 2 --intermediate-dim 32 --max-source-length 40 --vocabulary-size"
+    words = [*given, *sizes.split(), tiny_model.vocabulary_size, "--init-from", built_run]
     optimised = begin(*words, with_model=True).model
     for name, (_, look, expected) in OPTIMISATION.items():
         assert look(optimised) == expected != look(plain.model), name
@@ -204,52 +187,14 @@ def test_optimisation(begin, plain, built_run, tiny_model):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
 
 
-def test_without_flags_training_is_the_papers(plain):
-    config, model = plain.model.optimizer.get_config(), plain.model
-    assert (config["beta_1"], config["beta_2"], config["epsilon"]) == (0.9, 0.98, 1e-9)
-    assert (model.loss.label_smoothing, config["global_clipnorm"], config["use_ema"]) == (0.1, None, False)
-    assert float(model.optimizer.learning_rate) == pytest.approx(16**-0.5 * 10**-1.5)
-
-
-# What other tests see: the file, and the flags that it gives.
-ELSEWHERE = {
-    "mixed_runs": "more_source more_target more_tag copies both_directions",
-    "language_modelling": "task text context_length valid_text",
-    "next_item": "log",
-    "start_from_word_vectors": "word_vectors",
-    "image_classification": "images image_size channels patch_size valid_images pixel_mean pixel_std stem random_shift",
-    "flags": "source target valid_source valid_target tokenizer dataset data_dir devices threads out init_from preset",
-    "timing": "hours",
-    "learning": "steps checkpoint_every overwrite",
-    "run": "average_last bleu_sentences patience resume",
-}
-
-
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def test_every_flag_is_seen():
-    elsewhere = [name for names in ELSEWHERE.values() for name in names.split()]
-    assert sorted(" ".join(TOGETHER).split()) == sorted(TEXT)
-    assert {*TEXT, *MODEL, *OPTIMISATION, *elsewhere} == {setting.name for setting in fields(Settings)}
-    for file, names in ELSEWHERE.items():
-        text = "".join(
-            path.read_text(encoding="utf-8") for path in (HERE / f"test_{file}.py", HERE / "../tiny_corpus.py")
-        )
-        assert [name for name in names.split() if flag_of(name) not in text and f'"{name}"' not in text] == [], file
-
-
-def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known(capsys):
+def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known():
     assert all(action.help for action in parser()._actions)
     found = " ".join(parser().format_help().split())
-    others = ", ".join(f"{preset} {PRESETS[preset]['hidden_dim']}" for preset in ("modern", "base", "big"))
-    for told in (
-        f"(preset tiny {PRESETS['tiny']['hidden_dim']}, {others})",
-        "from 5,000 pairs: --num-layers 4",
-        "for comparison) (default: post_norm; preset modern pre_norm)",
-        "numbers: --num-layers 2 --hidden-dim 128",
-    ):
+    for told in ("(default: post_norm; preset modern pre_norm)", "from 5,000 pairs: --num-layers 4"):
         assert told in found
     given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
     assert (given["residual"], given["positions"], given["steps"]) == ("pre_norm", "learned", None)
@@ -257,4 +202,3 @@ def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known(caps
     assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
     with pytest.raises(SystemExit):
         parser().parse_args(["--num-lay", "2"])
-    assert "unrecognized arguments: --num-lay" in capsys.readouterr().err

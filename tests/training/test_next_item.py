@@ -42,14 +42,10 @@ def folder(logs, monkeypatch) -> Path:
 
 
 def test_a_run_keeps_no_history_and_a_smaller_vocabulary_the_most_frequent_items(folder):
-    config, histories = read_config("learned"), read_log("log").histories
-    assert config["model"]["kind"] == "sequence-encoder" and config["model"]["vocabulary_size"] == 4 + 12
-    assert not {"text", "tokenizer"} & config["settings"].keys()
     begun(folder, f"--task next-item --log log {SMALL} --preset modern --vocabulary-size 9 --out few", with_model=False)
     written = b"".join(path.read_bytes() for path in Path("few").rglob("*") if path.is_file())
-    assert not any("\t".join(history).encode() in written for history in histories)
-    model = read_config("few")["model"]
-    assert model["vocabulary_size"] == 9 and model["norm"]["name"] == "rms"
+    assert not any("\t".join(history).encode() in written for history in read_log("log").histories)
+    assert read_config("few")["model"].items() >= {"vocabulary_size": 9, "context_length": 8}.items()
     assert Path("few/items.txt").read_text().splitlines() == Path("learned/items.txt").read_text().splitlines()[:5]
 
 
@@ -68,7 +64,6 @@ def test_recommend_a_history_a_line_or_a_log(folder, run):
     assert status == 0 and [len(row) for row in rows] == [3, 3, 3]
     assert rows[0] == rows[2] and next(iter(rows[0])) == "b5"
     assert "warning: 1 event(s) of the histories are left out: the model does not know their items" in err
-    assert all(list(row.values()) == sorted(row.values(), reverse=True) for row in rows)
     assert out == run(*words, "--batch-size", 1, stdin=lines)[1]
     status, out, _ = run("recommend", "learned", "--log", "other", "--only-new", "--count", 99)
     rows, log = [json.loads(line) for line in out.splitlines()], read_log("other")
@@ -94,12 +89,10 @@ def test_a_recommender(folder, tmp_path):
 
 
 def test_embed_writes_vectors_of_histories_and_items(folder, run, tmp_path):
-    files = {name: tmp_path / f"{name}.npy" for name in ("lines", "log", "items")}
-    status, _, err = run("embed", "learned", "--out", files["lines"], stdin="a0\tb4\n\n")
-    assert status == 0 and err == f"wrote {files['lines']}: 2 vectors of 16 numbers\n"
-    assert run("embed", "learned", "--log", "log", "--out", files["log"])[0] == 0
-    assert run("embed", "learned", "--items", "--out", files["items"])[0] == 0
-    lines, users, items = (np.load(file, allow_pickle=False) for file in files.values())
+    vectors = {"lines": (), "log": ("--log", "log"), "items": ("--items",)}
+    for name, flags in vectors.items():
+        assert run("embed", "learned", *flags, "--out", tmp_path / f"{name}.npy", stdin="a0\tb4\n\n")[0] == 0
+    lines, users, items = (np.load(tmp_path / f"{name}.npy", allow_pickle=False) for name in vectors)
     assert users.shape == (200, 16) and items.shape == (12, 16) and items.dtype == "float32"
     recommender = load_recommender("learned")
     np.testing.assert_allclose(lines, recommender.embed([["a0", "b4"], []]), atol=1e-6)
@@ -117,11 +110,9 @@ def test_evaluate_tells_recall_and_ndcg_of_a_log(folder, run):
 
 MISUSED = {
     "evaluate learned --log single": "single: expected users with two events or more",
-    "embed learned --items --log log --out vectors.npy": "received both: give one",
     "recommend learned --count 0": "must be a whole number from 1",
 }
 REFUSED = {
-    "--tokenizer a": "--tokenizer belongs to --task translation or language-model or",
     "--dataset numbers": "a log is one of series, or your own with --log; received: 'numbers'",
     "--log nan": "nan, line 2: expected a time, a number such as seconds since 1970; received 'nan'",
     "--log strange --init-from learned": "expected histories with items of the vocabulary; received",

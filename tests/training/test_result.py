@@ -4,12 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from keras_transformer.bleu import bleu
-from keras_transformer.run_folder import RunFolder, is_finished
-from keras_transformer.training import checkpoints, result, translation
+from keras_transformer.training import result, translation
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.settings import Settings
@@ -19,22 +17,12 @@ REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
 
 
-class Translator:
-    """Gives the same translations of any sentences."""
-
-    def __init__(self, *made: Any):
-        pass
-
-    def translate(self, lines: list[str], num_beams: int, split: str) -> list[str]:
-        assert (num_beams, split) == (1, "off"), "as while training"
-        return TRANSLATIONS[: len(lines)]
-
-
 @pytest.fixture
 def write(monkeypatch):
     """`write(settings, progress)` ends a run and returns the weights that were written, and what is said of them."""
     written: list[tuple] = []
-    monkeypatch.setattr("keras_transformer.decoding.translator.Translator", Translator)
+    translator = SimpleNamespace(translate=lambda lines, num_beams, split: TRANSLATIONS[: len(lines)])
+    monkeypatch.setattr("keras_transformer.decoding.translator.Translator", lambda *made: translator)
     monkeypatch.setattr(result, "make_model", lambda config: SimpleNamespace(weights=None))
     monkeypatch.setattr(result, "set_weights", lambda model, weights: setattr(model, "weights", weights))
     monkeypatch.setattr(result, "present_weights", lambda model: "the moving average")
@@ -57,8 +45,7 @@ def write(monkeypatch):
 
 def test_bleu_is_that_of_the_translations_against_the_references(write, capsys):
     _, origin = write(Settings(average_last=2), Progress(step=7))
-    assert origin["val_bleu"] == bleu(TRANSLATIONS, REFERENCES)
-    assert abs(origin["val_bleu"] - bleu(REFERENCES, TRANSLATIONS)) > 1
+    assert origin["val_bleu"] == bleu(TRANSLATIONS, REFERENCES) != bleu(REFERENCES, TRANSLATIONS)
     assert capsys.readouterr().err == f"wrote model.keras · validation · bleu {origin['val_bleu']:.2f}\n"
     _, origin = write(Settings(average_last=2, bleu_sentences=1), Progress(step=7))
     assert origin["val_bleu"] == bleu(TRANSLATIONS[:1], REFERENCES[:1])
@@ -70,28 +57,11 @@ def test_weights_end_at_the_best_step_of_a_run_that_may_stop_early(write):
         ({}, 6, "the mean of [5, 6, 7]", "mean"),
         ({"patience": 2}, 6, "the mean of [5, 6]", "mean"),
         ({"patience": 2}, 0, "the mean of [5, 6, 7]", "mean"),
-        ({"ema": 0.9}, 5, "the moving average", "moving average"),
         ({"ema": 0.9, "patience": 2}, 5, "the moving average", "moving average"),
     ):
         settings = Settings(**given, steps=9, average_last=3)  # type: ignore[arg-type]
         found, origin = write(settings, Progress(step=7, best_step=best_step))
         assert (found, origin["kind"], origin["at_step"], origin["asked_steps"]) == (weights, kind, 7, 9)
-
-
-def test_until_the_end_the_model_is_the_best_so_far(write, monkeypatch, tmp_path):
-    written: list[tuple] = []
-    monkeypatch.setattr(result, "write_model", lambda folder, config, model, origin: written.append((model, origin)))
-    folder = RunFolder(tmp_path)
-    run: Any = SimpleNamespace(folder=folder, config={})
-    twin: Any = SimpleNamespace()
-    present: Any = None
-    for best_step, kind in ((5, "last so far"), (7, "best so far"), (0, "last so far"), (5, None)):
-        result.write_so_far(run, twin, present, Progress(step=7, best_step=best_step))
-        assert written == ([(twin, {"kind": kind, "steps": [7]})] if kind else [])
-        if kind:
-            assert twin.weights == "the moving average", "what validation saw, with --ema"
-            assert not is_finished({"weights": written.pop()[1]}, 7), "it may be killed after its last checkpoint"
-        folder.model.touch()
 
 
 KINDS = {
@@ -101,8 +71,6 @@ KINDS = {
 }
 FIGURES: list[tuple[int, dict[str, tuple[float, float]], str]] = [  # BLEU and loss
     (9, {"last": (12.99, 2), "best": (11, 1), "mean": (9.99, 1)}, "last"),
-    (9, {"last": (12.99, 2), "best": (13, 3), "mean": (9.99, 1)}, "best"),
-    (9, {"last": (12.99, 2), "best": (11, 1), "mean": (14, 3)}, "mean"),
     (9, {"last": (0, 2.5), "best": (0, 2.5), "mean": (0, 2)}, "mean"),
     (0, {"last": (0, 3), "best": (0, 2), "mean": (0, 4)}, "best"),
 ]
@@ -123,23 +91,19 @@ def test_the_candidate_that_validation_finds_best_is_taken(write, monkeypatch, c
         weights, origin = write(Settings(bleu_sentences=bleu_sentences, steps=9), Progress(step=7, best_step=5))
         assert (weights, origin["steps"], origin["kind"]) == (*KINDS[kind][:2], kind)
         assert origin.get("val_bleu", 0) == figures[kind][0]
-        compared, wrote = capsys.readouterr().err.splitlines()
+        compared, _ = capsys.readouterr().err.splitlines()
         told = f"bleu {figures['last'][0]:.2f} · " if bleu_sentences else ""
         told = f"{KINDS['last'][2]}: {told}loss {figures['last'][1]:.4f}; "
-        assert compared.startswith(f"validation compares {told}") and wrote.startswith("wrote model.keras")
+        assert compared.startswith(f"validation compares {told}")
         assert compared.endswith(f": taking the {KINDS[kind][2]}")
 
 
 CANDIDATES: list[tuple[int, list[int], int, int | None, dict[str, list[int]]]] = [
     (500, [500, 600], 500, None, {"last": [600], "best": [500], "mean": [500, 600]}),
-    (500, [500, 600], 600, None, {"last": [600], "mean": [500, 600]}),
-    (500, [500], 0, None, {"last": [500]}),
     (500, [500, 1000], 1000, None, {"last": [1000]}),
     (200, [*range(200, 2401, 200)], 1200, None, {"last": [2400], "best": [1200], "mean": [2000, 2200, 2400]}),
     (10, [*range(10, 1001, 10)], 1000, None, {"last": [1000], "mean": [960, 970, 980, 990, 1000]}),
-    (10, [70, 80, 83, 90], 90, None, {"last": [90], "mean": [80, 90]}),
     (10, [60, 70, 80, 90, 100], 80, 80, {"last": [100], "best": [80], "mean": [70, 80]}),
-    (10, [80, 90, 100], 20, None, {"last": [100], "mean": [80, 90, 100]}),
 ]
 
 
@@ -151,12 +115,3 @@ def test_candidates_are_the_last_the_best_and_the_mean_of_the_last_fifth(tmp_pat
             Path(folder, f"{step:08d}.weights.npz").touch()
         found = result.candidates(Checkpoints(folder, result.MOST_AVERAGED, every), best_step, end)
         assert {each.kind: each.steps for each in found} == expected and len(found) == len(expected)
-
-
-def test_the_present_weights_are_the_moving_average_where_there_is_one():
-    plain, averaging = SimpleNamespace(use_ema=False), SimpleNamespace(use_ema=True)
-    averaging._model_variables_moving_average = [np.array([2.0])]
-    of_float16 = SimpleNamespace(inner_optimizer=averaging)
-    for optimizer, expected in ((plain, 1.0), (averaging, 2.0), (of_float16, 2.0)):
-        model = SimpleNamespace(optimizer=optimizer, trainable_variables=[np.array([1.0])])
-        assert checkpoints.present_weights(model) == [expected]

@@ -1,18 +1,32 @@
-"""Which setting wins, which are refused, and what a run hands on: no file is read, nothing is trained."""
+"""Which settings win and are refused, what a run hands on and takes from one that it fine-tunes, what is told."""
 
+import functools
+import json
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import train
 from keras_transformer.errors import RequestError
 from keras_transformer.images import recipes
 from keras_transformer.models.presets import AUTO_ROWS, PRESETS
+from keras_transformer.run_folder import read_config
 from keras_transformer.text import corpora, labelled, logs, prose
-from keras_transformer.training.fine_tuning import inherited_from
+from keras_transformer.training import translation
+from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
+from keras_transformer.training.request import Run, open_run
+from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings, check, resolve
 from keras_transformer.training.stored_settings import resumed
+from tests.golden.stored import unpack
+from tests.tiny_corpus import write_corpus
 
+NUMBERS = {"dataset": "numbers:en-de"}
+load_corpus = functools.cache(translation.load_corpus)  # the numbers are drawn once for all tests
 RECIPE: dict[str, Any] = {"dropout": 0.05, "steps": 2400}
 
 
@@ -48,27 +62,17 @@ def test_auto_completes_a_recipe_that_does_not_say_how_long_to_train_and_fine_tu
     assert resolve({}, {}, {"dropout": 0.45, "preset": "auto"}, 29_000).sampling == 0.0
 
 
-def test_what_is_inherited_stands_over_a_preset_that_was_not_asked_for():
-    """A run hands on how it learns, and not its text or machine."""
-    inherited = {"dropout": 0.45, "label_smoothing": 0.2}
-    for given, recipe, dropout in (
-        ({}, {}, 0.45), ({"preset": "base"}, {}, 0.1), ({}, RECIPE, 0.05), ({"dropout": 0.4}, RECIPE, 0.4),
-    ):  # fmt: skip
-        assert resolve(given, recipe, inherited).dropout == dropout
+def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
     settings = Settings(dropout=0.4, ema=0.9, source="a", target="b", devices="cpu:2", threads=3, tokenizer="c")
     handed_on = inherited_from(settings.as_dict())
     assert (handed_on["dropout"], handed_on["ema"]) == (0.4, 0.9)
     assert not {"source", "target", "dataset", "devices", "threads", "tokenizer", "init_from"} & handed_on.keys()
 
 
-def test_own_text_takes_the_place_of_the_named_corpus():
-    own = {"source": "a", "target": "b"}
-    assert (resolve(own, {}).dataset, resolve(own, {}).name, resolve({}, {}).name) == (None, "files", "numbers:en-de")
-    assert str(resolve({}, {}).folder) == "runs/numbers-en-de-auto"
-    assert str(resolve({**own, "preset": "base"}, {}).folder) == "runs/files-base"
-
-
-def test_a_task_has_defaults_of_its_own():
+def test_a_task_has_a_named_corpus_whose_place_own_text_takes_and_defaults_of_its_own():
+    own = resolve({"source": "a", "target": "b", "preset": "base"}, {})
+    assert (own.dataset, own.name, str(own.folder)) == (None, "files", "runs/files-base")
+    assert (resolve({}, {}).name, str(resolve({}, {}).folder)) == ("numbers:en-de", "runs/numbers-en-de-auto")
     for task, name in {"language-model": "pydoc-topics", "next-item": "series", "images": "digits"}.items():
         settings = resolve({"task": task}, {})
         assert (settings.name, settings.label_smoothing, str(settings.folder)) == (name, 0, f"runs/{name}-tiny")
@@ -100,7 +104,6 @@ EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"hours": 1.0, "xla": True}, "--hours times the first steps, in which --xla compiles"),
     ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
     ({"init_from": "a", "normalization": "nfc"}, "--normalization is .* --init-from brings one"),
-    ({"tokenizer": "a", "byte_fallback": True}, "--byte-fallback is .* --tokenizer brings one"),
     ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
     ({"patch_size": 2}, "--patch-size belongs to --task images; received --task translation"),
     ({"task": "translation", "log": "a"}, "--log belongs to --task next-item; received --task translation"),
@@ -146,14 +149,6 @@ def test_a_setting_that_a_version_before_did_not_know_has_its_default():
         resumed({**stored, "depth": 3}, {}, "9.1")
 
 
-def test_a_part_that_was_asked_for_may_be_spelled_again_in_another_way():
-    assert resumed(Settings().as_dict(), {"positions": "sinusoidal:offset=0", "residual": "post_norm"}) == Settings()
-    stored = Settings(positions="learned:offset=2").as_dict()
-    message = "--resume: --positions was learned:offset=2 when the run began; received: learned; "
-    with pytest.raises(RequestError, match=message):
-        resumed(stored, {"positions": "learned"})
-
-
 DAMAGED: list[tuple[str, Any]] = [
     ("steps", True), ("seed", None), ("source", 5), ("dropout", "0.1"), ("checkpoint_every", 2.5),
     ("mixed_precision", "float8"), ("residual", None), ("tied_output", 1), ("embedding_scale", "1"),
@@ -166,3 +161,145 @@ def test_a_setting_that_no_flag_gives_is_damage():
     for name, value in DAMAGED:
         with pytest.raises(RequestError, match=f"config.json is damaged: no --{name.replace('_', '-')} is "):
             resumed({**stored, name: value}, {"steps": 7})
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory) -> Path:
+    """A run with other settings than the defaults."""
+    run = unpack("translation", tmp_path_factory.mktemp("parent") / "parent")
+    config = json.loads((run / "config.json").read_text())
+    config["settings"] |= {"dropout": 0.2, "sampling": 0.3, "ema": 0.9}
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """`opened(given)` → a run that is not finished, in a folder of its own."""
+    monkeypatch.setattr(translation, "load_corpus", load_corpus)
+
+    def opened(given: dict[str, Any], **more: Any) -> Run:
+        run = open_run({"out": str(tmp_path / "run"), **given, **more})
+        assert run is not None
+        return run
+
+    return opened
+
+
+@pytest.fixture
+def text(tmp_path) -> dict[str, Any]:
+    return dict(zip(("source", "target"), map(str, write_corpus(tmp_path)), strict=True))
+
+
+def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent, opened, text, capsys):
+    run = opened({**text, "init_from": str(parent), "steps": 40})
+    before, child = read_config(parent)["settings"], run.settings.as_dict()
+    own = {"steps", "init_from", "source", "target", "valid_source", "valid_target", "warmup_steps", "normalization"}
+    own |= {"learning_rate_factor", "devices", "average_last"}
+    assert {name for name in before if before[name] != child[name]} <= own
+    assert run.config["model"]["max_source_length"] == 24
+    assert (child["sampling"], child["dropout"], child["steps"], child["warmup_steps"]) == (0.3, 0.2, 40, 4)
+    peak, ended = run.settings.learning_rate(4), float(InverseSquareRootDecay(16, 100, 0.5)(1199))
+    assert peak == pytest.approx(ended, rel=0.01)
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith(f"fine-tuning {parent}: "))
+    assert f"40 steps with a warm-up of 4, up to a learning rate of {peak:.2g} (--learning-rate-factor" in line
+    assert "dropout 0.2" in line and "hidden_dim" not in line
+    with pytest.raises(RequestError, match="--init-from: that run has --hidden-dim 16; received: 32"):
+        opened({**text, "init_from": str(parent), "hidden_dim": 32})
+
+
+def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended():
+    for steps in (900, 100):  # past its warm-up, and within it
+        ended = Settings(hidden_dim=64, steps=steps, warmup_steps=200, learning_rate_factor=0.7).learning_rate(steps)
+        assert ended == pytest.approx(float(InverseSquareRootDecay(64, 200, 0.7)(steps - 1)))
+        for wanted, fits in ((6, True), (200, False)):
+            fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), ended, fits)
+            assert fitting["warmup_steps"] == wanted
+            schedule = InverseSquareRootDecay(64, wanted, fitting["learning_rate_factor"])
+            assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
+
+
+def test_a_flag_and_a_recipe_win_over_what_is_inherited(parent, opened, text):
+    given = {**text, "init_from": str(parent)}
+    settings = opened(given, dropout=0.4, warmup_steps=3).settings
+    assert (settings.dropout, settings.warmup_steps, settings.ema) == (0.4, 3, 0.9)
+    assert settings.learning_rate_factor == pytest.approx(0.5 * (3 / 1200) ** 0.5, rel=0.01)
+    assert opened(given, learning_rate_factor=0.25).settings.learning_rate_factor == 0.25
+    assert opened(given, preset="base").settings.dropout == 0.1
+    settings = opened(NUMBERS, init_from=str(parent)).settings
+    assert (settings.dropout, settings.steps, settings.warmup_steps) == (0.05, 2400, 400)
+    assert (settings.hidden_dim, settings.sampling) == (16, 0.3)
+    assert opened(NUMBERS, init_from=str(parent), steps=60).settings.warmup_steps == 6
+
+
+def test_a_parent_that_is_damaged_or_has_no_model_is_refused(parent, opened, text, tmp_path):
+    damaged = Path(shutil.copytree(parent, tmp_path / "damaged", ignore=shutil.ignore_patterns("model.keras")))
+    with pytest.raises(RequestError, match="expected a trained model; .*damaged has no model.keras yet"):
+        opened({**text, "init_from": str(damaged)})
+    config = (parent / "config.json").read_text()
+    (damaged / "config.json").write_text(config.replace('"dropout": 0.2', '"dropout": "high"'))
+    with pytest.raises(RequestError, match="config.json is damaged: no --dropout is 'high'"):
+        opened({**text, "init_from": str(damaged)})
+
+
+def test_a_warm_up_that_exceeds_the_steps_is_warned_of(parent, opened, capsys):
+    warning = "warning: the learning rate is still rising when the run ends: --warmup-steps is 10, --st"
+    for given in ({**NUMBERS, "warmup_steps": 10}, {**NUMBERS, "warmup_steps": 10, "init_from": str(parent)}):
+        settings = opened(given, steps=9).settings
+        *_, told = capsys.readouterr().err.splitlines()
+        assert told.startswith(warning)
+        ((warmup, factor),) = re.findall(r"--warmup-steps (\d+) --learning-rate-factor (\S+)$", told)
+        advised = opened(given, steps=9, warmup_steps=int(warmup), learning_rate_factor=float(factor)).settings
+        assert advised.learning_rate(int(warmup)) == pytest.approx(settings.learning_rate(10), rel=0.01)
+        opened(given, steps=10)
+        assert "warning" not in capsys.readouterr().err
+
+
+def test_what_a_recipe_sets_over_a_preset_that_was_given_and_xla_without_static_shapes_is_said(opened, text, capsys):
+    given = {**NUMBERS, "num_heads": 2}
+    assert opened(given, preset="base").settings.num_layers == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "--num-heads" not in said
+    assert said.startswith("numbers:en-de brings a recipe, which wins over --preset base: --num-layers 2, --hidden-dim")
+    opened(given, preset="auto")
+    assert capsys.readouterr().err == "", "auto leaves all to a whole recipe"
+    for shapes, warns in ((None, True), (8, False)):
+        opened({**text, "xla": True, "static_shapes": shapes, "steps": 2})
+        assert ("give --static-shapes too" in capsys.readouterr().err) == warns
+
+
+def test_what_auto_takes_is_said_with_the_pairs_that_it_counted(opened, tmp_path, capsys):
+    """Those to train on: of the lines a twentieth is held out, of further pairs none."""
+    source, target = map(str, write_corpus(tmp_path, 6_000))
+    given = {"source": source, "target": target, "more_source": source, "more_target": target}
+    run = opened(given, steps=7)
+    assert run.settings.vocabulary_size == 4_000
+    count = len([*run.corpus.train()]) + 6_000
+    said = capsys.readouterr().err
+    assert said.startswith(f"preset auto: {count:,} pairs → 4 layers of 128, vocabulary 4,000, 7 steps")
+    opened(given, valid_source=source, valid_target=target)
+    assert "preset auto: 12,000 pairs" in capsys.readouterr().err
+
+
+REFUSED = {
+    "--positions absolute": "--positions must be one of sinusoidal, ",
+    "--positions learned:depth=2": "--positions: 'learned' has the options offset, separate; received: depth",
+    "--hidden-dim 12 --num-heads 5": "--num-heads must divide --hidden-dim, or --key-dim must be given; received: ",
+    "--feed-forward experts:num_experts=2,top_k=3": "received: --feed-forward top_k 3, --feed-forward num_experts 2",
+    "--hours 1 --steps 5": "--hours sets the number of steps; received --steps too: give one of them",
+    "--hours 1 --resume": "--hours times the first steps of a new run with one worker; received --resume",
+    "--devices tpu": "Received: 'tpu'",
+    "--devices 9": "`devices` must name GPUs that are there",
+    "--source a --target b --dataset numbers:en-de": "--source is your own text, and --dataset",
+    "--resume --overwrite": "--resume continues a run and --overwrite removes it",
+    "--tokenizer nowhere.model": "no tokenizer at nowhere.model",
+}
+
+
+def test_a_wrong_request_is_told_in_flags_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for flags, message in REFUSED.items():
+        assert train.main(flags.split()) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, flags
+        assert not any(tmp_path.iterdir())

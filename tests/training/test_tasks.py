@@ -1,7 +1,6 @@
 """Runs of each task but translation: what they say and measure, how they go on, and what begins with them."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -27,19 +26,12 @@ TASKS = {
 }
 
 
-class Made(NamedTuple):
-    """A run, `whole`, of a task: its text lies in the folder."""
-
-    name: str
-    folder: Path
-    said: str
-
-
 @pytest.fixture(scope="module", params=TASKS)
-def made(request, tmp_path_factory) -> Made:
+def made(request, tmp_path_factory) -> tuple[str, Path, str]:
+    """A task, a folder with its text and a run of it, `whole`, and what was said of the run."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     write_files(name, folder)
-    return Made(name, folder, made_of(name, folder, *flags_of(name, SCHEDULE, TASKS[name][0], "--out whole")))
+    return name, folder, made_of(name, folder, *flags_of(name, SCHEDULE, TASKS[name][0], "--out whole"))
 
 
 def made_of(name: str, folder: Path, *flags: str) -> str:
@@ -50,33 +42,34 @@ def made_of(name: str, folder: Path, *flags: str) -> str:
 
 
 def test_a_run_says_what_it_trains_on_and_measures_itself(made):
-    config, whole = read_config(made.folder / "whole"), made.folder / "whole"
-    assert TASKS[made.name][1] in made.said, made.said
+    name, folder, said = made
+    config, whole, (flags, told) = read_config(folder / "whole"), folder / "whole", TASKS[name]
+    assert told in said, said
     assert config["parameters"] == load_model(whole).count_params()
     losses = column(whole, "val_loss")
     assert column(whole, "step") == [4, 5] and losses[1] < losses[0]
     figures = {name: value for name, value in config["weights"].items() if name.startswith("val_")}
     assert figures, "of the weights of one checkpoint, which are their own mean"
     for name, value in figures.items():
-        tolerance = 0.02 if "mixed" in TASKS[made.name][0] else 1e-4
-        assert value == pytest.approx(column(whole, name)[1], abs=tolerance), name
-    assert f"wrote {Path('whole/model.keras')} · validation · " in made.said.splitlines()[-1]
+        assert value == pytest.approx(column(whole, name)[1], abs=0.02 if "mixed" in flags else 1e-4), name
+    assert f"wrote {Path('whole/model.keras')} · validation · " in said.splitlines()[-1]
 
 
 def test_a_resumed_run_ends_with_the_same_bits(made):
-    whole, begun = made.folder / "whole", made.folder / "begun"
-    interrupt(str(whole), str(begun), 5)
-    assert "resuming at step 4\n" in made_of(*made[:2], "--resume --out begun")
-    assert_same_end(whole, begun, 5)
+    name, folder, _ = made
+    interrupt(str(folder / "whole"), str(folder / "begun"), 5)
+    assert "resuming at step 4\n" in made_of(name, folder, "--resume --out begun")
+    assert_same_end(folder / "whole", folder / "begun", 5)
 
 
 def test_a_run_that_is_fine_tuned_begins_with_sizes_vocabulary_and_weights(made):
-    flags = " ".join(flags_of(made.name, TASKS[made.name][0], "--dropout 0.1 --init-from whole --out tuned"))
-    whole, tuned = made.folder / "whole", made.folder / "tuned"
-    run, data, model, _ = begun(made.folder, flags)
+    name, folder, _ = made
+    own, whole, tuned = TASKS[name][0], folder / "whole", folder / "tuned"
+    flags = flags_of(name, own, "--dropout 0.1 --init-from whole --out tuned")
+    run, data, model, _ = begun(folder, " ".join(flags))
     assert_weights_of(model, whole)
     loss = _validation_loss(run, data, model, num_replicas=1)
-    assert loss == pytest.approx(column(whole, "val_loss")[1], rel=0.02 if "mixed" in TASKS[made.name][0] else 1e-4)
+    assert loss == pytest.approx(column(whole, "val_loss")[1], rel=0.02 if "mixed" in own else 1e-4)
     assert read_config(tuned)["model"] == read_config(whole)["model"]
     for name in ("tokenizer.model", "items.txt"):
         assert [path.read_bytes() for path in tuned.glob(name)] == [path.read_bytes() for path in whole.glob(name)]

@@ -1,29 +1,22 @@
 """How long a run will take: nothing of the timed steps stays, `--hours` sets steps, long runs name their ways out."""
 
-import json
 import shlex
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
-from keras_transformer.text.feeding import BEGINNING, Place
-from keras_transformer.training import timing, translation
+from keras_transformer.text.feeding import Place
+from keras_transformer.training import timing
 from keras_transformer.training.flags import parser
-from keras_transformer.training.preparation import Tokenizers
-from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import Settings
 from keras_transformer.training.timing import Estimate
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import assert_same_end, trained
-
-HOUR = 3600.0
 
 
 def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatch):
@@ -35,7 +28,7 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         patch.setattr(timing, "MOST_STEPS", 2)
         patch.setattr(timing, "estimate", lambda *made: (estimate(*made), Estimate(1.0, 1.0, 0.0, 2))[1])
-        told = trained(tmp_path, f"{flags} --hours {5 / HOUR} --out hours")
+        told = trained(tmp_path, f"{flags} --hours {5 / 3600} --out hours")
     settings = read_config(tmp_path / "hours")["settings"]
     assert (settings["steps"], settings["warmup_steps"]) == (3, 1)
     assert "about 0:00:05 on this machine: 3 steps" in told
@@ -43,13 +36,6 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
     assert "on this machine" not in trained(tmp_path, f"{flags} {same} --out steps"), "it is too short to be timed"
     assert settings == read_config(tmp_path / "steps")["settings"], "--resume needs no hours"
     assert_same_end(tmp_path / "steps", tmp_path / "hours", 3)
-    assert all(path.name.endswith(".npz") for path in (tmp_path / "hours/checkpoints").iterdir())
-
-
-def test_a_run_that_was_stopped_before_its_steps_were_known_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "estimate", Mock(side_effect=KeyboardInterrupt))
-    trained(tmp_path, f"{' '.join(tiny_flags(tmp_path, Path('untimed')))} --hours 1", status=130)
-    assert not (tmp_path / "untimed").exists()
 
 
 def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
@@ -63,7 +49,7 @@ def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
 
 def test_the_steps_within_a_time_are_the_most_that_it_holds():
     estimate = Estimate(step=0.7, validation=2.0, end=1.5, every=5)
-    for seconds in (0.5, 7.0, 13.0, 100.0, 1234.5):
+    for seconds in (0.5, 13.0, 1234.5):
         steps = estimate.steps_within(seconds)
         assert estimate.seconds(steps + 1) > seconds
         assert estimate.seconds(steps) <= seconds or steps == 1
@@ -80,38 +66,6 @@ def test_small_batches_stand_for_larger_ones_by_their_positions():
     a_position = timing._seconds_a_position(plan, list(ends))
     assert a_position == pytest.approx(0.1)
     assert a_position * timing._mean_positions(plan) == pytest.approx(0.1 * sizes.mean())
-    assert (timing._seconds_a_position(plan, [1.0]), timing._positions(plan, BEGINNING)) == (0.0, 10)
-
-
-def test_slow_steps_are_stopped_after_two_and_quick_ones_go_on(monkeypatch):
-    for seconds, most in ((30.0, 3), (1.0, 13)):
-        clock = iter(np.arange(0.0, 999.0, seconds))
-        monkeypatch.setattr(timing.time, "monotonic", lambda clock=clock: next(clock))
-        watch = timing.Watch()
-        watch.set_model(SimpleNamespace(stop_training=False))
-        while not watch.model.stop_training and len(watch.trained) < 1 + timing.MOST_STEPS:
-            watch.on_train_batch_end(0, {"loss": 1.0})
-        assert len(watch.trained) == most
-
-
-def test_a_translation_is_counted_by_the_references_of_its_batches(monkeypatch):
-    """Two batches, of which the longest references have 9 and 3 tokens with their ends."""
-    translate, translator = Mock(), "keras_transformer.decoding.translator.Translator"
-    monkeypatch.setattr(translator, lambda *made: SimpleNamespace(translate=translate))
-    monkeypatch.setattr(translation, "make_model", lambda config: None)
-    monkeypatch.setattr(translation, "BATCH", 3)
-    clock = iter([0.0, 50.0, 100.0, 106.0])  # the first call traces the search
-    monkeypatch.setattr(translation.time, "monotonic", lambda: next(clock))
-    references = ["a" * length for length in (1, 8, 2, 5, 6)]
-    target: Any = SimpleNamespace(encode=lambda lines: [[7] * len(line) for line in lines])
-    data: Any = SimpleNamespace(
-        bleu_sentences=lambda count: (["b"] * 5, references), tokenizers=Tokenizers(target, target)
-    )
-    run: Any = SimpleNamespace(settings=Settings(), config={"model": {}})
-    model: Any = None
-    assert translation.decoding_seconds(run, data, model) == pytest.approx(6.0 * (9 + 3) / 6)
-    asked = [(len(call.args[0]), call.kwargs) for call in translate.call_args_list]
-    assert asked == [(3, {"num_beams": 1, "max_length": 6, "split": "off"})] * 2
 
 
 def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -122,17 +76,17 @@ def run_of(given: dict[str, Any], recipe: dict[str, Any] | None = None, **settin
 def test_the_ready_commands_keep_the_flags_and_can_be_given_after_ctrl_c():
     given = {"source": "a file.en", "target": "b.de", "clean": True, "xla": False, "dropout": 0.2}
     commands = timing.shorter_commands(run_of(given, hidden_dim=256, intermediate_dim=1024, num_heads=4, steps=8000))
-    found = [vars(parser().parse_args(shlex.split(command)[2:])) for command in commands]
     ways: list[dict[str, Any]] = [{"hidden_dim": 128, "intermediate_dim": 512}, {"hours": 2.0}, {"steps": 8000}]
-    for one, way in zip(found, ways, strict=True):
-        assert {name: value for name, value in one.items() if value is not None} == {**given, "overwrite": True, **way}
+    for command, way in zip(commands, ways, strict=True):
+        found = vars(parser().parse_args(shlex.split(command)[2:]))
+        assert {name: found[name] for name in found if found[name] is not None} == {**given, "overwrite": True, **way}
     assert len(timing.shorter_commands(run_of(given, init_from="parent"))) == 2, "sizes are the parent's"
 
 
 def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(monkeypatch, capsys):
     monkeypatch.setattr(timing, "estimate", lambda *_: Estimate(10.0, 0.0, 0.0, 500))
     rows: list[tuple[dict[str, Any], dict[str, Any], int, int]] = [
-        ({}, {}, 1_000, 3), ({}, {"vocabulary_size": 9}, 1_000, 3), ({}, {}, 700, 0), ({"steps": 1_000}, {}, 1_000, 0),
+        ({}, {"vocabulary_size": 9}, 1_000, 3), ({}, {}, 700, 0), ({"steps": 1_000}, {}, 1_000, 0),
         ({"preset": "base"}, {}, 1_000, 0), ({}, {"steps": 1_000}, 1_000, 0),
     ]  # fmt: skip
     nothing: Any = None
@@ -141,10 +95,3 @@ def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(monkeypatch
         said = capsys.readouterr().err
         assert said.startswith(f"about {'2:46:40' if steps == 1_000 else '1:56:40'} on this machine: {steps:,} steps")
         assert said.count("\n  ") == num_offered
-
-
-def test_hours_are_for_one_worker(monkeypatch, tmp_path):
-    workers = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
-    with pytest.raises(RequestError, match="^--hours times .*; received `TF_CONFIG` with several too: give --steps$"):
-        open_run({"hours": 1.0, "out": str(tmp_path / "run")})

