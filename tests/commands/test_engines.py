@@ -3,13 +3,10 @@
 import io
 import json
 import os
-import pickle
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +19,7 @@ from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main
 from keras_transformer.commands import engines, kept_graphs
-from keras_transformer.commands.exporting import export_module
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.errors import RequestError
-from keras_transformer.layers.activations import Relu
 from keras_transformer.run_folder import RunFolder, load_model, save_model
 from tests.graphs import search_eagerly
 
@@ -52,14 +46,8 @@ def translate(monkeypatch, capfdbinary):
 
 @pytest.fixture
 def keras_is_used(monkeypatch, translator):
-    """What is asked of Keras, whose model is in memory already."""
-    opened: list[tuple] = []
-
-    def open_counted(*given):
-        opened.append(given)
-        return translator.decoder
-
-    monkeypatch.setattr(engines, "keras_decoder", open_counted)
+    """A `Mock` that is called for Keras, whose model is in memory already."""
+    monkeypatch.setattr(engines, "keras_decoder", opened := Mock(return_value=translator.decoder))
     return opened
 
 
@@ -118,26 +106,22 @@ def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, tran
     assert before != after and old != new
 
 
-def folder_of_graphs(run):
-    return kept_graphs.graphs_of([RunFolder(run)], SearchOptions(), "float32", False).main.parent
-
-
 def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, tmp_path, monkeypatch):
-    before, installed = folder_of_graphs(built_run), kept_graphs.installed
-    for package in ("onnx", "onnxruntime"):
-        assert any(re.fullmatch(rf"{package}(_gpu)?-\d.*-info", name) for name in installed(package))
-        other = {package: ["999"]}
-        with monkeypatch.context() as patch:
-            patch.setattr(kept_graphs, "installed", lambda each, other=other: other.get(each) or installed(each))
-            assert folder_of_graphs(built_run) != before
     changed = tmp_path / "package/part/module.py"
     changed.parent.mkdir(parents=True)
     of_source = [changed.write_text(text) and kept_graphs.sha256_of_source(tmp_path / "package") for text in "abb"]
     assert of_source[0] != of_source[1] == of_source[2]
-    source = Mock(return_value="another")
-    monkeypatch.setattr(kept_graphs, "sha256_of_source", source)
-    assert folder_of_graphs(built_run) != before
-    assert {path.name for path in source.call_args.args} == {"export", "keras_transformer"}
+
+    def folder() -> Path:
+        return kept_graphs.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent
+
+    before = folder()
+    for name in ("installed", "sha256_of_source"):
+        other = Mock(return_value="999")
+        with monkeypatch.context() as patch:
+            patch.setattr(kept_graphs, name, other)
+            assert folder() != before
+    assert {path.name for path in other.call_args.args} == {"export", "keras_transformer"}
 
 
 def test_what_graphs_cannot_do_is_done_with_keras_or_with_the_two_halves(
@@ -148,12 +132,11 @@ def test_what_graphs_cannot_do_is_done_with_keras_or_with_the_two_halves(
     short, prefixes = ["--max-length", 6], ["--prefix", tmp_path / "prefixes"]
     asked = [[*short, "--sample", "--seed", 3], [*short, "--beams", 1, *prefixes], [*short, *prefixes, "--n-best", 2]]
     expected = [translate(run_folder, *flags) for flags in asked]
-    for flags in (["--beams", 1, "--alignments"], ["--beams", 1, "--engine", "keras"]):
-        assert translate(run_folder, *short, *flags)[0] == 0
-    assert len(keras_is_used) == 5 and not graphs_in(run_folder)
+    assert translate(run_folder, *short, "--beams", 1, "--alignments")[0] == 0
+    assert keras_is_used.call_count == 4 and not graphs_in(run_folder)
     for flags, found in zip(asked, expected, strict=True):
         assert translate(run_folder, *flags, "--engine", "onnx") == found and found[0] == 0
-    assert len(keras_is_used) == 5 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
+    assert keras_is_used.call_count == 4 and graphs_in(run_folder) == ["encoder.onnx", "step.onnx"]
 
 
 @pytest.mark.parametrize("flags", [["--sample"], ["RUN"]], ids=["halves", "two"])
@@ -174,9 +157,7 @@ def test_what_no_engine_can_do_is_refused(run_folder, translate):
     for flags, message in {
         "--engine onnx --alignments": "--engine onnx cannot do this: --alignments needs the model's attention",
         "--precision int8 --engine keras": "--precision int8 needs ONNX Runtime: leave out --engine keras",
-        "--precision int8 --alignments": "--precision int8 needs ONNX Runtime: --alignments needs",
         "--threads 0": "--threads must be a whole number from 1; received: 0",
-        "--processes 0": "--processes must be a whole number from 1; received: 0",
     }.items():
         status, out, err = translate(run_folder, *flags.split())
         assert (status, out) == (2, "") and f"error: {message}" in err
@@ -193,10 +174,6 @@ LACKS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str, int, str]
         lambda patch, run: (run / "cache").write_text("in the way"),
         "warning: Keras translates, because the run's graphs cannot be kept:", 1, "error: cannot keep the run's graphs",
     ),
-    "a writer": (
-        lambda patch, run: patch.delitem(export_module("onnx.parts").WRITERS, Relu), "", 2,
-        "received a model with Relu there",
-    ),
 }  # fmt: skip
 
 
@@ -205,34 +182,19 @@ def test_where_graphs_cannot_be_or_a_gpu_is_keras_translates(run_folder, transla
     lack, warned, status, told = LACKS[name]
     lack(monkeypatch, run_folder)
     found, _, err = translate(run_folder, "--beams", 1, "--max-length", 5)
-    assert found == 0 and len(keras_is_used) == 1 and err.startswith(warned) and not graphs_in(run_folder)
+    assert found == 0 and keras_is_used.call_count == 1 and err.startswith(warned) and not graphs_in(run_folder)
     found, _, err = translate(run_folder, "--beams", 1, "--max-length", 5, "--engine", "onnx")
-    assert found == status and told in err and len(keras_is_used) == 1
+    assert found == status and told in err and keras_is_used.call_count == 1
 
 
-def test_keras_has_the_threads_asked_for_where_no_graph_could_be_kept(run_folder, translator):
-    (run_folder / "cache").write_text("in the way")
-    command = [sys.executable, "-m", "keras_transformer", "translate", run_folder, *SEARCH, "--threads", 1]
-    ended = subprocess.run([*map(str, command)], cwd=ROOT, input=SOURCE, capture_output=True)
-    expected = lines_of(translator.translate(LINES, num_beams=2, max_length=5))
-    assert ended.stdout.decode() == expected, ended.stderr.decode()
-    assert ended.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def export(translator, tmp_path_factory) -> Path:
-    folder, run = tmp_path_factory.mktemp("exports") / "export", TrainedRun(translator)
-    export_onnx(run, folder, Decoding(num_beams=2, max_length=5))
-    run.save_tokenizers(folder)
-    return folder
-
-
-def test_an_export_translates_and_scores(export, built_run, translate, translator, tmp_path):
+def test_an_export_translates_and_scores(built_run, translate, translator, tmp_path):
+    export = tmp_path / "export"
+    export_onnx(TrainedRun(translator), export, Decoding(num_beams=2, max_length=5))
+    TrainedRun(translator).save_tokenizers(export)
     for beams in (2, 1):
         expected = lines_of(translator.translate(LINES, num_beams=beams, max_length=5))
         assert translate(export, "--beams", beams) == (0, expected, "")
-    status, _, err = translate(export, "--engine", "keras")
-    assert status == 2 and "is an export, which has no Keras model: give the run, or --engine onnx" in err
+    assert "is an export, which has no Keras model: give the run, or --e" in translate(export, "--engine", "keras")[2]
     (tmp_path / "text").write_bytes(SOURCE)
     files = ("--source", tmp_path / "text", "--target", tmp_path / "text")
     (_, found, _), (_, expected, _) = (translate(folder, *files, command="score") for folder in (export, built_run))
@@ -240,42 +202,21 @@ def test_an_export_translates_and_scores(export, built_run, translate, translato
     assert numbers == pytest.approx(others, rel=1e-4, abs=1e-3) and len(numbers) >= len(LINES)
 
 
-def test_evaluate_takes_an_engine_and_processes_change_nothing(kept_run, export, translate, keras_is_used, tmp_path):
+def test_evaluate_takes_an_engine_and_processes_change_nothing(kept_run, translate, keras_is_used):
     files = ("--source", kept_run / "lines", "--reference", kept_run / "lines", *SEARCH)
     shared = ("--processes", 2, "--threads", 1, "--batch-size", 2)
     ways = [("--engine", "onnx"), ("--engine", "keras"), ("--engine", "onnx", *shared)]
     rows = [json.loads(translate(kept_run, *files, *way, command="evaluate")[1]) for way in ways]
     timed = ("seconds", "tokens_per_second")
     assert len({json.dumps({name: row[name] for name in row if name not in timed}) for row in rows}) == 1
-    assert len(keras_is_used) == 1
-    broken = shutil.copytree(export, tmp_path / "broken")
-    (broken / "onnx" / "translate.onnx").write_bytes(b"no graph")
-    status, out, err = translate(broken, "--processes", 2)
-    assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
-
-
-def test_processes_share_the_cores(built_run, translate, monkeypatch):
-    opened = []
-    monkeypatch.setattr("keras_transformer.decoding.parallel.num_cores", lambda: 7)
-    monkeypatch.setattr(engines, "several", lambda open_decoder, _: open_decoder())
-    choose = engines.chosen_decoder
-
-    def chosen(*given):
-        opener = pickle.loads(pickle.dumps(choose(*given)))  # as it comes to another process
-        opened.append((opener.func.__name__, opener.args[-1]))
-        raise RequestError("no need to open it")
-
-    monkeypatch.setattr(engines, "chosen_decoder", chosen)
-    for flags in ([], ["--processes", 3], ["--processes", 9], ["--processes", 3, "--threads", 5]):
-        assert translate(built_run, "--engine", "keras", *flags)[0] == 2
-    assert opened == [("keras_decoder", threads) for threads in (None, 2, 1, 5)]
+    assert keras_is_used.call_count == 1
 
 
 @pytest.fixture
 def processes(kept_run) -> Iterator[tuple[subprocess.Popen, list[int]]]:
     """The command after it translated a line, and the ids of the processes that translate for it."""
-    command = [sys.executable, "-m", "keras_transformer", "translate", kept_run, *SEARCH]
-    command += ["--processes", 2, "--batch-size", 1]
+    command = [sys.executable, "-m", "keras_transformer", "translate", kept_run, *SEARCH, "--processes", 2]
+    command += ["--batch-size", 1]
     pipe = subprocess.PIPE
     with subprocess.Popen([*map(str, command)], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin and process.stdout
@@ -291,29 +232,18 @@ def processes(kept_run) -> Iterator[tuple[subprocess.Popen, list[int]]]:
             process.kill()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_process_outlives_the_command(processes):
-    process, children = processes
-    process.kill()
-    process.stdin.close()
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, children))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_dies_is_told_in_one_line(processes):
     process, children = processes
     for child in children:
         os.kill(child, signal.SIGKILL)
-    out, err = process.communicate(b"two dogs\n" * 4, timeout=30)
-    assert process.returncode == 1
-    assert err.decode() == "error: a process that translates died, perhaps because memory ran out: take fewer\n"
+    _, err = process.communicate(b"two dogs\n" * 4, timeout=30)
+    told = "error: a process that translates died, perhaps because memory ran out: take fewer\n"
+    assert (process.returncode, err.decode()) == (1, told)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_process_outlives_a_command_that_is_killed(processes):
+    process, _ = processes
+    process.kill()
+    process.communicate(timeout=30)  # it waits for the end of all that may write into these pipes

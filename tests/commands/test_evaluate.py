@@ -1,21 +1,29 @@
-"""`evaluate` chooses BLEU's tokenizer, and tells of lines on which the run was trained."""
+"""`evaluate` and `compare`: figures of runs on a text, lines that a run was trained on; how progress is shown."""
 
+import io
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 from export.onnx import export_onnx
-from export.signatures import Decoding, open_run
+from export.signatures import Decoding, TrainedRun, open_run
 from keras_transformer.__main__ import main
-from keras_transformer.commands import engines
-from keras_transformer.commands.evaluate import scorer
-from keras_transformer.errors import RequestError
+from keras_transformer.bleu import paired_quality
+from keras_transformer.commands import engines, progress
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.translator import Translator
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.text.tokenized import TokenizedCorpus
+from tests.golden.cases import write_lines
+from tests.golden.stored import unpack
 
+CHINESE = {"source_language": "en", "target_language": "zh"}
 TRAINED = [("to the sea", "ans Meer"), ("two dogs", "zwei Hunde"), ("seven hundred and two", "702")]
 
 
@@ -24,8 +32,7 @@ def evaluate(tmp_path, capsys) -> Callable[..., tuple[int, Any, str]]:
     """`evaluate(run, lines, *options)` → exit status, the figures, and standard error."""
 
     def evaluate(run: Path, lines: list[str], *options: object) -> tuple[int, Any, str]:
-        file = tmp_path / "lines"
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_lines(file := tmp_path / "lines", lines)
         text = ["--source", file, "--reference", file, "--beams", 1, "--max-length", 4]
         status = main([*map(str, ["evaluate", run, *text, *options])])
         told = capsys.readouterr()
@@ -39,35 +46,136 @@ def test_sources_of_the_training_text_are_counted(evaluate, run_folder, translat
     TokenizedCorpus.build(run_folder / "cache" / "train", TRAINED, tokenizer, tokenizer)
     _, figures, told = evaluate(run_folder, ["two dogs", "to the", "", "two dogs", "to the sea "])
     warning = f"{run_folder} was trained on 3 of these 5 sources: its figures say less of new text"
-    assert told == f"warning: {warning}\n"
-    assert figures["sentences"] == 5
+    assert (told, figures["sentences"]) == (f"warning: {warning}\n", 5)
     assert evaluate(run_folder, ["to the", "dogs two", "two sea", ""])[2] == ""
     (run_folder / "cache" / "train" / "meta.json").write_text("damaged")
     _, figures, told = evaluate(run_folder, ["two dogs"])
-    assert told == "" and figures["sentences"] == 1
+    assert (told, figures["sentences"]) == ("", 1)
 
 
 def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     run_folder, tokenizer, tmp_path, evaluate, translator, monkeypatch, capsys
 ):
-    corpus = {"source_language": "en", "target_language": "zh"}
-    write_config(RunFolder(run_folder), {**read_config(run_folder), "corpus": corpus})
+    write_config(RunFolder(run_folder), {**read_config(run_folder), "corpus": CHINESE})
     trained, export = open_run(run_folder), tmp_path / "export"
     export_onnx(trained, export, Decoding(num_beams=1))
     trained.save_tokenizers(export)
+    monkeypatch.setattr(engines, "keras_decoder", lambda *_: translator.decoder)
     for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
-        monkeypatch.setattr(engines, "keras_decoder", lambda *_: translator.decoder)
         status, figures, _ = evaluate(folder, ["two"], *options)
         assert status == 0 and "tok:zh" in figures["bleu_signature"]
-    _, figures, _ = evaluate(export, ["two"], "--tokenize", "none")
-    assert "tok:none" in figures["bleu_signature"]
-    status, _, err = evaluate(export, ["two"], "--tokenize", "moses")
-    assert status == 2 and "received: moses" in err
+    assert "tok:none" in evaluate(export, ["two"], "--tokenize", "none")[1]["bleu_signature"]
     assert main(["evaluate", str(run_folder), "--log", "log", "--tokenize", "char"]) == 2
     assert "leave out --tokenize" in capsys.readouterr().err
 
 
-def test_a_run_in_whose_folder_graphs_lie_is_scored_as_a_run(run_folder):
-    (run_folder / "onnx").mkdir()
-    with pytest.raises(RequestError, match="--provider cpu is for exports; .* is a run: leave it out"):
-        scorer(str(run_folder), "cpu")
+SOURCES = ["to the sea", "seven hundred and two", "two dogs", "the cat sat on the mat"]
+REFERENCES = ["the sea to", "two hundred and seven", "dogs", "the mat sat on the cat"]
+
+
+@pytest.fixture
+def texts(tmp_path) -> list[str]:
+    """The flags that name a source and its reference."""
+    for name, lines in {"source": SOURCES, "reference": REFERENCES}.items():
+        write_lines(tmp_path / name, lines)
+    return ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
+
+
+@pytest.fixture(scope="module")
+def other(tiny_model, tokenizer) -> Translator:
+    """A translator with other weights."""
+    model = keras.models.clone_model(tiny_model)
+    model.set_weights([-weights for weights in tiny_model.get_weights()])
+    return Translator(model, tokenizer)
+
+
+@pytest.fixture
+def other_run(other, tmp_path) -> Path:
+    other.save(tmp_path / "other", ("en", "de"))
+    return tmp_path / "other"
+
+
+@pytest.fixture
+def compare(capsys, monkeypatch, eager, translator, other):
+    """`compare(*arguments)` → exit status, the JSON objects on standard output, standard error.
+
+    Keras translates, with models that are in memory already.
+    """
+    decoders = {False: translator.decoder, True: other.decoder}
+    monkeypatch.setattr(engines, "gpus_of_the_driver", lambda: 1)  # so no graphs are built
+    monkeypatch.setattr(engines, "keras_decoder", lambda runs, threads: decoders[Path(runs[0]).name == "other"])
+
+    def run(*arguments):
+        status = main([*map(str, ["compare", *arguments, "--max-length", 4])])
+        out, err = capsys.readouterr()
+        return status, list(map(json.loads, out.splitlines())), err
+
+    return run
+
+
+def test_each_run_has_its_figures_against_the_first(run_folder, other_run, texts, compare, translator, other, tmp_path):
+    """A folder, another folder, and an export of the first one with another search."""
+    export = tmp_path / "export"
+    export_onnx(TrainedRun(translator), export, Decoding(num_beams=1))
+    TrainedRun(translator).save_tokenizers(export)
+    status, rows, err = compare(run_folder, other_run, export, *texts, "--beams", 2)
+    options = SearchOptions(num_beams=2, max_length=4)
+    translations = [[best.text for best, *_ in each.stream(SOURCES, options)] for each in (translator, other)]
+    expected = paired_quality([*translations, translations[0]], REFERENCES)
+    search = {"sentences": len(SOURCES), "beams": 2, "length_penalty": 0.6, "split": "sentences"}
+    assert (status, err) == (0, "") and expected[1]["same"] < len(SOURCES)
+    named = zip((run_folder, other_run, export), expected, strict=True)
+    assert rows == [{"run": str(run), **row, **search} for run, row in named]
+
+
+def test_runs_that_were_trained_on_the_sources_are_named_and_each_searches_as_its_own_model_does(
+    run_folder, other_run, texts, compare, tokenizer
+):
+    pairs = list(zip(SOURCES, REFERENCES, strict=True))
+    for run, known in ((run_folder, pairs[1:3]), (other_run, [("two", "two")])):
+        TokenizedCorpus.build(run / "cache" / "train", known, tokenizer, tokenizer)
+    own = {"num_beams": 1, "length_penalty": 1.0, "max_length": 5}
+    write_config(RunFolder(other_run), {**read_config(other_run), "search": own})
+    status, rows, err = compare(other_run, run_folder, *texts)
+    warning = f"{run_folder} was trained on 2 of these 4 sources: its figures say less of new text"
+    assert (status, err) == (0, f"warning: {warning}\n")
+    assert [(row["beams"], row["length_penalty"]) for row in rows] == [(1, 1.0), (4, 0.6)]
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_translated(
+    run_folder, other_run, texts, compare, tmp_path
+):
+    alone = "error: expected two runs or more, to be compared with the first; received one\n"
+    assert compare(run_folder, *texts) == (2, [], alone)
+    chinese = shutil.copytree(run_folder, tmp_path / "chinese")
+    write_config(RunFolder(chinese), {**read_config(chinese), "corpus": CHINESE})
+    short = [*texts[:3], str(tmp_path / "short")]
+    Path(short[3]).write_text("one\n")
+    language_model = unpack("language-model", tmp_path / "language-model")
+    for run, files, message in (
+        (language_model, texts, "expected a model of the kind translator; received language-model"),
+        (other_run, short, f"{texts[1]} has 4, {short[3]} has 1: align them"),
+        (chinese, texts, "received runs for 13a, zh: name one by --tokenize"),
+    ):
+        status, rows, err = compare(run_folder, run, *files)
+        assert (status, rows) == (2, []) and message in err
+    _, rows, _ = compare(chinese, other_run, *texts, "--tokenize", "char")
+    assert all("tok:char" in row["bleu_signature"] for row in rows)
+
+
+def shown(monkeypatch, terminals: str, count: int = 3) -> tuple[list[int], str]:
+    """What came through, and what standard error shows, if the streams named in `terminals` are terminals."""
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, stream := io.StringIO())
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=name in terminals: is_terminal)
+    return list(progress.counted(iter(range(count)), "lines")), stream.getvalue()
+
+
+def test_lines_are_counted_for_a_person_who_sees_no_translations(monkeypatch):
+    items, text = shown(monkeypatch, "stderr", 1200)
+    assert items == list(range(1200))
+    assert text.startswith("\r\033[K1 lines · ") and "\r\033[K1,200 lines · " in text
+    assert text.endswith("\r\033[K") and "\n" not in text
+    for terminals in ("", "stdin stderr", "stdout stderr", "stdin stdout stderr"):
+        assert shown(monkeypatch, terminals) == ([0, 1, 2], "")
