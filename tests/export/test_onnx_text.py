@@ -3,16 +3,28 @@
 import io
 from typing import Any
 
+import keras
 import numpy as np
 import sentencepiece
 
+from export.onnx import translate_text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
-from export.onnx.text import detokenized
+from export.onnx.text import detokenized, utf_8
+from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.translator import Translator
+from keras_transformer.models import Transformer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, UNKNOWN, Tokenizer
-from tests.text_operators import answers
+from tests.layer_check import randomize
+from tests.text_operators import answers, translate_texts
 from tests.tiny_text import lines
 
+ODD_TEXT = [
+    "one two", "", " \t ", "\u200b\u2060", "\u00ad", "\x07\x1b one", "one\ntwo\r\nthree", "<s> dog </s> <pad> <unk>",
+    "日本語 two", "\u3000 one \u3000", "e\u0301 cat", "\ufeffone", "x" * 300, "one " * 100,
+]  # fmt: skip
+
+NO_UTF_8 = [[b"one \xff\xfe two"], [b"\x80"], [b"\xed\xa0\x80", b"one"]]
 # SentencePiece's options for vocabularies that `--tokenizer` takes and `Tokenizer.train` does not make.
 VOCABULARIES: dict[str, dict[str, Any]] = {
     "unigram": {},
@@ -80,3 +92,41 @@ def test_ids_become_the_text_that_the_tokenizer_makes_of_them(tmp_path):
         for given, (texts,) in zip(feeds[path], found, strict=True):
             assert texts == tokenizers[path].decode(given["ids"].tolist()), path.stem
         assert len(set(found[0][0])) > 210
+
+
+def test_the_table_of_utf_8_allows_what_python_reads():
+    lengths, lowest, highest = utf_8()
+    for first in range(256):
+        row = bytes([first, *lowest[first, 1 : lengths[first]]])
+        assert (lengths[first] > 0) == is_utf_8(row) if first > 0x7F else lengths[first] <= 1, hex(first)
+        for place in range(1, lengths[first]):
+            allowed = [is_utf_8(row[:place] + bytes([byte]) + row[place + 1 :]) for byte in range(256)]
+            bounds = int(lowest[first, place]), int(highest[first, place])
+            assert [byte for byte in range(256) if allowed[byte]] == [*range(bounds[0], bounds[1] + 1)], hex(first)
+
+
+def is_utf_8(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path):
+    """With a vocabulary for each side; tests/golden has one for both."""
+    source, target = (Tokenizer.train(lines(seed), 60 + seed, "bpe") for seed in range(2))
+    keras.utils.set_random_seed(4)
+    model = Transformer(61, 1, 2, 16, 32, source_vocabulary_size=60, max_source_length=40)
+    randomize(model)
+    translator = Translator(model, source, target)
+    decoding = Decoding(2, max_length=12)
+    (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
+    batches = [ODD_TEXT, ["", " "], []]
+    found = translate_texts(path, *batches, *NO_UTF_8)
+    for some, (texts, scores) in zip(batches, found, strict=False):
+        expected = [best for (best,) in translator.n_best(some, split="off", num_beams=2, max_length=12)]
+        assert texts == [best.text for best in expected]
+        np.testing.assert_allclose(scores, [best.score for best in expected], atol=1e-4)
+    for broken, (texts, scores) in zip(NO_UTF_8, found[len(batches) :], strict=True):
+        assert len(texts) == len(scores) == len(broken)
+        assert all(text.splitlines() in ([text], []) for text in texts)
