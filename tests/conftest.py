@@ -7,16 +7,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
-
-from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(tempfile.mkdtemp(prefix="keras-transformer-tests-"))
@@ -92,12 +89,6 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect_ex", local_connect_ex)
         patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
         yield
-
-
-@pytest.fixture
-def run_in_backend(tmp_path: Path) -> Callable[..., str]:
-    """`run_in_backend(code, backend)` is `run_python` in a temporary folder."""
-    return partial(run_python, tmp_path)
 
 
 def litter() -> set[str]:

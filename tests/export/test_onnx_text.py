@@ -16,7 +16,7 @@ from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
-from tests.text_operators import answers, translate_texts
+from tests.text_operators import answers
 from tests.tiny_text import lines
 
 ODD_TEXT = [
@@ -122,7 +122,7 @@ def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path):
     decoding = Decoding(2, max_length=12)
     (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
     batches = [ODD_TEXT, ["", " "], []]
-    found = translate_texts(path, *batches, *NO_UTF_8)
+    found = answers({path: [{"text": np.array(texts, object)} for texts in (*batches, *NO_UTF_8)]})[path]
     for some, (texts, scores) in zip(batches, found, strict=False):
         expected = [best for (best,) in translator.n_best(some, split="off", num_beams=2, max_length=12)]
         assert texts == [best.text for best in expected]
