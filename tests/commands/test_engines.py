@@ -111,6 +111,7 @@ def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, t
     changed.parent.mkdir(parents=True)
     of_source = [changed.write_text(text) and kept_graphs.sha256_of_source(tmp_path / "package") for text in "abb"]
     assert of_source[0] != of_source[1] == of_source[2]
+    assert [*kept_graphs.installed("keras")] and not [*kept_graphs.installed("absent")]
 
     def folder() -> Path:
         return kept_graphs.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent

@@ -76,6 +76,7 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant,
         generator = generator_of(prose, **VARIANTS[variant])
     expected = [best for best, *_ in generator.search(PROMPTS, SearchOptions(num_beams, penalty), most)]
     prompts, run = [generator.ids_of_prompt(prompt) for prompt in PROMPTS], TrainedRun(generator)
+    assert run.decoding().num_beams == 1
     assert max(map(len, prompts)) > CONTEXT
     if variant == "answers":
         assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER

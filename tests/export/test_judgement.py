@@ -23,6 +23,7 @@ from export.forms import Translation
 from export.probes import Texts
 from export.signatures import Decoding
 from keras_transformer.bounds import BOUNDS
+from keras_transformer.decoding.probes import MOST_PIECES
 from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 
@@ -89,6 +90,16 @@ def sure(expected) -> int:
     margins = [expected.narrowest_choice(place).margin for place in range(3)]
     assert max(margins) > 1e-2
     return int(np.argmax(margins))
+
+
+def test_probes_are_the_texts_whose_best_translation_is_the_best_by_most(expected):
+    gaps = {
+        tuple(expected.read(place)): one.score - other.score
+        for place, (one, other, *_) in enumerate(expected.hypotheses)
+    }
+    found = [gaps[tuple(probe.source_ids)] for probe in expected.probes(range(100))]
+    short = [gap for ids, gap in gaps.items() if len(ids) <= MOST_PIECES + 1]
+    assert found == sorted(found, reverse=True) and found[0] == max(short) > 2 * np.median(short)
 
 
 def test_a_perfect_artefact_holds_and_what_neighbours_or_padding_change_is_counted(expected):

@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_may_have_more_steps_and_its_text_elsewhere_and_nothi
     stored = Settings(steps=10).as_dict()
     assert resumed(stored, {"steps": 11}).steps == 11
     assert resumed(stored, {"steps": 10, "data_dir": "elsewhere"}).data_dir == "elsewhere"
-    for given in ({"steps": 9}, {"seed": 2}, {"dropout": 0.25}, {"xla": True}, {"devices": "cpu"}):
+    for given in ({"steps": 9}, {"seed": 2}, {"accumulate": 2}, {"dropout": 0.25}, {"xla": True}, {"devices": "cpu"}):
         with pytest.raises(RequestError, match=r"^--resume: --\w+ was .* when the run began; received: "):
             resumed(stored, given)
 
@@ -206,14 +206,17 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent
     assert "dropout 0.2" in line and "hidden_dim" not in line
     with pytest.raises(RequestError, match="--init-from: that run has --hidden-dim 16; received: 32"):
         opened({**text, "init_from": str(parent), "hidden_dim": 32})
+    for task in ("language-model", "classification"):
+        with pytest.raises(RequestError, match=f"--init-from: that run holds a translator; received --task {task}"):
+            opened({"task": task, "init_from": str(parent)})
 
 
 def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended():
     for steps in (900, 100):  # past its warm-up, and within it
         ended = Settings(hidden_dim=64, steps=steps, warmup_steps=200, learning_rate_factor=0.7).learning_rate(steps)
         assert ended == pytest.approx(float(InverseSquareRootDecay(64, 200, 0.7)(steps - 1)))
-        for wanted, fits in ((6, True), (200, False)):
-            fitting = fitting_warm_up(Settings(hidden_dim=64, steps=60, warmup_steps=200), ended, fits)
+        for wanted, fits in ((5, True), (200, False)):
+            fitting = fitting_warm_up(Settings(hidden_dim=64, steps=59, warmup_steps=200), ended, fits)
             assert fitting["warmup_steps"] == wanted
             schedule = InverseSquareRootDecay(64, wanted, fitting["learning_rate_factor"])
             assert float(schedule(wanted - 1)) == pytest.approx(ended, rel=0.01)
