@@ -54,6 +54,7 @@ VERDICTS = {
     pytest.ExitCode.INTERRUPTED: KILLED,  # a module could not be imported
     -signal.SIGALRM: HANGS,
     -signal.SIGPROF: HANGS,
+    -signal.SIGTERM: KILLED,
     -signal.SIGABRT: KILLED,
     -signal.SIGSEGV: KILLED,
 }
@@ -100,10 +101,15 @@ class Map:
                 self._lines.update(tests)
 
     def tests(self, file: str, lines: set[int] | None) -> tuple[str, ...]:
-        """The tests that run one of the lines, or any line of the file; those that run the fewest lines first."""
+        """The tests that run one of the lines, or any line of the file, those that run the fewest lines first; then the
+        others of their files."""
         by_line = self._data.contexts_by_lineno(str(self._root / file))
-        found = {test for line, tests in by_line.items() if lines is None or line in lines for test in tests}
-        return tuple(sorted(found - {""}, key=lambda test: (self._lines[test], test)))
+        found = {test for line, tests in by_line.items() if lines is None or line in lines for test in tests} - {""}
+        files = {test.partition("::")[0] for test in found}
+        beside = {
+            test for test in self._lines if test.partition("::")[0] in files
+        } - found  # caches keep results for them
+        return tuple(sorted(found | beside, key=lambda test: (test in beside, self._lines[test], test)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,13 +2,11 @@
 
 import json
 import math
-import random
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import copying, decode, family, lengths, multi30k, weights
+from benchmarks import decode, family, lengths, multi30k, weights
 from keras_transformer.errors import RequestError
 from tests.models.variants import make_model
 
@@ -149,16 +147,6 @@ def test_documentation_is_summed_up(tmp_path, bench):
     targets, held_out = ((tmp_path / name).read_text().splitlines() for name in ("train.target", "valid.target"))
     assert f"module0.name1(one, two): {rest}" in (tmp_path / "train.source").read_text().splitlines()
     assert 0 < len(held_out) < len(targets) and not {*held_out} & {*targets}
-
-
-def test_no_training_line_holds_a_character_that_is_to_be_copied():
-    draw = random.Random(1)
-    text = Counter("".join(copying.training_lines(draw, ["one", "two"], 3000)))
-    rare = {char for char in text if ord(char) >= 0x250}
-    assert len(rare) > 10_000 and all(text[char] == 1 for char in rare)
-    for kind, (chars, *bounds) in copying.KINDS.items():
-        tested = set("".join(copying.test_lines(draw, ["one", "two"], 300, chars, *bounds))) - {*"onetw "}
-        assert len(tested) > 30 and not tested & text.keys(), kind
 
 
 def test_multi30k_has_a_search_for_each_figure_unless_one_is_asked_for(monkeypatch, tmp_path, capsys):

@@ -105,15 +105,6 @@ def test_biases_show_a_map_for_each_of_the_first_heads(tmp_path):
     figure.savefig(tmp_path / "alibi.png")
 
 
-def test_masks_stand_side_by_side(tmp_path):
-    causal = np.tril(np.ones((4, 4), bool))
-    padding = np.broadcast_to([True, True, True, False], (4, 4))
-    figure: Any = plots.masks_picture({"causal": causal, "padding": padding, "both": causal & padding})
-    assert [title for title in maps(figure) if title] == ["causal", "padding", "both"]
-    np.testing.assert_array_equal(maps(figure)["both"], causal & padding)
-    figure.savefig(tmp_path / "masks.png")
-
-
 def test_the_peak_of_the_learning_rate_is_marked():
     schedules = {"paper": InverseSquareRootDecay(512), "short": InverseSquareRootDecay(512, warmup_steps=100)}
     figure: Any = plots.schedule_picture(schedules, 8_000)

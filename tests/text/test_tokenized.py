@@ -41,6 +41,15 @@ def test_pairs_left_out_are_counted_once(unigram, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
+def test_sources_are_found_whatever_tags_stand_before_them(tmp_path) -> None:
+    tokenizer = Tokenizer.train(["one two three four"] * 9, 40, "bpe", tags=["<bt>", "<2de>"])
+    pairs = [("<2de> <bt> one two", "x"), ("three", "y"), ("<bt> four", "z")]
+    corpus = TokenizedCorpus.build(tmp_path / "tokens", pairs, tokenizer, tokenizer)
+    asked = tokenizer.encode(["one two", "<bt> three", "<2de> <bt> four", "two", "one"])
+    assert corpus.sources_among(asked, tokenizer.tags.values()) == 3
+    assert corpus.sources_among(asked) == 0
+
+
 def test_a_cache_is_whole_or_not_there(pairs, unigram, tmp_path) -> None:
     def build(pairs: Iterable[tuple[str, str]]) -> int:
         return len(TokenizedCorpus.build(tmp_path / "tokens", pairs, unigram, unigram))
