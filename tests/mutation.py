@@ -39,7 +39,7 @@ MAP = ROOT / "build" / "mutants"
 NOT_COPIED = (".git", ".venv", ".gpu", ".*_cache", "__pycache__", "build", "runs", "exported", "*.egg-info")
 # What takes seconds to import, and is no part of the code that is mutated: one process imports it for all mutants.
 PRELOADED = ("tensorflow", "keras", "sentencepiece", "sacrebleu", "h5py", "onnx", "onnxruntime")
-SECONDS_A_TEST, SECONDS_A_MUTANT = 120, 150  # of the processor: machines may be busy
+SECONDS_A_TEST, SECONDS_A_MUTANT = 120, 300  # of the processor: machines may be busy
 SECONDS_BY_THE_CLOCK = 600  # of a test that waits for what never comes
 # Those that need no arguments.
 OPERATORS = [get_operator(name)() for name in sorted(operator_names()) if not get_operator(name).arguments()]

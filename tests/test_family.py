@@ -10,7 +10,7 @@ import pytest
 
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
-from keras_transformer.models import Transformer
+from keras_transformer.models import Encoder, ImageClassifier, Transformer
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import Settings, model_settings, resolve
 
@@ -55,6 +55,13 @@ def test_the_model_has_the_arguments_and_defaults_of_the_table():
     for name, parameter in parameters.items():
         default = family.ARGUMENTS[name].default
         assert (type(parameter.default), parameter.default) == (type(default), default), name
+
+
+@pytest.mark.parametrize("model_class", [Encoder, ImageClassifier])
+def test_the_other_models_have_defaults_of_the_table(model_class):
+    for name, parameter in inspect.signature(model_class.__init__).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            assert family.KINDS[model_class.kind].arguments[name].default == parameter.default, name
 
 
 def test_complete_fills_in_every_default_is_data_and_its_own_fixed_point():

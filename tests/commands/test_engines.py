@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,12 @@ def test_kept_graphs_have_probes(run_folder, translate, flags):
     assert (status, out) == (1, "") and "with the run and --engine keras" in err
     path.unlink()
     assert translate(run_folder, *flags) == found and path.is_file(), "both are made again"
+
+
+def test_processes_share_the_cores_and_each_has_one_thread_at_least(monkeypatch):
+    monkeypatch.setattr("keras_transformer.decoding.parallel.num_cores", lambda: 8)
+    for processes, threads, expected in ((1, None, None), (3, None, 2), (9, None, 1), (9, 5, 5)):
+        assert engines.threads_of_each(Namespace(processes=processes, threads=threads)) == expected
 
 
 def test_what_no_engine_can_do_is_refused(run_folder, translate):

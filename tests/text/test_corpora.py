@@ -15,7 +15,7 @@ import pytest
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text import corpora, fetching, multi30k, number_words
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
-from keras_transformer.text.pronouns import known_examples, pronoun_examples
+from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -252,6 +252,11 @@ def test_a_pronoun_has_the_gender_of_its_noun():
     for one in pronoun_examples("en", "de")[2]:
         article = re.search(rf"\b(\w+) {one.noun}\b", one.target)
         assert article and pronoun_of[article[1].lower()] == one.pronoun and f"weil {one.pronoun} zu " in one.target
+
+
+def test_the_gender_stands_behind_a_french_noun_whose_article_hides_it():
+    hour, bread = _nouns("hour | die Stunde | l'heure (f)\nbread | das Brot | le pain")
+    assert (hour.fr, hour.genders, bread.genders["fr"]) == ("l'heure", {"de": "f", "fr": "f"}, "m")
 
 
 def test_the_corpus_is_made_of_the_training_and_the_validation_sentences():

@@ -109,7 +109,11 @@ def test_rules_of_a_file_and_names_that_do_not_exist(tmp_path, capfd) -> None:
     assert split_normalization("nfkc,lossless") == ("nfkc", "lossless")
     assert split_normalization(None) == split_normalization("lossless") == ("lossless", "lossless")
     (tmp_path / "empty.tsv").write_text("")
-    for received, reason in (("nfd", "No such file"), (f"nfc,{tmp_path}/empty.tsv", "it holds no rules")):
+    for received, reason in (
+        ("nfd", "No such file"),
+        (f"nfc,{tmp_path}/empty.tsv", "it holds no rules"),
+        ("nfc,nfc,nfc", "takes one for all"),
+    ):
         with pytest.raises(RequestError, match=f"--normalization .*{reason}"):
             split_normalization(received)
 

@@ -104,6 +104,7 @@ def test_joined_by_the_space_that_stood_there_or_as_the_language_writes():
         (["你好。", "再见！", "OK"], [" ", ""], "你好。再见！OK"),
         (["你好。", "再见！", "OK"], ["\t", "\u3000"], "你好。\t再见！\u3000OK"),
         (["안녕하세요", "네."], [" "], "안녕하세요 네."),
+        (["OK 你好。", "再见"], [" "], "OK 你好。再见"),
         (["", "one", "", "two", ""], [" "] * 4, "one two"),
     ):
         assert joined(texts, spaces) == expected
