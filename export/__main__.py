@@ -172,9 +172,9 @@ def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
 
     for format, precision in plan:
         if format == "onnx":
-            from .onnx.support import require_writers
+            from .onnx.export import require_recordable
 
-            require_writers(model, precision)
+            require_recordable(model)
         elif format == "ctranslate2":
             from .ctranslate2_spec import require_held
 

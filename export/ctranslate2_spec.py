@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -14,6 +13,7 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
+from keras_transformer.layers.layer import Dropout
 from keras_transformer.layers.norms import LayerNorm, RmsNorm
 from keras_transformer.layers.position_biases import BucketPositions
 from keras_transformer.layers.positions import LearnedPositions, NoPositions, SinusoidalPositions
@@ -30,7 +30,7 @@ from .signatures import parts_without_writer, require_own_parts, unwritable
 ACTIVATIONS: dict[type, str] = {Relu: "RELU", Gelu: "GELU", GeluTanh: "GELUTanh", Silu: "SWISH"}
 # The parts that CTranslate2 has.
 PARTS: tuple[type, ...] = (
-    Transformer, Stack, EncoderBlock, DecoderBlock, TokenEmbedding, keras.layers.Dropout,
+    Transformer, Stack, EncoderBlock, DecoderBlock, TokenEmbedding, Dropout,
     SinusoidalPositions, LearnedPositions, NoPositions, RotaryPositions, BucketPositions,
     MultiHeadAttention, ScaledDot, Dot, PostNorm, PreNorm, LayerNorm, RmsNorm, FeedForward, GatedFeedForward,
     *ACTIVATIONS,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from keras import ops
+import numpy as np
 
+from keras_transformer import ops
 from keras_transformer.decoding.computations import likeliest_pieces
 from keras_transformer.layers.attention import HIDDEN
 from keras_transformer.models.encoder import mean_state
@@ -56,7 +57,8 @@ class Form:
     text_stem: ClassVar[str]  # of the file that takes text
     takes = "source_ids"
     cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # of text: what is replaced, and by what
-    closing = END  # the id behind the pieces of a text that it takes
+    has_start = False  # whether the start id stands before the pieces of a text that it takes
+    closing = END  # the id behind them
     is_one_line = True  # whether texts that it gives are of one line
     ids_outputs: ClassVar[dict[str, Output]]  # what the file that takes ids gives
     text_outputs: ClassVar[dict[str, Output]]
@@ -75,6 +77,11 @@ class Form:
     def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
         """What a signature gives; one without a name is the only one of its file."""
         return cls.text_outputs if takes_text else cls.ids_outputs
+
+    @property
+    def max_pieces(self) -> int:
+        """The most pieces of a text that it reads."""
+        return np.iinfo("int32").max
 
     def spec(self) -> Any:
         """What the file that takes ids takes, for TensorFlow."""
@@ -148,6 +155,10 @@ class Translation(Searching):
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
+    @property
+    def max_pieces(self) -> int:
+        return self.model.max_source_length
+
     def ids_of(self, pieces: Any) -> Tensor:
         return with_end(pieces)
 
@@ -194,11 +205,20 @@ def longest_prompt(run: TrainedRun) -> int:
     return run.model.context_length - run.answer_length - 1
 
 
-class Labelling(Form):
+class Reading(Form):
+    """The base of the forms of encoders, whose texts stand between start and end."""
+
+    kind, takes, has_start = "encoder", "ids", True
+
+    @property
+    def max_pieces(self) -> int:
+        return self.model.context_length - 2
+
+
+class Labelling(Reading):
     """An encoder with labels: ids → the probability of each label, and a vector."""
 
-    kind, ids_stem, text_stem = "encoder", "classify", "classify_text"
-    takes = "ids"
+    ids_stem, text_stem = "classify", "classify_text"
     ids_outputs = {"probabilities": Output("float32", "C"), "vector": VECTOR}
     text_outputs = {"label": TEXT, **ids_outputs}
 
@@ -212,11 +232,10 @@ class Labelling(Form):
         return {"label": likeliest(self.run.labels, found["probabilities"]), **found}
 
 
-class Filling(Form):
+class Filling(Reading):
     """An encoder of masked tokens: ids → the likeliest pieces at each place, and a vector; text → a vector."""
 
-    kind, ids_stem, text_stem = "encoder", "fill", "embed_text"
-    takes = "ids"
+    ids_stem, text_stem = "fill", "embed_text"
     ids_outputs = {"piece_ids": Output("int32", "SF"), "probabilities": Output("float32", "SF"), "vector": VECTOR}
     text_outputs = {"vector": VECTOR}
 

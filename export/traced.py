@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras import ops
-
-from keras_transformer.decoding.prompts import num_read, prompted
+from keras_transformer import ops
+from keras_transformer.decoding.prompts import Prompted, num_read
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.lengths import longest
 from keras_transformer.models.encoder import Encoder
@@ -38,7 +37,7 @@ def translate_ids(
     """
     source_ids = permitted(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
     limits = limits_of(source_ids, decoding.max_length)
-    max_length = ops.maximum(ops.max(limits), 1)
+    max_length = longest_of(limits)
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(
@@ -68,10 +67,11 @@ def continue_ids(
     prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
     lengths = ops.where(lengths < context, lengths, context // 2)
     limits = ops.minimum(lengths + (decoding.max_length or context), context)
-    max_length = ops.max(ops.concatenate([limits, ops.ones((1,), "int32")]))
-    cache = model.init_cache(prompt_ids, decoding.num_beams, max_length)
+    max_length = longest_of(limits)
+    prompted = Prompted(model, prompt_ids)
+    cache = prompted.init_cache(decoding.num_beams, max_length)
     ids, scores = beam_search(
-        prompted(model, prompt_ids), cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
+        prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
         n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, num_read=lengths,
     )  # fmt: skip
     rows = ops.reshape(ids, (-1, max_length))
@@ -109,6 +109,11 @@ def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
     lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
     limits = ops.where(lengths > 0, longest(lengths), 0)
     return limits if max_length is None else ops.minimum(limits, max_length)
+
+
+def longest_of(lengths: Tensor) -> Tensor:
+    """The largest of lengths (B,) int32, at least 1; also of none."""
+    return ops.max(ops.concatenate([lengths, ops.ones((1,), "int32")], axis=0))
 
 
 def with_end(pieces: Any) -> Tensor:

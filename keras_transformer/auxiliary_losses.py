@@ -15,8 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from keras import ops
-
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 
 

@@ -35,7 +35,7 @@ keras_transformer.weighted_fit
 keras_transformer.layers
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.import_hook
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.import_hook keras_transformer.ops
 """  # noqa: E501
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
@@ -54,7 +54,7 @@ CIRCLES = [
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = """
-options slots family auxiliary_losses weighted_fit lengths ranking layers models decoding.computations decoding.loop
+options slots family auxiliary_losses weighted_fit lengths ranking ops layers models decoding.computations decoding.loop
 decoding.prompts decoding.sampling decoding.search training.losses training.metrics training.schedules
 """
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}

@@ -12,21 +12,20 @@ from keras import ops
 
 import train
 from export.__main__ import main as export
-from export.onnx import export_onnx
-from export.signatures import TrainedRun
+from export.certificate.onnx_runner import nothing_yet
+from export.onnx import encoder_model, step_model, translate_model
+from export.signatures import Decoding
+from export.traced import translate_ids
 from keras_transformer import family
 from keras_transformer.__main__ import main as command
-from keras_transformer.decoding.translator import Translator
-from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer, count_parameters, make_model, model_config
-from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.records import Records
 from tests import toys
+from tests.export.sessions import of, outputs_of, run_of
 from tests.interrupted import interrupt
 from tests.layer_check import randomize
 from tests.models.variants import SIZES, cached_logits, make_inputs
 from tests.tiny_corpus import tiny_flags
-from tests.tiny_text import lines
 
 INPUTS = make_inputs()
 REAL = INPUTS["target_ids"] != 0
@@ -95,14 +94,35 @@ def test_all_parameters_of_a_toy_learn(slot, name):
         assert np.isfinite(new).all() and (new != old).any(), variable.path
 
 
-@pytest.mark.parametrize(("slot", "name"), toys.ROWS)
-def test_onnx_refuses_a_toy_by_name_before_it_writes(slot, name, tmp_path):
-    tokenizer = Tokenizer.train(lines(0), 64)
-    model = toy_model(slot, name, vocabulary_size=tokenizer.vocabulary_size, num_layers=1)
-    received = family.row(slot, name).load().__name__
-    with pytest.raises(RequestError, match=rf"^onnx in float32 can write only .* at model\..*with {received} there"):
-        export_onnx(TrainedRun(Translator(model, tokenizer)), tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_toy_exports_to_onnx_which_never_heard_of_it(toy, tmp_path):
+    """In float32 its search finds what the model finds; its halves give the same logits in every precision."""
+    *_, model = toy
+    decoding = Decoding(3, 0.8, 9)
+    graph = of(translate_model(run_of(model), decoding, "float32", with_n_best=True), tmp_path)
+    found, scores = graph.run(["n_best_ids", "n_best_scores"], {"source_ids": INPUTS["source_ids"]})
+    expected, numbers = map(ops.convert_to_numpy, translate_ids(model, INPUTS["source_ids"], decoding))
+    np.testing.assert_array_equal(found, expected[..., : found.shape[-1]])
+    np.testing.assert_allclose(scores, numbers, atol=1e-4)
+    logits = ops.convert_to_numpy(cached_logits(model, INPUTS, 1))[:, 0]
+    for precision, tolerance in {"float32": 1e-6, "float16": 1e-3, "int8": 1e-1}.items():
+        error = np.abs(stepped_logits(model, precision, tmp_path) - logits)[REAL].mean()
+        assert error < tolerance * np.abs(logits[REAL]).max(), precision
+
+
+def stepped_logits(model, precision, folder):
+    """The logits (B, T, V) of the targets by the two halves of an export."""
+    encoder, step = (of(make(run_of(model), precision), folder) for make in (encoder_model, step_model))
+    memory = outputs_of(encoder, {"source_ids": INPUTS["source_ids"]})
+    del memory["limit"]
+    pasts = [one for one in step.get_inputs() if one.name.startswith("past_")]
+    cache = {one.name: nothing_yet(one, len(INPUTS["source_ids"])) for one in pasts}
+    logits = []
+    for index in range(INPUTS["target_ids"].shape[1]):
+        token_ids = INPUTS["target_ids"][:, index : index + 1]
+        present = outputs_of(step, {"token_ids": token_ids, "index": np.array(index, "int32"), **memory, **cache})
+        logits.append(present.pop("logits"))
+        cache = {name.replace("present", "past"): value for name, value in present.items()}
+    return np.concatenate(logits, axis=1)
 
 
 def test_an_option_of_a_toy_has_bounds_and_an_argument_that_it_lacks_is_named():
@@ -114,7 +134,7 @@ def test_an_option_of_a_toy_has_bounds_and_an_argument_that_it_lacks_is_named():
 
 # What a user does with a variant: train, resume, inspect, export and certify.
 PIPELINES = {
-    "--positions sloped --residual inner_norm --score bilinear": "saved_model",
+    "--positions sloped --residual inner_norm --score bilinear": "onnx",
     "--positions distance:rate=2 --stack repeated --decoder-attention running_mean --num-layers 2": "tflite",
 }
 
@@ -138,7 +158,7 @@ def test_a_toy_trains_resumes_and_exports_by_the_commands(parts, format, tmp_pat
     assert export(["resumed", "--format", format, "--beams", "2", "--max-length", "9", "--out", "exported"]) == 0
     assert json.loads(Path("exported/certificate.json").read_text())["holds"]
     capfd.readouterr()
-    assert export(["resumed", "--out", "onnx"]) == 2
+    assert export(["resumed", "--format", "ctranslate2", "--out", "other"]) == 2
     told = capfd.readouterr().err.splitlines()
-    assert "onnx in float32 can write only" in told[-1] and not [line for line in told if line.endswith("bytes")]
-    assert not Path("onnx").exists(), "it is refused before other formats are written"
+    assert "ctranslate2 in float32 can write only" in told[-1] and not [line for line in told if line.endswith("bytes")]
+    assert not Path("other").exists(), "it is refused before other formats are written"

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from keras import ops
-
-from keras_transformer import family
+from keras_transformer import family, ops
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.residual import PreNorm

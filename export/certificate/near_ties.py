@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.decoding import search
-from keras_transformer.decoding.loop import Cache, Step
+from keras_transformer.decoding.loop import Cache, Step, permit
 from keras_transformer.text.tokenizer import END
 
 from ..signatures import Decoding
@@ -46,18 +46,20 @@ def narrowest_choice(
         The smallest difference in log-probability, over all steps, between the beginning of the translation and the
         best hypothesis that the step left out.
     """
-    num_beams, narrowest, limits = decoding.num_beams, Choice(math.inf, 0), np.array([limit], "int32")
-    state = search.start_beams(cache, limits, num_beams, limit, np.array([num_read], "int32"))
+    num_beams, narrowest = decoding.num_beams, Choice(math.inf, 0)
+    bounds = search.Bounds(np.array([limit], "int32"), limit, None, np.array([num_read], "int32"))
+    state = search.start_beams(cache, bounds, num_beams, decoding.num_listed)
     for index, id in enumerate(ids):
-        log_probs, cache = search.permitted_log_probs(step, state, None, num_control_ids)  # (1, K, V)
+        logits, cache = step(state.token_ids, state.cache, state.index)  # (1, K, V)
+        log_probs = permit(ops.log_softmax(ops.cast(logits, "float32")), None, state.index, num_control_ids)
         reached = ops.convert_to_numpy(state.live_log_probs[..., None] + log_probs)[0]  # (K, V)
         live_ids = ops.convert_to_numpy(state.live_ids)[0, :, :index]  # (K, index)
         own = reached[np.all(live_ids == ids[:index], axis=1), id]
         if not own.size:
             break  # for this sentence alone, rounding dropped the translation: the step before was the near tie
         narrowest = min(narrowest, Choice(abs(float(own.max()) - best_left_out(reached, id)), index + 1))
-        length_penalty, n_best = decoding.length_penalty, decoding.num_listed
-        state = search.next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best)
+        likeliest = search.continuations(logits, state, None, num_beams, num_control_ids)
+        state = search.next_beams(state, likeliest, cache, bounds, num_beams, decoding.length_penalty)
     return narrowest
 
 

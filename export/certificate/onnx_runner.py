@@ -157,9 +157,9 @@ def run_bound(
 
 
 def nothing_yet(argument: onnxruntime.NodeArg, rows: int) -> np.ndarray:
-    """The keys or values before the first step: (rows, heads, 0, size)."""
-    _, heads, _, size = argument.shape
-    return np.zeros((rows, heads, 0, size), "float16" if "float16" in argument.type else "float32")
+    """The cache before the first step: (rows, heads, 0, size), or with zeros where no axis grows."""
+    sizes = [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
+    return np.zeros((rows, *sizes), "float16" if "float16" in argument.type else "float32")
 
 
 def likeliest(logits: np.ndarray, num_control_ids: int) -> tuple[np.ndarray, np.ndarray]:

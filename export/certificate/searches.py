@@ -11,7 +11,7 @@ import numpy as np
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.probes import MOST_PIECES, Answer, Probe, surest
-from keras_transformer.decoding.prompts import prompted
+from keras_transformer.decoding.prompts import Prompted
 from keras_transformer.decoding.translator import Translator
 from keras_transformer.lengths import penalty
 from keras_transformer.text.lines import is_blank
@@ -354,12 +354,13 @@ class ExpectedContinuations(ExpectedSearch):
         return self.generator.log_probs([self.read(place) for place in places], rows)
 
     def narrowest_choice(self, place: int) -> Choice:
-        prompt, model, control = self.read(place), self.model, self.num_control_ids
+        prompt, control = self.read(place), self.num_control_ids
         prompt_ids = np.array([prompt], "int32").reshape(1, -1)
         limit = len(prompt) + self.limit(place)
         ids = (*[control] * len(prompt), *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
-        cache, step = model.init_cache(prompt_ids, self.decoding.num_beams, limit), prompted(model, prompt_ids)
-        return narrowest_choice(step, cache, limit, ids, self.decoding, control, len(prompt))
+        prompted = Prompted(self.model, prompt_ids)
+        cache = prompted.init_cache(self.decoding.num_beams, limit)
+        return narrowest_choice(prompted.step, cache, limit, ids, self.decoding, control, len(prompt))
 
 
 def size_of_gap(row: tuple[Ids, float, float]) -> float:

@@ -1,28 +1,43 @@
-"""Writes the ONNX files of an export folder, and makes the graph of each."""
+"""Writes the ONNX files of an export folder, and records the graph of each."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from keras_transformer import ops
+from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.ensemble import members_of
+from keras_transformer.models.inspection import parts_of
+from keras_transformer.text.tokenizer import PAD, START
 
-from ..forms import Answering, Continuation, Filling, Form, Labelling, Recognition, Recommending, Translation, form_of
+from ..forms import (
+    IDS,
+    Answering,
+    Continuation,
+    Filling,
+    Form,
+    Labelling,
+    Output,
+    Recognition,
+    Recommending,
+    Translation,
+    form_of,
+)
 from ..signatures import Decoding, TrainedRun, require_precision, stem
-from . import continuation, encoding, recognition, recommending
-from .graph import SCORE, TEXT, Graph, Model, ValueInfo, name_outputs, write_model
-from .model import OnnxTransformer
-from .stacks import flat_past, past_from_flat
-from .support import require_writers
+from .graph import TEXT, Model, ValueInfo, write_model
+from .halves import SOURCE, encoder_model, step_model
+from .recorded import Recorded
+from .recorder import Recorder, Unrecordable, model_of, recorder_of
 from .text import detokenized, tokenized
-from .translation import limits_of, permitted, translation
 
-SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
-TRANSLATION = [ValueInfo("target_ids", np.int32, ["batch", "target"]), SCORE]
-TEXT_TRANSLATION = [ValueInfo("translation", object, ["batch"]), SCORE]
+# What the axes of ids are called in the graphs.
+LENGTHS = {"source_ids": "source", "prompt_ids": "prompt", "target_ids": "target", "added_ids": "added"}
 
 # All operators that are not in the ONNX standard.
 INT8_OPERATORS = {"MatMulIntegerToFloat"}  # ONNX Runtime's own, in int8
@@ -49,17 +64,17 @@ def export_onnx(
         The paths of the files.
 
     Raises:
-        RequestError: the precision is unknown, or a part of the model, or an option of a part, has no writer.
+        RequestError: the precision is unknown, or a part of the model computes what has no form in ONNX here.
     """
     require_precision("onnx", precision)
-    require_writers(run.model, precision)
+    require_recordable(run.model)
     decoding = decoding or run.decoding()
     folder = Path(folder) / "onnx"
-    folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for name, make in MODELS[form_of(run)].items():
-        path = folder / f"{stem(name, precision)}.onnx"
-        paths += write_model(path, make(run, decoding, precision), run.metadata(decoding, precision))
+        model = make(run, decoding, precision)  # what has no form is refused before the folder is made
+        folder.mkdir(parents=True, exist_ok=True)
+        paths += write_model(folder / f"{stem(name, precision)}.onnx", model, run.metadata(decoding, precision))
     return paths
 
 
@@ -68,10 +83,9 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     Several runs have only "translate".
 
     Raises:
-        Unwritable: a part of the model, or an option of a part, has no writer.
+        Unwritable: a part of the model computes what has no form in ONNX here.
     """
-    for member in members_of(run.model):
-        require_writers(member, precision)
+    require_recordable(run.model)
     if name == "translate" and decoding.n_best != 1:
         model = translate_model(run, decoding, precision, with_n_best=True)
     else:
@@ -79,107 +93,134 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     return write_model(path, model, run.metadata(decoding, precision))
 
 
+def require_recordable(model: Any) -> None:
+    """Raises Unrecordable, which names the layer, unless a recorder takes the calls of all layers.
+
+    Models with layers from outside this package are recorded once, to see it.
+    """
+    for member in members_of(model):
+        parts = [*parts_of(member, "model")]
+        for path, part in parts[1:]:
+            if not isinstance(part, Replaceable):
+                name = type(part).__name__
+                raise Unrecordable(
+                    f"expected a layer of `keras_transformer.layers.Layer` at {path}; received {name}, a layer of "
+                    "keras.layers.Layer: take `keras_transformer.layers` for the base of own layers and for Dense, "
+                    "Dropout, Conv2D, LayerNorm and RmsNorm; or export saved_model or tflite, which trace any model"
+                )
+        if not all(type(part).__module__.startswith("keras_transformer.") for _, part in parts):
+            _record_once(member)
+
+
+def _record_once(model: Any) -> None:
+    run: Any = SimpleNamespace(model=model)
+    if model.kind in ("translator", "language-model"):
+        step_model(run, "float32")
+    if model.kind == "translator":
+        encoder_model(run, "float32")
+    elif model.kind != "language-model":
+        r = recorder_of(model, "float32")
+        shape = ["batch", *model.image_shape] if model.takes == "images" else ["batch", "length"]
+        with ops.on(r):
+            model.states(r.input(ValueInfo(model.takes, np.int32, shape)))
+
+
+def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
+    """The graph that takes ids, or images: what the run's form gives of them, see `forms`. Any ids are allowed, and
+    rows of any length, 0 included.
+    """
+    r, form = recorder_of(run.model, precision), form_of(run)(run, run.model, decoding)
+    if isinstance(form, Recognition):
+        given = ValueInfo(form.takes, np.uint8, ["batch", *run.model.image_shape])
+    else:
+        given = ValueInfo(form.takes, np.int32, ["batch", LENGTHS.get(form.takes, "length")])
+    with ops.on(r):
+        found = form.of_ids(form.padded(r.input(given)))
+        outputs = [_output(name, output, found[name]) for name, output in form.ids_outputs.items()]
+    return model_of(r, [given], outputs)
+
+
 def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_best: bool = False) -> Model:
     """A translator of ids: `source_ids` (batch, source) int32 → `target_ids` (batch, target) int32, `score` (batch,).
-
-    Any ids are allowed, and rows of any length, 0 included: see `traced.permitted`.
 
     Args:
         run, decoding, precision: as for `export_onnx`.
         with_n_best: adds the outputs `n_best_ids` (batch, n_best, target) and `n_best_scores` (batch, n_best), the best
             first. If fewer hypotheses exist, the other rows are pad, with the score -inf.
     """
-    g = Graph()
-    translations = translation(g, run.model, SOURCE.name, decoding if with_n_best else decoding.one_best(), precision)
-    outputs = name_outputs(g, translations.best(g), TRANSLATION)
-    if with_n_best:
-        shape = ["batch", decoding.n_best]
-        n_best = [ValueInfo("n_best_ids", np.int32, [*shape, "target"]), ValueInfo("n_best_scores", np.float32, shape)]
-        outputs = [*outputs, *name_outputs(g, translations, n_best)]
-    return Model(g, [SOURCE], outputs)
+    if not with_n_best:
+        return ids_model(run, decoding, precision)
+    r, form = recorder_of(run.model, precision), Translation(run, run.model, decoding)
+    with ops.on(r):
+        ids, scores = form.search(form.padded(r.input(SOURCE)), decoding)
+        ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
+        scores = scores[:, :size]
+        outputs = [
+            (ValueInfo("target_ids", np.int32, ["batch", "target"]), ids[:, 0]),
+            (ValueInfo("score", np.float32, ["batch"]), scores[:, 0]),
+            (ValueInfo("n_best_ids", np.int32, ["batch", size, "target"]), ids),
+            (ValueInfo("n_best_scores", np.float32, ["batch", size]), scores),
+        ]
+    return model_of(r, [SOURCE], outputs)
 
 
-def translate_text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
-    """A translator of text: `text` (batch,) → `translation` (batch,), always one line, and `score` (batch,)."""
-    g = Graph()
+def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
+    """The graph that takes `text` (batch,): what the run's form gives of the ids of texts, with texts for ids."""
+    r, form = recorder_of(run.model, precision), form_of(run)(run, run.model, decoding)
     source, target = run.tokenizers
-    source_ids = tokenized(g, TEXT.name, source, form_of(run).cleaning, run.model.max_source_length)
-    ids, scores = translation(g, run.model, source_ids, decoding.one_best(), precision).best(g)
-    texts = detokenized(g, ids, target)
-    return Model(g, [TEXT], name_outputs(g, (texts, scores), TEXT_TRANSLATION))
+    with ops.on(r):
+        found = form.of_ids(_ids_of_text(r, form, source))
+        outputs = []
+        for name, output in form.text_outputs.items():
+            if name == "label":
+                best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None], axis=-1, keepdims=0)
+                value = r.emit("Gather", np.array(run.labels, object), best, dtype=object, sizes=[None])
+            elif output.type == "text":
+                ids = trimmed(found[next(iter(form.ids_outputs))])
+                value = Recorded(r, detokenized(r.graphs[0], ids.name, target, form.is_one_line), "object", [None], 0)
+            else:
+                value = found[name]
+            outputs.append(_output(name, output, value))
+    return model_of(r, [TEXT], outputs)
 
 
-def encoder_model(run: TrainedRun, precision: str) -> Model:
-    """The first half: `source_ids` (batch, source) int32 → the inputs of `step` that depend on the source alone, and
-    `limit` (batch,) int32, the most tokens to emit.
-    """
-    g = Graph()
-    model = run.model
-    size = model.source_vocabulary_size or model.vocabulary_size
-    source_ids = permitted(g, SOURCE.name, size, model.max_source_length)
-    limits = g.cast(limits_of(g, source_ids, None), np.int32)
-    transformer = OnnxTransformer(model, precision)
-    memory = transformer.encode(g, source_ids)
-    outputs = [*transformer.memory_infos(), ValueInfo("limit", np.int32, ["batch"])]
-    return Model(g, [SOURCE], name_outputs(g, [*memory, limits], outputs))
+def _ids_of_text(r: Recorder, form: Form, tokenizer: Any) -> Recorded:
+    """Text (B,) → the ids (B, S) that `form.of_ids` takes."""
+    name = tokenized(r.graphs[0], TEXT.name, tokenizer, form.cleaning, form.max_pieces, form.closing)
+    ids = r.input(ValueInfo(name, np.int32, [None, None]))
+    return r.concatenate([r.full((ids.sizes[0], 1), START, "int32"), ids], axis=1) if form.has_start else ids
 
 
-def step_model(run: TrainedRun, precision: str) -> Model:
-    """The second half: one position, for any number of hypotheses of each sentence.
-
-    Inputs: `token_ids` (batch, beams) int32, the tokens at the position; the start id, 2, at the first position.
-    `index` () int32, the position, from 0. `past_key_i`, `past_value_i` (rows, key heads, past, key_dim) for each layer
-    i, the outputs of the step before; at the first step past is 0. rows = batch · beams, the beams of a sentence one
-    after the other. All outputs of `encoder` except `limit`.
-
-    Outputs: `logits` (batch, beams, vocabulary) float32 of the tokens at `index` + 1, `present_key_i` and
-    `present_value_i`. A beam search must reorder their rows, as it reorders its beams, before the next step.
-
-    The search of the other files emits no id below the model's `num_control_ids` but the end, 3; the caller must do the
-    same. The number is in the file's metadata, under "model".
-    """
-    g, model = Graph(), run.model
-    transformer = OnnxTransformer(model, precision)
-    inputs = [ValueInfo("token_ids", np.int32, ["batch", "beams"]), ValueInfo("index", np.int32, [])]
-    pasts, memories = transformer.decoder.cache_infos("past"), transformer.memory_infos()
-    past = past_from_flat([info.name for info in pasts], model.decoder_layers)
-    memory = [info.name for info in memories]
-    logits, present = transformer.step(g, "token_ids", "index", past, memory, shape=g("Shape", "token_ids"))
-    logits = g("Reshape", logits, g.joined(g("Shape", "token_ids"), [model.vocabulary_size]), allowzero=1)
-    outputs = [
-        ValueInfo("logits", np.float32, ["batch", "beams", model.vocabulary_size]),
-        *transformer.decoder.cache_infos("present"),
-    ]
-    return Model(g, [*inputs, *pasts, *memories], name_outputs(g, [logits, *flat_past(present)], outputs))
+def _output(name: str, output: Output, value: Recorded) -> tuple[ValueInfo, Recorded]:
+    """An output of a form, described; ids of a search end where the longest ends."""
+    if output == IDS:
+        value = trimmed(value)
+    names = {"L": LENGTHS.get(name), "S": "length"}
+    shape = ["batch", *(names.get(axis) or size for axis, size in zip(output.axes, value.shape[1:], strict=True))]
+    dtype = object if output.type == "text" else np.dtype(output.type)
+    return ValueInfo(name, dtype, shape), value
 
 
-OF_LANGUAGE_MODELS: dict[str, Callable[[TrainedRun, Decoding, str], Model]] = {
-    "generate": continuation.generate_model,
-    "generate_text": continuation.generate_text_model,
-    "step": lambda run, decoding, precision: continuation.step_model(run, precision),
+def trimmed(ids: Recorded) -> Recorded:
+    """Ids (..., L) without the columns that are pad alone; one is left."""
+    counts = ops.sum(ops.cast(ids != PAD, "int64"), axis=-1)
+    longest_row = ops.max(ops.concatenate([ops.reshape(counts, (-1,)), np.ones(1, "int64")], axis=0))
+    return ids[..., :longest_row]
+
+
+Make = Callable[[TrainedRun, Decoding, str], Model]
+HALVES: dict[str, Make] = {
+    "encoder": lambda run, decoding, precision: encoder_model(run, precision),
+    "step": lambda run, decoding, precision: step_model(run, precision),
 }
+OF_LANGUAGE_MODELS: dict[str, Make] = {"generate": ids_model, "generate_text": text_model, "step": HALVES["step"]}
 # The graphs of an export, by the stems of their files.
-MODELS: dict[type[Form], dict[str, Callable[[TrainedRun, Decoding, str], Model]]] = {
-    Translation: {
-        "translate": translate_model,
-        "translate_text": translate_text_model,
-        "encoder": lambda run, decoding, precision: encoder_model(run, precision),
-        "step": lambda run, decoding, precision: step_model(run, precision),
-    },
+MODELS: dict[type[Form], dict[str, Make]] = {
+    Translation: {"translate": translate_model, "translate_text": text_model, **HALVES},
     Continuation: OF_LANGUAGE_MODELS,
     Answering: OF_LANGUAGE_MODELS,
-    Labelling: {
-        "classify": lambda run, decoding, precision: encoding.classify_model(run, precision),
-        "classify_text": lambda run, decoding, precision: encoding.classify_text_model(run, precision),
-    },
-    Recognition: {
-        "classify": lambda run, decoding, precision: recognition.recognize_model(run, precision),
-    },
-    Recommending: {
-        "recommend": lambda run, decoding, precision: recommending.recommend_model(run, precision),
-    },
-    Filling: {
-        "fill": lambda run, decoding, precision: encoding.fill_model(run, precision),
-        "embed_text": lambda run, decoding, precision: encoding.embed_text_model(run, precision),
-    },
+    Labelling: {"classify": ids_model, "classify_text": text_model},
+    Recognition: {"classify": ids_model},
+    Recommending: {"recommend": ids_model},
+    Filling: {"fill": ids_model, "embed_text": text_model},
 }

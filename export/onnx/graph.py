@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ CONTRIB_DOMAIN = "com.microsoft"  # ONNX Runtime's own
 # If the constants are larger, they go to a file of their own. A runtime maps this file into memory instead of copying
 # it, which loads faster and takes half the memory. (A protobuf message could hold 2 GiB.)
 MAX_MODEL_BYTES = 100 * 2**20
-MIN_EXTERNAL_BYTES = 1024
+LARGE_BYTES = 1024  # of a constant that stands in one place for all loops, and in a file beside a large model
 
 Value = str  # the name of a value in the graph
 Shape = Sequence[int | str | None]  # sizes, names of dynamic axes, and None for a dynamic axis without a name
@@ -31,16 +31,16 @@ class ValueInfo(NamedTuple):
     """An input or an output of a graph."""
 
     name: Value
-    dtype: DTypeLike  # strings are `object`
+    dtype: DTypeLike | None  # strings are `object`; None if the standard infers it
     shape: Shape
 
 
-class LoopBody(NamedTuple):
-    """The body of a `Loop` node, with the names of its inputs and outputs."""
+class Body(NamedTuple):
+    """The body of a `Loop` node."""
 
     graph: Graph
-    inputs: list[Value]
-    outputs: list[Value]
+    inputs: list[ValueInfo]  # the number of the iteration, whether it goes on, and the state
+    outputs: list[ValueInfo]  # whether it goes on, the state, and what each iteration adds to the loop's outputs
 
 
 class Graph:
@@ -50,8 +50,9 @@ class Graph:
     names, or arrays and numbers, which become constants; equal constants are stored once. The body of a loop is a
     `Graph` too. It may use every value that the graph around it has by then.
 
-    A loop holds the constants of the loops inside it. When ONNX Runtime loads a model, it packs a weight for its
-    kernels only if the weight is in the graph of the matrix product or in the graph directly around that.
+    Each loop holds its own constants: when ONNX Runtime loads a model, it packs a weight for its kernels only if the
+    weight is in the graph of the matrix product or in the graph directly around that; and an iteration hands on every
+    value from outside. Of the large constants that several graphs use, one copy stands around all of these.
 
     Args:
         outer: the graph that has this one as a loop's body; None for a model's graph.
@@ -59,12 +60,12 @@ class Graph:
 
     def __init__(self, outer: Graph | None = None):
         self._root: Graph = outer._root if outer else self
-        self._home: Graph = outer._home if outer and outer._root is not outer else self
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[Value, np.ndarray] = {}
-        self._bodies: dict[Value, LoopBody] = {}  # by the first output of their `Loop` nodes
+        self._large: dict[Value, np.ndarray] = {}  # of a model's graph: the large constants of all graphs
+        self._bodies: dict[Value, Body] = {}  # by the first output of their `Loop` nodes
+        self._names: dict[int, tuple[Any, Value]] = {}  # of a model's graph: large constants by their identity
         self._digests: dict[tuple, Value] = {}
-        self._shared: dict[tuple, Any] = {}
         self._count = 0
 
     def __call__(self, operator: str, *inputs: Any, outputs: int = 0, domain: str = "", **attributes: Any) -> Any:
@@ -90,20 +91,19 @@ class Graph:
         if not isinstance(value, np.ndarray | np.generic):
             value = np.array(value)
             value = value.astype({"i": "int64", "f": "float32"}.get(value.dtype.kind, value.dtype))
-        home, array = self._home, np.ascontiguousarray(value).reshape(np.shape(value))
+        if id(value) in self._root._names:  # which saves looking through it
+            return self._root._names[id(value)][1]
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        is_large = array.nbytes >= LARGE_BYTES
+        home, constants = (self._root, self._root._large) if is_large else (self, self.constants)
         content = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         key = (str(array.dtype), array.shape, hashlib.sha256(content).digest())
         if key not in home._digests:
             home._digests[key] = name = self.new_name("constant")
-            home.constants[name] = array
+            constants[name] = array
+        if is_large:
+            self._root._names[id(value)] = value, home._digests[key]
         return home._digests[key]
-
-    def shared(self, make: Callable[..., Any], *arguments: Hashable) -> Any:
-        """What `make(graph, *arguments)` appends to the model's graph, where it is appended once for all loops."""
-        key = (make, *arguments)
-        if key not in self._root._shared:
-            self._root._shared[key] = make(self._root, *arguments)
-        return self._root._shared[key]
 
     def new_name(self, stem: str) -> Value:
         """A name that no value has yet, neither in this graph nor around it."""
@@ -115,22 +115,6 @@ class Graph:
         self.nodes.append(helper.make_node("Identity", [self.value(value)], [name], name=name))
         return name
 
-    def cast(self, value: Any, dtype: DTypeLike) -> Value:
-        """The value in another type."""
-        return self("Cast", value, to=element_type(dtype))
-
-    def shape(self, value: Value, axis: int) -> Value:
-        """(1,) The size of one axis."""
-        return self("Shape", value, start=axis, end=axis + 1)
-
-    def joined(self, *values: Any, axis: int = 0) -> Value:
-        """The values, concatenated along an axis."""
-        return self("Concat", *values, axis=axis)
-
-    def zeros(self, shape: Value, dtype: DTypeLike) -> Value:
-        """Zeros; the shape is a value of the graph."""
-        return self("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, dtype)))
-
     def distinct(self, values: Sequence[Value]) -> list[Value]:
         """The values as outputs of this graph, each from a node of its own: others, and repeated ones, are copied."""
         own = {name for node in self.nodes for name in node.output}
@@ -141,39 +125,77 @@ class Graph:
 
     def loop(
         self,
-        body: Callable[..., Sequence[Value]],
-        state: Sequence[Any],
+        body: Graph,
+        state: Sequence[ValueInfo],
+        first: Sequence[Value],
+        outputs: Sequence[Value],
         count: Value | None = None,
-        scans: int = 0,
-        goes_on: Value | None = None,
+        index: Value | None = None,
     ) -> list[Value]:
         """Appends a loop.
 
         Args:
-            body: a function (graph, index, *state) → [whether to go on, *state, *scans]; the index is an int64 scalar.
-            state: names or constants: the values that one iteration hands to the next. Their shapes may change, types
-                and ranks may not.
+            body: what it repeats.
+            state: the values that one iteration gets from the one before, as inputs of the body. Their shapes may
+                change, types and numbers of axes may not.
+            first: whether there is a first iteration, and its state.
+            outputs: of the body: whether to go on, the new state, and what the iteration adds to the loop's outputs.
             count: an int64 scalar, the largest number of iterations; None for no such limit.
-            scans: how many values each iteration adds to the loop's outputs.
-            goes_on: whether there is a first iteration; by default there is.
+            index: the name that the body uses for the number of the iteration.
 
         Returns:
-            The last state, and then the scans of all iterations, stacked.
+            The last state, and then what all iterations added, stacked.
         """
-        inner = Graph(self)
-        index, go_on = inner.new_name("index"), inner.new_name("go_on")
-        inputs = [inner.new_name("state") for _ in state]
-        outputs = inner.distinct(body(inner, index, *inputs))
-        last = self("Loop", count, np.array(True) if goes_on is None else goes_on, *state, outputs=len(state) + scans)
-        self._bodies[last[0]] = LoopBody(inner, [index, go_on, *inputs], outputs)
+        given = [ValueInfo(index or body.new_name("index"), np.int64, []), ValueInfo(body.new_name("go_on"), bool, [])]
+        infos = [ValueInfo(outputs[0], bool, [])]
+        infos += [one._replace(name=name) for one, name in zip(state, outputs[1:], strict=False)]
+        infos += [ValueInfo(name, None, []) for name in outputs[1 + len(state) :]]
+        last = self("Loop", count, *first, outputs=len(outputs) - 1)
+        self._bodies[last[0]] = Body(body, [*given, *state], infos)
         return last
+
+    def finish(self, outputs: Iterable[Value]) -> None:
+        """Removes what no output needs, and puts each large constant into the graph around all that use it."""
+        self._prune({*outputs})
+        users: dict[Value, list[Graph]] = {}
+        for path in self._paths():
+            for node in path[-1].nodes:
+                for name in {*node.input} & self._large.keys():
+                    before = users.get(name, path)
+                    users[name] = [one for one, other in zip(before, path, strict=False) if one is other]
+        for name, path in users.items():
+            path[-1].constants[name] = self._large[name]
+        for *around, graph in self._paths():
+            far = {name for one in around[:-1] for name in one.constants}
+            for node in graph.nodes:
+                if node.op_type == "Gemm" and node.input[1] in far:
+                    _turn_nearby(node, around[-1])
+
+    def _prune(self, needed: set[Value]) -> None:
+        """Removes nodes and constants that are not needed, and adds to what is needed of the graphs around."""
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(node.output):
+                kept.append(node)
+                needed.update(node.input)
+                if node.output[0] in self._bodies:
+                    body = self._bodies[node.output[0]]
+                    needed_inside = {one.name for one in body.outputs}
+                    body.graph._prune(needed_inside)
+                    needed |= needed_inside
+        self.nodes = kept[::-1]
+        self.constants = {name: array for name, array in self.constants.items() if name in needed}
+
+    def _paths(self) -> Iterator[list[Graph]]:
+        """The graph and each body in it, each with the graphs around it."""
+        yield [self]
+        for node in self.nodes:
+            if node.output[0] in self._bodies:
+                yield from ([self, *path] for path in self._bodies[node.output[0]].graph._paths())
 
     def all_constants(self) -> dict[Value, np.ndarray]:
         """The constants of the graph and of its loops."""
-        constants = dict(self.constants)
-        for body in self._bodies.values():
-            constants |= body.graph.all_constants()
-        return constants
+        return {name: array for path in self._paths() for name, array in path[-1].constants.items()}
 
     def proto(self, name: str, tensors: dict[Value, TensorProto]) -> onnx.GraphProto:
         """The graph in ONNX's format, without inputs and outputs; `tensors` holds all constants, by name."""
@@ -184,13 +206,21 @@ class Graph:
             if node.output[0] in self._bodies:
                 body = self._bodies[node.output[0]]
                 inner = body.graph.proto(f"body_of_{node.output[0]}", tensors)
-                index, go_on, *state = body.inputs
-                # ONNX infers the types of the state from the loop's inputs.
-                inner.input.extend(infos([ValueInfo(index, np.int64, []), ValueInfo(go_on, bool, [])]))
-                inner.input.extend(onnx.ValueInfoProto(name=value) for value in state)
-                inner.output.extend(onnx.ValueInfoProto(name=value) for value in body.outputs)
+                inner.input.extend(infos(body.inputs))
+                inner.output.extend(infos(body.outputs))
                 added.attribute.append(helper.make_attribute("body", inner))
         return graph
+
+
+def _turn_nearby(node: onnx.NodeProto, around: Graph) -> None:
+    """Lets a product take its weight, a table, from the graph around: ONNX Runtime turns the table when it loads the
+    model, and then packs it."""
+    turned = around.new_name("Transpose")
+    around.nodes.insert(0, helper.make_node("Transpose", [node.input[1]], [turned], name=turned, perm=[1, 0]))
+    node.input[1] = turned
+    is_turned = [attribute for attribute in node.attribute if attribute.name == "transB"]
+    del node.attribute[:]
+    node.attribute.extend([] if is_turned else [helper.make_attribute("transB", 1)])
 
 
 class Model(NamedTuple):
@@ -201,16 +231,7 @@ class Model(NamedTuple):
     outputs: Sequence[ValueInfo]
 
 
-# What the graphs of several kinds of models take and give.
 TEXT = ValueInfo("text", object, ["batch"])
-SCORE = ValueInfo("score", np.float32, ["batch"])
-
-
-def name_outputs(g: Graph, values: Iterable[Value], outputs: Sequence[ValueInfo]) -> Sequence[ValueInfo]:
-    """Gives the values the names of the outputs; returns the outputs."""
-    for value, output in zip(values, outputs, strict=True):
-        g.named(value, output.name)
-    return outputs
 
 
 def element_type(dtype: DTypeLike) -> int:
@@ -221,7 +242,12 @@ def element_type(dtype: DTypeLike) -> int:
 
 def infos(values: Iterable[ValueInfo]) -> list[onnx.ValueInfoProto]:
     """Inputs or outputs in ONNX's format."""
-    return [helper.make_tensor_value_info(name, element_type(dtype), list(shape)) for name, dtype, shape in values]
+    return [
+        onnx.ValueInfoProto(name=name)
+        if dtype is None
+        else helper.make_tensor_value_info(name, element_type(dtype), list(shape))
+        for name, dtype, shape in values
+    ]
 
 
 def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: int = MAX_MODEL_BYTES) -> list[Path]:
@@ -238,6 +264,7 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     Returns:
         The paths of the files, the model's first.
     """
+    model.graph.finish(output.name for output in model.outputs)
     constants, data = model.graph.all_constants(), path.with_name(f"{path.name}.data")
     if sum(array.nbytes for array in constants.values()) <= max_bytes:
         tensors = {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
@@ -281,7 +308,7 @@ def _write_external(path: Path, constants: dict[Value, np.ndarray]) -> dict[Valu
     tensors: dict[Value, TensorProto] = {}
     with write_whole(path) as aside, aside.open("wb") as file:
         for name, array in constants.items():
-            if array.dtype == object or array.nbytes < MIN_EXTERNAL_BYTES:
+            if array.dtype == object or array.nbytes < LARGE_BYTES:
                 tensors[name] = numpy_helper.from_array(array, name)
                 continue
             file.write(bytes(-file.tell() % 4096))  # so that a runtime may map it into memory

@@ -7,13 +7,15 @@ loop would not load.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
 from ..forms import LINE_BREAKS
-from .graph import TEXT_DOMAIN, Graph, Value
+from .graph import TEXT_DOMAIN, Graph, Value, element_type
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)
 REPLACEMENT = "\ufffd".encode()
@@ -43,9 +45,9 @@ def tokenized(
     first = g("Unsqueeze", g("Slice", starts, [0], [-1]), [1])  # (B, 1) where in `pieces` each sentence begins
     last = g("Unsqueeze", g("Slice", starts, [1], [np.iinfo("int64").max]), [1])
     lengths = g("Min", g("Sub", last, first), max_length)  # so a long line does not widen the whole batch
-    longest = g("ReduceMax", g.joined(lengths, [[0]]), keepdims=0)
+    longest = g("ReduceMax", joined(g, lengths, [[0]]), keepdims=0)
     places = g("Range", 0, g("Add", longest, 1), 1)  # (S,)
-    pieces = g.joined(pieces, np.array([PAD], "int32"))  # index -1 stands for pad
+    pieces = joined(g, pieces, np.array([PAD], "int32"))  # index -1 stands for pad
     ids = g("Gather", pieces, g("Where", g("Less", places, lengths), g("Add", first, places), -1))
     return ids if closing == PAD else g("Where", g("Equal", places, lengths), np.int32(closing), ids)
 
@@ -92,15 +94,15 @@ def is_stray(g: Graph, values: Value) -> Value:
     A byte begins a character if the bytes that follow are in the ranges that UTF-8 allows after it.
     """
     lengths, lowest, highest = utf_8()
-    places = g("Add", g("Unsqueeze", g("Range", 0, g("Squeeze", g.shape(values, 1)), 1), [1]), np.arange(4))  # (T, 4)
+    places = g("Add", g("Unsqueeze", g("Range", 0, g("Squeeze", size(g, values, 1)), 1), [1]), np.arange(4))  # (T, 4)
     following = g("Gather", g("Pad", values, [0, 0, 0, 3], np.int32(NO_BYTE)), places, axis=1)  # (B, T, 4)
     is_low = g("Less", following, g("Gather", lowest, values))
     is_high = g("Greater", following, g("Gather", highest, values))
-    is_out = g("ReduceMax", g.cast(g("Or", is_low, is_high), np.int32), axes=[2], keepdims=0)
-    lengths = g("Where", g.cast(is_out, bool), np.int32(0), g("Gather", lengths, values))
+    is_out = g("ReduceMax", cast(g, g("Or", is_low, is_high), np.int32), axes=[2], keepdims=0)
+    lengths = g("Where", cast(g, is_out, bool), np.int32(0), g("Gather", lengths, values))
     preceding = g("Gather", g("Pad", lengths, [0, 3, 0, 0]), places, axis=1)  # (B, T, 4), each byte's own length last
-    reaches = g.cast(g("Greater", preceding, np.array([3, 2, 1, 0], "int32")), np.int32)
-    is_part = g.cast(g("ReduceMax", reaches, axes=[2], keepdims=0), bool)
+    reaches = cast(g, g("Greater", preceding, np.array([3, 2, 1, 0], "int32")), np.int32)
+    is_part = cast(g, g("ReduceMax", reaches, axes=[2], keepdims=0), bool)
     return g("And", g("Less", values, np.int32(NO_BYTE)), g("Not", is_part))
 
 
@@ -128,14 +130,14 @@ def decoded(g: Graph, ids: Value, tokenizer: Tokenizer) -> Value:
     pieces spell ends its text here.
     """
 
-    def decode(inner: Graph, index: Value) -> list[Value]:
-        row = inner.cast(inner("Gather", ids, index), np.int64)
-        text = inner("SentencepieceDecoder", row, domain=TEXT_DOMAIN, model=tokenizer.model)
-        # `Where`, because ONNX's checker takes the type of the result from its first choice.
-        text = inner("Where", np.array(False), np.array([""], object), text)
-        return [inner.value(np.array(True)), text]
-
-    (texts,) = g.loop(decode, [], g("Squeeze", g.shape(ids, 0)), scans=1)
+    inner = Graph(g)
+    index = inner.new_name("index")
+    row = cast(inner, inner("Gather", ids, index), np.int64)
+    text = inner("SentencepieceDecoder", row, domain=TEXT_DOMAIN, model=tokenizer.model)
+    # `Where`, because ONNX's checker takes the type of the result from its first choice.
+    text = inner("Where", np.array(False), np.array([""], object), text)
+    outputs = inner.distinct([inner.value(np.array(True)), text])
+    (texts,) = g.loop(inner, [], [g.value(np.array(True))], outputs, g("Squeeze", size(g, ids, 0)), index)
     return g("Reshape", texts, [-1])
 
 
@@ -143,3 +145,18 @@ def replaced(g: Graph, text: Value, pattern: str, by: str) -> Value:
     """The text with the matches of a regular expression (RE2) replaced."""
     strings = [np.array([part], dtype=object) for part in (pattern, by)]
     return g("StringRegexReplace", text, *strings, domain=TEXT_DOMAIN)
+
+
+def cast(g: Graph, value: Value, dtype: DTypeLike) -> Value:
+    """The value in another type."""
+    return g("Cast", value, to=element_type(dtype))
+
+
+def size(g: Graph, value: Value, axis: int) -> Value:
+    """(1,) The size of one axis."""
+    return g("Shape", value, start=axis, end=axis + 1)
+
+
+def joined(g: Graph, *values: Any, axis: int = 0) -> Value:
+    """The values, concatenated along an axis."""
+    return g("Concat", *values, axis=axis)

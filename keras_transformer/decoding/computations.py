@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from keras import ops
-
-from keras_transformer import ranking
+from keras_transformer import ops, ranking
 from keras_transformer.decoding.loop import Cache, Step
-from keras_transformer.decoding.prompts import num_read, prompted
+from keras_transformer.decoding.prompts import Prompted, num_read
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.encoder import Encoder
@@ -36,16 +34,15 @@ class Search:
 
     def run(self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids (B, n_best, L) and scores (B, n_best); see `beam_search`."""
-        max_length = ops.shape(prefix_ids)[1]
-        step, prefix_ids, num_prompted = begun(model, prefix_ids)
+        step, cache, beginning, num_prompted = start_of(model, source_ids, prefix_ids, self.num_beams)
         return beam_search(
             step,
-            new_cache(model, source_ids, self.num_beams, max_length),
+            cache,
             limits,
             self.num_beams,
             self.length_penalty,
-            max_length,
-            prefix_ids,
+            ops.shape(prefix_ids)[1],
+            beginning,
             self.n_best,
             num_control_ids=model.num_control_ids,
             num_read=num_prompted,
@@ -65,18 +62,17 @@ class Sampling:
         self, model: Transformer, source_ids: Tensor, limits: Tensor, prefix_ids: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """ids (B, K, L) and log-probabilities (B, K) of K samples; see `sample`."""
-        max_length = ops.shape(prefix_ids)[1]
-        step, prefix_ids, _ = begun(model, prefix_ids)
+        step, cache, beginning, _ = start_of(model, source_ids, prefix_ids, self.num_samples)
         return sample(
             step,
-            new_cache(model, source_ids, self.num_samples, max_length),
+            cache,
             limits,
             uniforms,
             self.num_samples,
             self.temperature,
             self.top_k,
             self.top_p,
-            prefix_ids,
+            beginning,
             model.num_control_ids,
         )
 
@@ -215,18 +211,20 @@ def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.sum(ops.where(labels == PAD, 0.0, log_probs), axis=-1)
 
 
-def begun(model: Any, prefix_ids: Tensor) -> tuple[Step, Tensor | None, Tensor | None]:
-    """The step of a search; what its results must begin with; and (B,) how much of it is read, and not emitted.
+class Start(NamedTuple):
+    """What a search or sampling begins with."""
 
-    A translator emits its beginning. A language model reads its prompt.
-    """
+    step: Step
+    cache: Cache
+    prefix_ids: Tensor | None  # (B, L) with which its results must begin; a translator emits its beginning
+    num_read: Tensor | None  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
+
+
+def start_of(model: Any, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
+    """The start over source ids (B, S) with beginnings (B, L) and K beams; a language model has no source."""
+    max_length = ops.shape(prefix_ids)[1]
     if model.kind == "language-model":
-        return prompted(model, prefix_ids), None, num_read(prefix_ids)
-    return model.step, prefix_ids, None
-
-
-def new_cache(model: Any, source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Cache:
-    """The cache for K beams and L positions: over the encoded sources, or of a language model, which has none."""
-    if model.kind == "language-model":
-        return model.init_cache(source_ids, num_beams, max_length)
-    return model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
+        prompted = Prompted(model, prefix_ids)
+        return Start(prompted.step, prompted.init_cache(num_beams, max_length), None, num_read(prefix_ids))
+    cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)
+    return Start(model.step, cache, prefix_ids, None)

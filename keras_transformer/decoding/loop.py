@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from keras_transformer.decoding.array_ops import ops
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -26,6 +26,8 @@ NONE = -1e30
 
 # What one step of a loop hands to the next.
 State = TypeVar("State", bound=NamedTuple)
+# What the steps of a loop know of each sentence.
+Given = TypeVar("Given", bound=NamedTuple)
 
 
 class Blank(NamedTuple):
@@ -38,8 +40,9 @@ class Blank(NamedTuple):
     is_blank: Tensor  # (B, K) True: the limit of the sentence is 0
 
 
-def blank(limits: Tensor, num_rows: int, max_length: int | Tensor) -> Blank:
-    """The beginning of a loop with K = `num_rows`; `limits` as `fit` returns them."""
+def blank(bounds: Bounds, num_rows: int) -> Blank:
+    """The beginning of a loop with K = `num_rows`."""
+    limits, max_length = bounds.limits, bounds.max_length
     zeros = ops.zeros((ops.shape(limits)[0], num_rows), dtype=limits.dtype)  # (B, K)
     is_blank = zeros + limits[:, None] == 0  # (B, K)
     ids = ops.where(is_blank[..., None] & (ops.arange(max_length) == 0), END, PAD)  # (B, K, L)
@@ -52,32 +55,46 @@ def blank(limits: Tensor, num_rows: int, max_length: int | Tensor) -> Blank:
     )
 
 
-def run_loop(advance: Callable[[State], State], state: State, done: Callable[[State], Tensor]) -> State:
-    """Advances the state until all of `done(state)` is true."""
+@ops.replaceable
+def run_loop(
+    advance: Callable[[State, Given], State], state: State, done: Callable[[State], Tensor], given: Given
+) -> State:
+    """Advances the state until all of `done(state)` is true. An export may drop sentences that are done.
+
+    Args:
+        advance: (state, given) → state. Of what a sentence has, it uses what these hold alone.
+        state: a named tuple of tensors (B, ...), of scalars, and of the cache.
+        done: state → (B,) or (B, K).
+        given: what does not change: a named tuple of tensors (B, ...), of numbers, and None.
+    """
 
     def goes_on(*fields: Any) -> Tensor:
         return ops.logical_not(ops.all(done(state._make(fields))))
 
     def body(*fields: Any) -> tuple:
-        return tuple(advance(state._make(fields)))
+        return tuple(advance(state._make(fields), given))
 
     return state._make(ops.while_loop(goes_on, body, tuple(state)))
 
 
-class Fitted(NamedTuple):
-    """The bounds of a loop; all integers that follow have their type."""
+class Bounds(NamedTuple):
+    """What a loop knows of each sentence from the start; all integers that follow have this type."""
 
-    limits: Tensor  # (B,) at most L
+    limits: Tensor  # (B,) the most tokens to emit, at most L
     max_length: int | Tensor  # L, at least 1, so that an end id has room
-    prefix_ids: Tensor | None  # (B, P)
+    prefix_ids: Tensor | None  # (B, P) what it emits first
+    num_read: Tensor | None = None  # (B,) tokens of the prompt, which no length counts
 
 
-def fit(limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str) -> Fitted:
+def fit(
+    limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str, num_read: Any = None
+) -> Bounds:
     """The bounds of a loop; L is by default the largest limit."""
     if max_length is None:
         max_length = ops.maximum(ops.max(limits), 1)
     limits = ops.cast(ops.minimum(limits, max_length), dtype)
-    return Fitted(limits, max_length, None if prefix_ids is None else ops.cast(prefix_ids, dtype))
+    prefix_ids, num_read = (None if each is None else ops.cast(each, dtype) for each in (prefix_ids, num_read))
+    return Bounds(limits, max_length, prefix_ids, num_read)
 
 
 def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control_ids: int = 4) -> Tensor:
@@ -86,12 +103,19 @@ def permit(logits: Tensor, prefix_ids: Tensor | None, index: Tensor, num_control
     These are the control ids but the end; and where a prefix has a token at this position, all other tokens.
     """
     vocabulary = ops.arange(ops.shape(logits)[-1])  # (V,)
-    permitted = (vocabulary >= num_control_ids) | (vocabulary == END)
+    permitted = is_permitted(vocabulary, num_control_ids)
     if prefix_ids is not None:
         here = ops.equal(ops.arange(ops.shape(prefix_ids)[1]), index)  # (P,)
         forced = ops.sum(ops.where(here, prefix_ids, 0), axis=1)[:, None, None]  # (B, 1, 1)
         permitted = ops.where(forced == 0, permitted, ops.equal(vocabulary, forced))  # (B, 1, V)
     return ops.where(permitted, logits, NONE)
+
+
+def is_permitted(token_ids: Tensor, num_control_ids: int) -> Tensor:
+    """Whether tokens may be emitted: all but the control ids, and of these the end."""
+    if num_control_ids == END + 1:
+        return token_ids >= END
+    return (token_ids >= num_control_ids) | (token_ids == END)
 
 
 def exists(values: Any) -> Any:
@@ -116,6 +140,7 @@ def pick(values: Tensor, places: Tensor) -> Tensor:
     return ops.sum(ops.where(here, values, ops.zeros_like(values)), axis=-1)
 
 
+@ops.replaceable
 def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     """values (B, K, ...), beams (B, C) → (B, C, ...): each sentence picks among its own beams."""
     batch_size, num_beams, *rest = ops.shape(values)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_transformer.decoding.array_ops import ops, without_keras
+from keras_transformer import ops
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache
 from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions, require
@@ -93,7 +93,7 @@ class OnnxDecoder(Decoder):
             names = BEST if options.n_best == 1 else N_BEST
             ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
-        with without_keras():
+        with ops.on(ops.NUMPY):
             return Found(
                 *beam_search(
                     self._advance,
@@ -123,7 +123,7 @@ class OnnxDecoder(Decoder):
         return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        with without_keras():
+        with ops.on(ops.NUMPY):
             return sample(
                 self._advance,
                 self._first_cache(arrays.source_ids, options.n_best),
@@ -155,7 +155,7 @@ class OnnxDecoder(Decoder):
         totals = np.zeros(len(labels), "float32")
         for index in range(labels.shape[1]):
             logits, cache = self._advance(token_ids[:, index : index + 1], cache, index)
-            with without_keras():
+            with ops.on(ops.NUMPY):
                 log_probs = ops.log_softmax(logits[:, 0])
             chosen = np.take_along_axis(log_probs, labels[:, index : index + 1], axis=-1)[:, 0]
             totals += np.where(labels[:, index] == PAD, 0, chosen)
@@ -168,7 +168,7 @@ class OnnxDecoder(Decoder):
         memory = dict(zip(names, run(self._session("encoder"), names, {"source_ids": source_ids}), strict=True))
         batch_size = len(source_ids)
         empty = [
-            np.zeros((batch_size, num_beams, argument.shape[1], 0, argument.shape[3]), element_type(argument.type))
+            np.zeros((batch_size, num_beams, *sizes_before(argument)), element_type(argument.type))
             for argument in self._past
         ]
         return {"beams": empty, "sentences": memory}
@@ -335,6 +335,11 @@ def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.
     except Exception as error:  # ONNX Runtime's exceptions have no base but this
         reason = " ".join(str(error).split())[:300]
         raise JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}") from error
+
+
+def sizes_before(argument: Any) -> list[int]:
+    """The sizes of a part of the cache before the first step, behind the rows: axes that grow have names."""
+    return [size if isinstance(size, int) else 0 for size in argument.shape[1:]]
 
 
 def element_type(name: str) -> str:

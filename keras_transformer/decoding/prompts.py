@@ -1,4 +1,4 @@
-"""A language model's step that reads a prompt before it goes on, for any search.
+"""A language model that reads a prompt before it goes on, for any search.
 
 Letters of the shapes: see `loop`.
 """
@@ -7,28 +7,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_transformer.decoding.array_ops import ops
-from keras_transformer.decoding.loop import NONE, Cache, Step
+from keras_transformer import ops
+from keras_transformer.decoding.loop import NONE, Cache
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import PAD
 
 
-def prompted(model: Any, prompt_ids: Tensor) -> Step:
-    """The model's step, which reads the prompts (B, P), padded with 0, whatever the search emits.
+class Prompted:
+    """A language model that reads prompts before it goes on, whatever the search emits.
 
     While it reads, the search can emit a placeholder alone, of the probability 1: the first id of text. So only what
     follows a prompt counts in the score of a text, and a prompt may hold any id.
+
+    Args:
+        model: the language model.
+        prompt_ids: (B, P), padded with 0.
     """
-    placeholder = ops.equal(ops.arange(model.vocabulary_size), model.num_control_ids)  # (V,)
-    placeholder_logits = ops.where(placeholder, 0.0, NONE)
 
-    def step(token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+    def __init__(self, model: Any, prompt_ids: Tensor):
+        self.model = model
+        self.prompt_ids = prompt_ids
+
+    def init_cache(self, num_beams: int, max_length: int | Tensor) -> Cache:
+        """The cache of `step` at position 0: the model's own, and the prompts."""
+        own = self.model.init_cache(self.prompt_ids, num_beams, max_length)
+        return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.prompt_ids}}
+
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+        """As the model's step."""
+        own = {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
+        prompt_ids = cache["sentences"]["prompt"]
         before, here = (ops.cast(at(prompt_ids, place), token_ids.dtype) for place in (index - 1, index))  # (B, 1)
-        token_ids = ops.where(before == PAD, token_ids, before)
-        logits, cache = model.step(token_ids, cache, index)
-        return ops.where((here == PAD)[..., None], logits, placeholder_logits), cache
-
-    return step
+        logits, own = self.model.step(ops.where(before == PAD, token_ids, before), own, index)
+        placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
+        logits = ops.where((here == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))
+        return logits, {**cache, "beams": own["beams"]}
 
 
 def num_read(prompt_ids: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from keras_transformer.decoding.array_ops import integers, ops
-from keras_transformer.decoding.loop import Cache, Step, blank, count, fit, k_best, permit, pick, run_loop
+from keras_transformer import ops
+from keras_transformer.decoding.loop import Bounds, Cache, Step, blank, count, fit, k_best, permit, pick, run_loop
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import END
 
@@ -22,6 +22,14 @@ class SampleState(NamedTuple):
     log_probs: Tensor  # (B, K)
     done: Tensor  # (B, K) True: this sample is complete
     cache: Cache
+
+
+class SampleBounds(NamedTuple):
+    """What sampling knows of each sentence from the start."""
+
+    limits: Tensor  # (B,) the most tokens to emit
+    prefix_ids: Tensor | None  # (B, P) with which the samples begin
+    uniforms: Tensor  # (B, K, L) in [0, 1); a graph knows K
 
 
 def sample(
@@ -52,23 +60,23 @@ def sample(
     Returns:
         ids (B, K, L) as `beam_search` returns them, in the order of drawing; and log P(y) (B, K) by the model as it is.
     """
-    limits, max_length, prefix_ids = fit(limits, ops.shape(uniforms)[-1], prefix_ids, integers())
-    uniforms = ops.reshape(uniforms, (-1, num_samples, max_length))  # tells a graph that K is fixed
+    bounds = fit(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers())
+    given = SampleBounds(bounds.limits, bounds.prefix_ids, ops.reshape(uniforms, (-1, num_samples, bounds.max_length)))
 
-    def advance(state: SampleState) -> SampleState:
+    def advance(state: SampleState, given: SampleBounds) -> SampleState:
         logits, cache = step(state.token_ids, state.cache, state.index)
         log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
-        permitted = permit(log_probs / temperature, prefix_ids, state.index, num_control_ids)
-        token_ids = draw(permitted, pick(uniforms, state.index), top_k, top_p)
-        return append(state, token_ids, pick(log_probs, token_ids), limits, cache)
+        permitted = permit(log_probs / temperature, given.prefix_ids, state.index, num_control_ids)
+        token_ids = draw(permitted, pick(given.uniforms, state.index), top_k, top_p)
+        return append(state, token_ids, pick(log_probs, token_ids), given.limits, cache)
 
-    state = run_loop(advance, start_samples(cache, limits, num_samples, max_length), lambda state: state.done)
+    state = run_loop(advance, start_samples(cache, bounds, num_samples), lambda state: state.done, given)
     return ops.cast(state.ids, "int32"), state.log_probs
 
 
-def start_samples(cache: Cache, limits: Tensor, num_samples: int, max_length: int | Tensor) -> SampleState:
+def start_samples(cache: Cache, bounds: Bounds, num_samples: int) -> SampleState:
     """Nothing is drawn yet; a sentence with the limit 0 is done, with an end alone."""
-    first = blank(limits, num_samples, max_length)
+    first = blank(bounds, num_samples)
     return SampleState(first.index, first.token_ids, first.ids, first.log_probs, first.is_blank, cache)
 
 
@@ -88,7 +96,7 @@ def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Ten
 def draw(logits: Tensor, uniforms: Tensor, top_k: int, top_p: float) -> Tensor:
     """Tokens (B, K): of the likeliest first, the one at which the summed probabilities pass the uniform number."""
     vocabulary_size = ops.shape(logits)[-1]
-    logits, token_ids = k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, integers())
+    logits, token_ids = k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, ops.integers())
     probs = ops.exp(ops.log_softmax(logits))  # `softmax` warns where one token is left
     sums = ops.cumsum(probs, axis=-1)
     kept = (sums - probs < top_p) & (probs > 0)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from keras_transformer import lengths
-from keras_transformer.decoding.array_ops import integers, ops
+from keras_transformer import lengths, ops
 from keras_transformer.decoding.loop import (
     NONE,
+    Bounds,
     Cache,
     Step,
     blank,
@@ -24,6 +24,7 @@ from keras_transformer.decoding.loop import (
     exists,
     fit,
     gather_beams,
+    is_permitted,
     k_best,
     permit,
     run_loop,
@@ -41,11 +42,17 @@ class BeamState(NamedTuple):
     token_ids: Tensor  # (B, K) what stands at that position
     live_ids: Tensor  # (B, K, L) emitted so far, then pad
     live_log_probs: Tensor  # (B, K)
-    finished_ids: Tensor  # (B, K, L) with the end id, then pad
-    finished_scores: Tensor  # (B, K)
+    finished_ids: Tensor  # (B, n, L) with the end id, then pad
+    finished_scores: Tensor  # (B, n)
     done: Tensor  # (B,) True: this sentence is frozen
-    num_read: Tensor  # (B,) tokens of the prompt, which no length counts
     cache: Cache
+
+
+class Continuations(NamedTuple):
+    """The likeliest next tokens of each live hypothesis, best first."""
+
+    log_probs: Tensor  # (B, K, k)
+    token_ids: Tensor  # (B, K, k)
 
 
 class Candidates(NamedTuple):
@@ -58,18 +65,10 @@ class Candidates(NamedTuple):
 
 
 def beam_search(
-    step: Step,
-    cache: Cache,
-    limits: Tensor,
-    num_beams: int = 4,
-    length_penalty: float = 0.6,
-    max_length: int | Tensor | None = None,
-    prefix_ids: Tensor | None = None,
-    n_best: int | None = None,
-    index_dtype: str | None = None,
-    num_control_ids: int = 4,
-    num_read: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    step: Step, cache: Cache, limits: Tensor, num_beams: int = 4, length_penalty: float = 0.6,
+    max_length: int | Tensor | None = None, prefix_ids: Tensor | None = None, n_best: int | None = None,
+    index_dtype: str | None = None, num_control_ids: int = 4, num_read: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best translations of each sentence by log P(y) / ((5 + |y|) / 6)^α (Wu et al. 2016, equation 14).
 
     Args:
@@ -82,103 +81,116 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        num_read: (B,) how many of the first tokens are a prompt's (see `prompts`), which |y| leaves out; 0 by default.
+        num_read: (B,) how many of the first tokens are a prompt's, see `prompts`; |y| leaves them out.
 
     Returns:
         ids (B, n_best, L) int32 and scores (B, n_best) float32, the best first; those that were cut at their limit
         stand behind those that finished. A row holds the tokens, the end id unless it was cut, then pad. Where fewer
         hypotheses exist, the last rows are pad alone with the score -inf.
     """
-    limits, max_length, prefix_ids = fit(limits, max_length, prefix_ids, index_dtype or integers())
+    bounds = fit(limits, max_length, prefix_ids, index_dtype or ops.integers(), num_read)
 
-    def advance(state: BeamState) -> BeamState:
-        log_probs, cache = permitted_log_probs(step, state, prefix_ids, num_control_ids)
-        return next_beams(state, log_probs, cache, limits, num_beams, length_penalty, n_best or num_beams)
+    def advance(state: BeamState, bounds: Bounds) -> BeamState:
+        logits, cache = step(state.token_ids, state.cache, state.index)
+        likeliest = continuations(logits, state, bounds.prefix_ids, num_beams, num_control_ids)
+        return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
-    state = run_loop(advance, start_beams(cache, limits, num_beams, max_length, num_read), lambda state: state.done)
-    return best_hypotheses(state, limits, n_best or num_beams, length_penalty)
+    start = start_beams(cache, bounds, num_beams, n_best or num_beams)
+    return best_hypotheses(run_loop(advance, start, lambda state: state.done, bounds), bounds, length_penalty)
 
 
-def start_beams(
-    cache: Cache, limits: Tensor, num_beams: int, max_length: int | Tensor, num_read: Tensor | None = None
-) -> BeamState:
+def start_beams(cache: Cache, bounds: Bounds, num_beams: int, n_best: int) -> BeamState:
     """One live hypothesis with nothing in it; for a blank sentence one finished hypothesis with an end in it."""
-    start = blank(limits, num_beams, max_length)
+    start = blank(bounds, num_beams)
     first = ops.arange(num_beams) == 0  # (K,)
     return BeamState(
         index=start.index,
         token_ids=start.token_ids,
         live_ids=ops.zeros_like(start.ids),
         live_log_probs=ops.where(first & ~start.is_blank, 0.0, NONE),
-        finished_ids=start.ids,
-        finished_scores=ops.where(first & start.is_blank, 0.0, NONE),
-        done=limits == 0,
-        num_read=ops.zeros_like(limits) if num_read is None else ops.cast(num_read, limits.dtype),
+        finished_ids=start.ids[:, :n_best],
+        finished_scores=ops.where(first & start.is_blank, 0.0, NONE)[:, :n_best],
+        done=bounds.limits == 0,
         cache=cache,
     )
 
 
-def permitted_log_probs(
-    step: Step, state: BeamState, prefix_ids: Tensor | None = None, num_control_ids: int = 4
-) -> tuple[Tensor, Cache]:
-    """Log-probabilities (B, K, V) of each beam's next token, `NONE` where it may not be emitted; and the new cache."""
-    logits, cache = step(state.token_ids, state.cache, state.index)
-    log_probs = ops.log_softmax(ops.cast(logits, "float32"))
-    return permit(log_probs, prefix_ids, state.index, num_control_ids), cache
+def continuations(
+    logits: Tensor, state: BeamState, prefix_ids: Tensor | None, num_beams: int, num_control_ids: int = 4
+) -> Continuations:
+    """The likeliest next tokens of each beam, as many as there are candidates of all beams.
+
+    Without a prefix, tokens that may not be emitted are left out of few more than these: so the search never copies
+    numbers of the whole vocabulary.
+    """
+    log_probs, count = ops.log_softmax(ops.cast(logits, "float32")), num_candidates(num_beams)
+    if prefix_ids is None:
+        count += num_control_ids - 1
+    else:
+        log_probs = permit(log_probs, prefix_ids, state.index, num_control_ids)
+    log_probs, token_ids = k_best(log_probs, min(count, ops.shape(log_probs)[-1]), state.index.dtype)
+    if prefix_ids is None:
+        log_probs = ops.where(is_permitted(token_ids, num_control_ids), log_probs, NONE)
+    return Continuations(log_probs, token_ids)
+
+
+def num_candidates(num_beams: int) -> int:
+    """How many candidates a step looks at: at most K of 2K end, so K can live on. With one beam the likeliest alone."""
+    return 2 * num_beams if num_beams > 1 else 1
 
 
 def next_beams(
-    state: BeamState,
-    log_probs: Tensor,
-    cache: Cache,
-    limits: Tensor,
-    num_beams: int,
-    length_penalty: float,
-    n_best: int,
+    state: BeamState, likeliest: Continuations, cache: Cache, bounds: Bounds, num_beams: int, length_penalty: float
 ) -> BeamState:
     """The state after one step: what finished, what lives on, and which sentences are done."""
-    candidates = extend(state, log_probs, num_beams)
-    new = keep_finished(state, candidates, num_beams, length_penalty)
+    candidates = extend(state, likeliest, num_beams)
+    new = keep_finished(state, candidates, bounds, num_beams, length_penalty)
     new = keep_live(new, candidates, num_beams, cache)
     new = freeze(state, new)._replace(index=state.index + 1)
-    return new._replace(done=is_done(new, limits, length_penalty, n_best))
+    return new._replace(done=is_done(new, bounds, length_penalty))
 
 
-def extend(state: BeamState, log_probs: Tensor, num_beams: int) -> Candidates:
-    """The 2K likeliest continuations: at most K of them end, so K can live on. With one beam the likeliest alone."""
-    vocabulary_size = ops.shape(log_probs)[-1]
-    log_probs = state.live_log_probs[..., None] + log_probs  # (B, K, V)
-    log_probs = ops.reshape(log_probs, (-1, num_beams * vocabulary_size))
-    log_probs, places = k_best(log_probs, 2 * num_beams if num_beams > 1 else 1, state.index.dtype)
-    beams, token_ids = places // vocabulary_size, places % vocabulary_size
+def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candidates:
+    """The likeliest continuations of all beams of a sentence."""
+    count = ops.shape(likeliest.log_probs)[-1]
+    log_probs = likeliest.log_probs + state.live_log_probs[..., None]  # (B, K, k)
+    log_probs, token_ids = (ops.reshape(x, (-1, num_beams * count)) for x in (log_probs, likeliest.token_ids))
+    log_probs, places = k_best(log_probs, num_candidates(num_beams), state.index.dtype)
+    beams, token_ids = places // count, gather_beams(token_ids, places)
     here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
     ids = ops.where(here, token_ids[..., None], gather_beams(state.live_ids, beams))
     return Candidates(log_probs, beams, token_ids, ids)
 
 
-def keep_finished(state: BeamState, candidates: Candidates, num_beams: int, length_penalty: float) -> BeamState:
-    """The best K of the finished hypotheses so far and of the candidates that end."""
-    scores = scored(candidates.log_probs, counted(state, state.index + 1)[:, None], length_penalty)
+def keep_finished(
+    state: BeamState, candidates: Candidates, bounds: Bounds, num_beams: int, length_penalty: float
+) -> BeamState:
+    """The best n of the finished hypotheses so far and of the candidates that end."""
+    scores = scored(candidates.log_probs, counted(bounds, state.index + 1), length_penalty)
     scores = ops.where(candidates.token_ids == END, scores, NONE)
-    scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, K + C)
+    if num_beams == 1:  # it ends once, and is frozen then
+        return state._replace(finished_ids=candidates.ids, finished_scores=ops.maximum(scores, state.finished_scores))
+    n_best = ops.shape(state.finished_scores)[1]
+    scores = ops.concatenate([state.finished_scores, scores], axis=1)  # (B, n + C)
     ids = ops.concatenate([state.finished_ids, candidates.ids], axis=1)
-    scores, places = k_best(scores, num_beams, state.index.dtype)
+    scores, places = k_best(scores, n_best, state.index.dtype)
     return state._replace(finished_ids=gather_beams(ids, places), finished_scores=scores)
 
 
 def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: Cache) -> BeamState:
     """The likeliest K of the candidates that do not end, with the cache of the beams that they continue."""
     log_probs = ops.where(candidates.token_ids == END, NONE, candidates.log_probs)
+    if num_beams == 1:
+        live = {"token_ids": candidates.token_ids, "live_ids": candidates.ids, "live_log_probs": log_probs}
+        return state._replace(**live, cache=cache)
     log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
     beams = gather_beams(candidates.beams, places)  # (B, K)
-    if num_beams > 1:
-        followed = ops.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
-        cache = {**cache, "beams": followed}
+    followed = ops.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
     return state._replace(
         token_ids=gather_beams(candidates.token_ids, places),
         live_ids=gather_beams(candidates.ids, places),
         live_log_probs=log_probs,
-        cache=cache,
+        cache={**cache, "beams": followed},
     )
 
 
@@ -193,34 +205,34 @@ def freeze(old: BeamState, new: BeamState) -> BeamState:
     )
 
 
-def is_done(state: BeamState, limits: Tensor, length_penalty: float, n_best: int) -> Tensor:
+def is_done(state: BeamState, bounds: Bounds, length_penalty: float) -> Tensor:
     """(B,) True where the limit is met, or no live hypothesis can still beat the worst of the best finished ones.
 
     A log-probability only falls. So the best score that a hypothesis can reach is its present log-probability over the
     largest divisor: at the limit, or, where α < 0 favours short translations, at the next token.
     """
-    best_length = limits if length_penalty >= 0 else state.index + 1
-    attainable = scored(state.live_log_probs[:, 0], counted(state, best_length), length_penalty)
-    return state.done | (state.index >= limits) | (attainable <= state.finished_scores[:, n_best - 1])
+    best_length = bounds.limits[:, None] if length_penalty >= 0 else state.index + 1
+    attainable = scored(state.live_log_probs[:, :1], counted(bounds, best_length), length_penalty)[:, 0]
+    return state.done | (state.index >= bounds.limits) | (attainable <= state.finished_scores[:, -1])
 
 
-def best_hypotheses(state: BeamState, limits: Tensor, n_best: int, length_penalty: float) -> tuple[Tensor, Tensor]:
+def best_hypotheses(state: BeamState, bounds: Bounds, length_penalty: float) -> tuple[Tensor, Tensor]:
     """ids (B, n_best, L) and scores (B, n_best): what finished, then, in the places left, what was cut at its limit."""
     num_finished = count(exists(state.finished_scores), "int32")[:, None]  # (B, 1)
-    live = ops.arange(n_best) - num_finished  # (B, n_best) negative where a finished one stands
+    live = ops.arange(ops.shape(state.finished_scores)[1]) - num_finished  # (B, n) negative where a finished one stands
     finished, live = live < 0, ops.maximum(live, 0)
     live_log_probs = gather_beams(state.live_log_probs, live)
-    live_scores = scored(live_log_probs, counted(state, limits)[:, None], length_penalty)
-    scores = ops.where(finished, state.finished_scores[:, :n_best], live_scores)
-    ids = ops.where(finished[..., None], state.finished_ids[:, :n_best], gather_beams(state.live_ids, live))
+    live_scores = scored(live_log_probs, counted(bounds, bounds.limits[:, None]), length_penalty)
+    scores = ops.where(finished, state.finished_scores, live_scores)
+    ids = ops.where(finished[..., None], state.finished_ids, gather_beams(state.live_ids, live))
     found = exists(scores)
     # LiteRT's converter replaces a constant -inf by the lowest finite number. A product that overflows stays -inf.
     return ops.cast(ops.where(found[..., None], ids, PAD), "int32"), scores * ops.where(found, 1.0, 1e38)
 
 
-def counted(state: BeamState, tokens: Tensor) -> Tensor:
-    """(B,) |y| of hypotheses of so many tokens, () or (B,): those behind the prompt; 1 while the prompt is read."""
-    return ops.maximum(tokens - state.num_read, 1)
+def counted(bounds: Bounds, tokens: Tensor) -> Tensor:
+    """|y| of hypotheses of so many tokens, () or (B, 1): those behind the prompt; 1 while the prompt is read."""
+    return tokens if bounds.num_read is None else ops.maximum(tokens - bounds.num_read[:, None], 1)
 
 
 def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
@@ -231,6 +243,9 @@ def scored(log_probs: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
         tokens: |y|, integers.
         length_penalty: α.
     """
+    if not length_penalty:
+        return log_probs
     divisor = lengths.penalty(ops.cast(tokens, "float32"), length_penalty)
-    # α < 0 makes the divisor small. At least this much, it leaves the scores of what exists above `NONE`.
-    return ops.where(exists(log_probs), log_probs / ops.maximum(divisor, 1e-20), NONE)
+    if length_penalty < 0:  # At least this much, the divisor leaves the scores of what exists above `NONE`.
+        divisor = ops.maximum(divisor, 1e-20)
+    return ops.where(exists(log_probs), log_probs / divisor, NONE)

@@ -1,4 +1,4 @@
-"""Layers of the Transformer. They use only `keras.ops`, so they run on the TensorFlow, JAX and PyTorch backends."""
+"""Layers of the Transformer. They use `keras_transformer.ops` alone: they run on every backend of Keras, and export."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from keras_transformer.layers.feed_forward import FeedForward as FeedForward
     from keras_transformer.layers.feed_forward import GatedFeedForward as GatedFeedForward
     from keras_transformer.layers.image_attention import ImageAttention as ImageAttention
+    from keras_transformer.layers.layer import Conv2D as Conv2D
+    from keras_transformer.layers.layer import Dense as Dense
+    from keras_transformer.layers.layer import Dropout as Dropout
+    from keras_transformer.layers.layer import Layer as Layer
     from keras_transformer.layers.local import LocalAttention as LocalAttention
     from keras_transformer.layers.masks import causal_mask as causal_mask
     from keras_transformer.layers.masks import keys_mask as keys_mask
@@ -62,6 +66,7 @@ _HOMES = {
     "EncoderBlock": "keras_transformer.layers.blocks",
     "DecoderBlock": "keras_transformer.layers.blocks",
     "ImageAttention": "keras_transformer.layers.image_attention",
+    **dict.fromkeys(("Conv2D", "Dense", "Dropout", "Layer"), "keras_transformer.layers.layer"),
     "TokenEmbedding": "keras_transformer.layers.embedding",
     "Positions": "keras_transformer.layers.positions",
     "Residual": "keras_transformer.layers.residual",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
+from keras_transformer.layers.layer import Layer
 from keras_transformer.tensor import Tensor
 
 
-class Activation(keras.layers.Layer):
+class Activation(Layer):
     """The base of activations: a function of each number, without weights: (...) → (...)."""
 
     def __init__(self, **kwargs: Any):

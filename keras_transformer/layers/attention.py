@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.cache import KeysValues as KeysValues
+from keras_transformer.layers.cache import empty_cache, extended, key_positions, written
 from keras_transformer.layers.cache import write_at as write_at
-from keras_transformer.layers.heads import grouped, joined_heads, split_heads, ungrouped
+from keras_transformer.layers.heads import Projection, grouped, joined_heads, projected_heads, ungrouped
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Dropout
 from keras_transformer.layers.masks import HIDDEN as HIDDEN
 from keras_transformer.layers.masks import joint_mask
 from keras_transformer.layers.parts import make_part
@@ -46,6 +48,12 @@ def masked_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
         return _softmax(logits)
     seen = ops.cast(attention_mask, "float32")
     return _softmax(logits + (1.0 - seen) * HIDDEN) * seen
+
+
+@ops.replaceable
+def seen_softmax(logits: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """`masked_softmax`, where every query that counts sees a key: an export may give others what it likes."""
+    return masked_softmax(logits, attention_mask)
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -96,6 +104,11 @@ class MultiHeadAttention(SelfAttention):
     (2, 5, 512)
     """
 
+    # What back ends may do in their own ways. A subclass has others, if its cache or its queries do not allow these.
+    _empty_cache = staticmethod(empty_cache)
+    _written = staticmethod(written)
+    _softmax = staticmethod(seen_softmax)
+
     def __init__(
         self,
         num_heads: int,
@@ -128,7 +141,7 @@ class MultiHeadAttention(SelfAttention):
         self.supports_masking = True
         sizes = {"num_heads": num_heads, "key_dim": key_dim}
         self.score = make_part("score", score, self.dtype_policy, sizes)
-        self.scores_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.scores_dropout = Dropout(dropout, dtype=self.dtype_policy)
         self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, sizes)
 
     def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
@@ -196,7 +209,8 @@ class MultiHeadAttention(SelfAttention):
         mask_shapes = [None if mask is None else mask.shape for mask in (attention_mask, memory_mask)]
         _check_axes(query.shape, memory.shape, *mask_shapes)
         attention_mask = joint_mask(attention_mask, memory_mask)
-        # Memory first, then query: version 0.1 summed gradients in this order.
+        if query is memory:
+            return *self.project_both(query, shared), attention_mask
         keys_values = self.project_memory(memory, shared)
         return self.project_query(query, shared), keys_values, attention_mask
 
@@ -211,11 +225,11 @@ class MultiHeadAttention(SelfAttention):
         Another attention may return any nest of tensors (B, K, ...).
         """
         shape = (batch_size, num_beams, self.num_groups, max_length, self.key_dim)
-        return KeysValues(*(ops.zeros(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
+        return KeysValues(*(self._empty_cache(shape, dtype=self.compute_dtype) for _ in KeysValues._fields))
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
-        return ops.arange(ops.shape(cache.keys)[-2])
+        """The positions (S,) of the keys after the step at `index` with this cache; negative where there is no key."""
+        return key_positions(cache.keys, index)
 
     def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
         """Self-attention at one position, for each of K beams.
@@ -230,17 +244,16 @@ class MultiHeadAttention(SelfAttention):
             (B, K, D), and the cache with this position in it.
         """
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
-        new = self.project_memory(x, shared)  # each (B, K, G, 1, H)
-        slot = self._slot(index)
-        cache = KeysValues(write_at(cache.keys, new.keys, slot), write_at(cache.values, new.values, slot))
-        positions = self.positions_of_keys(cache, index)
-        visible = ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))  # (S,)
-        x, _ = self._attend(self.project_query(x, shared), cache, visible[None, None, None], shared)
+        query, new = self.project_both(x, shared)  # keys and values (B, K, G, 1, H)
+        visible = self._written(self.positions_of_keys(cache, index), index)  # (S,)
+        cache = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
+        mask = None if visible is None else visible[None, None, None]
+        x, _ = self._attend(query, cache, mask, shared)
         return ops.squeeze(x, -2), cache
 
-    def _slot(self, index: Tensor) -> Tensor:
-        """The place in the cache of the key at position `index`."""
-        return index
+    def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+        """Keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
+        return extended(cache, new, index)
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
         """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).
@@ -256,17 +269,26 @@ class MultiHeadAttention(SelfAttention):
 
     def project_query(self, query: Tensor, shared: Shared | None = None) -> Tensor:
         """(B, T, D) → (B, N, T, H)."""
-        query = split_heads(self._project(query, self.query_kernel, self.query_bias), self.num_heads)
-        rotation = None if shared is None else shared.rotation
-        return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
+        (query,) = projected_heads(query, [self._query_projection()])
+        return _rotated_query(query, shared)
 
     def project_memory(self, memory: Tensor, shared: Shared | None = None) -> KeysValues:
         """(B, S, D) → keys and values, each (B, G, S, H). Decoding projects the memory once per sentence."""
-        keys = split_heads(self._project(memory, self.key_kernel, self.key_bias), self.num_groups)
-        rotation = None if shared is None else shared.rotation
-        keys = keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
-        values = split_heads(self._project(memory, self.value_kernel, self.value_bias), self.num_groups)
-        return KeysValues(keys, values)
+        keys, values = projected_heads(memory, self._memory_projections())
+        return KeysValues(_rotated_keys(keys, shared), values)
+
+    def project_both(self, x: Tensor, shared: Shared | None = None) -> tuple[Tensor, KeysValues]:
+        """What `project_query` and `project_memory` give of the same states."""
+        # Memory first, then query: version 0.1 summed gradients in this order.
+        keys, values, query = projected_heads(x, [*self._memory_projections(), self._query_projection()])
+        return _rotated_query(query, shared), KeysValues(_rotated_keys(keys, shared), values)
+
+    def _query_projection(self) -> Projection:
+        return Projection(self.query_kernel, self.query_bias, self.num_heads)
+
+    def _memory_projections(self) -> list[Projection]:
+        keys, values = (self.key_kernel, self.key_bias), (self.value_kernel, self.value_bias)
+        return [Projection(*each, self.num_groups) for each in (keys, values)]
 
     def _attend(
         self,
@@ -281,12 +303,12 @@ class MultiHeadAttention(SelfAttention):
         if shared is not None and shared.bias is not None:
             logits = ops.add(logits, shared.bias)
         mask = None if attention_mask is None else ops.expand_dims(attention_mask, -3)  # for every head
-        scores = ops.cast(masked_softmax(logits, mask), self.compute_dtype)
+        scores = ops.cast(self._softmax(logits, mask), self.compute_dtype)
         weights = self.scores_dropout(scores, training=training)
         heads = ungrouped(ops.matmul(grouped(weights, self.num_groups), memory.values), self.num_heads)
         joined = joined_heads(heads)
         joined = joined if self.inner_norm is None else self.inner_norm(joined)
-        return self._project(joined, self.output_kernel, self.output_bias), scores
+        return ops.product(joined, self.output_kernel, self.output_bias), scores
 
     def _projection(self, name: str, inputs: int, outputs: int, gain: float = 1.0) -> tuple[Tensor, Tensor | None]:
         # The kernel has two axes, so that Glorot's fans are D and N·H. Those of a (D, N, H) kernel would be wrong.
@@ -294,11 +316,6 @@ class MultiHeadAttention(SelfAttention):
         if not self.use_bias:
             return kernel, None
         return kernel, self.add_weight(name=f"{name}_bias", shape=(outputs,), initializer="zeros")
-
-    def _project(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        # Keras casts weights only inside `__call__`, and decoding projects outside of it.
-        x = ops.matmul(x, ops.cast(kernel, self.compute_dtype))
-        return x if bias is None else x + ops.cast(bias, self.compute_dtype)
 
     def compute_output_shape(
         self,
@@ -332,6 +349,16 @@ class MultiHeadAttention(SelfAttention):
             "num_key_value_heads": self.num_key_value_heads,
         }
         return {**super().get_config(), **config}
+
+
+def _rotated_query(query: Tensor, shared: Shared | None) -> Tensor:
+    rotation = None if shared is None else shared.rotation
+    return query if rotation is None else rotate(query, rotation.query_cosines, rotation.query_sines)
+
+
+def _rotated_keys(keys: Tensor, shared: Shared | None) -> Tensor:
+    rotation = None if shared is None else shared.rotation
+    return keys if rotation is None else rotate(keys, rotation.key_cosines, rotation.key_sines)
 
 
 def _check_axes(query: Shape, memory: Shape, attention_mask: Shape | None, memory_mask: Shape | None) -> None:

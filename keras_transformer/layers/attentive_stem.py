@@ -8,6 +8,7 @@ import keras
 
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.image_attention import ImageAttention
+from keras_transformer.layers.layer import Conv2D, Layer
 from keras_transformer.layers.patches import Patches
 from keras_transformer.tensor import Tensor
 
@@ -15,7 +16,7 @@ KERNEL_SIZE = 3
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class AttentiveStem(keras.layers.Layer):
+class AttentiveStem(Layer):
     """A convolution of 3 × 3 pixels, self-attention of all pixels, and patches.
 
     The self-attention is that of SAGAN (Zhang et al. 2018, arXiv 1805.08318, section 3).
@@ -42,7 +43,7 @@ class AttentiveStem(keras.layers.Layer):
         self.hidden_dim = hidden_dim
         self.filters = filters
         dtype = self.dtype_policy
-        self.convolution = keras.layers.Conv2D(
+        self.convolution = Conv2D(
             filters, KERNEL_SIZE, padding="same", activation="relu", data_format="channels_last", dtype=dtype
         )
         self.attention = ImageAttention(dtype=dtype)

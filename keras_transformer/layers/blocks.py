@@ -10,6 +10,7 @@ import keras
 from keras_transformer import family
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.masks import keys_mask
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.shared import Shared
@@ -19,7 +20,7 @@ PartConfig = str | dict[str, Any]
 Sublayer = Callable[[Tensor], Tensor]
 
 
-class _Block(keras.layers.Layer):
+class _Block(Layer):
     """The configuration of both blocks. Each block makes its own sub-layers."""
 
     is_causal = False  # whether no position sees a later one

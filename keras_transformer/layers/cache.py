@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from keras import ops
-
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 
 
@@ -14,6 +13,43 @@ class KeysValues(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+
+@ops.replaceable
+def empty_cache(shape: tuple, dtype: str) -> Tensor:
+    """The keys or values (..., L, H) of no position; an export keeps no room for those that follow."""
+    return ops.zeros(shape, dtype=dtype)
+
+
+@ops.replaceable
+def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+    """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next."""
+    return write_at(cache, new, index)
+
+
+@ops.replaceable
+def key_positions(keys: Tensor, index: Tensor) -> Tensor:
+    """The positions (S,) of the keys after the step at `index` with such a cache."""
+    return ops.arange(ops.shape(keys)[-2])
+
+
+@ops.replaceable
+def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
+    """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
+    return write_at(cache, new, ops.mod(index, size))
+
+
+@ops.replaceable
+def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
+    """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet."""
+    ages = ops.mod(ops.subtract(index, ops.arange(size)), size)  # in steps
+    return ops.subtract(index, ages)
+
+
+@ops.replaceable
+def written(positions: Tensor, index: Tensor) -> Tensor | None:
+    """(S,) Whether there is a key, for the positions that `key_positions` or `ring_positions` give; None if all are."""
+    return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))
 
 
 def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
+from keras_transformer.layers.layer import Layer
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ClassToken(keras.layers.Layer):
+class ClassToken(Layer):
     """Puts a learned vector before all others: (B, N, D) → (B, N + 1, D) (equation 1)."""
 
     def build(self, x_shape: tuple) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
-from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.cache import KeysValues, write_at
+from keras_transformer.layers.attention import MultiHeadAttention, masked_softmax
+from keras_transformer.layers.cache import KeysValues, empty_cache, write_at
 from keras_transformer.layers.heads import split_heads
 from keras_transformer.layers.masks import joint_mask
 from keras_transformer.layers.shared import Shared
@@ -62,6 +62,8 @@ class CompressedAttention(MultiHeadAttention):
     """
 
     needs_causal_mask = False
+    _empty_cache = staticmethod(ops.plain(empty_cache))  # each block is written three times
+    _softmax = staticmethod(masked_softmax)  # a causal query may see no block
 
     def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, **kwargs)
@@ -122,12 +124,13 @@ class CompressedAttention(MultiHeadAttention):
         """Self-attention at one position, see `MultiHeadAttention.step`. Each step writes the block that it is in."""
         _require_no_positions(shared)
         x = ops.expand_dims(x, -2)  # (B, K, 1, D)
-        new, place = self.project_memory(x), ops.mod(index, STRIDE)
+        query, new = self.project_both(x)
+        place = ops.mod(index, STRIDE)
         last = KeysValues(write_at(cache.last_keys, new.keys, place), write_at(cache.last_values, new.values, place))
         block, at = self._compressed(last), index // STRIDE
         blocks = KeysValues(write_at(cache.keys, block.keys, at), write_at(cache.values, block.values, at))
         visible = ops.less_equal(self.positions_of_keys(cache, index), index)
-        x, _ = self._attend(self.project_query(x), blocks, visible[None, None, None])
+        x, _ = self._attend(query, blocks, visible[None, None, None])
         return ops.squeeze(x, -2), CompressedCache(*blocks, *last)
 
     def _visible_blocks(self, mask: Tensor, length: int | Tensor) -> Tensor:
@@ -155,7 +158,7 @@ class CompressedAttention(MultiHeadAttention):
         count = (length + STRIDE - 1) // STRIDE
         x = ops.pad(ops.reshape(x, (*others, length, size)), [*[(0, 0)] * len(others), (0, STRIDE - 1), (0, 0)])
         x = ops.reshape(x[..., : count * STRIDE, :], (*others, count, STRIDE * size))
-        return split_heads(self._project(x, ops.reshape(kernel, (STRIDE * size, size)), None), self.num_groups)
+        return split_heads(ops.product(x, ops.reshape(kernel, (STRIDE * size, size))), self.num_groups)
 
     def _convolution(self, name: str) -> Tensor:
         size = self.num_groups * self.key_dim

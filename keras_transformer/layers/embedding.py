@@ -6,14 +6,15 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
+from keras_transformer.layers.layer import Layer
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(Layer):
     """Looks up rows of one matrix and scales them by √D; `logits` multiplies by the same matrix (paper, 3.4).
 
     Args:
@@ -59,13 +60,12 @@ class TokenEmbedding(keras.layers.Layer):
             self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
 
     def call(self, ids: Tensor) -> Tensor:
-        rows = ops.take(self.embeddings, ids, axis=0)
+        rows = ops.rows(self.embeddings, ids)
         return ops.cast(rows, self.compute_dtype) * self.scale
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., D) → (..., V)."""
-        logits = ops.matmul(x, ops.transpose(ops.cast(self.embeddings, self.compute_dtype)))
-        return logits if self.bias is None else logits + ops.cast(self.bias, self.compute_dtype)
+        return ops.product(x, self.embeddings, self.bias, transposed=True)
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)

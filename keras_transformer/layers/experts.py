@@ -6,17 +6,17 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_transformer import auxiliary_losses
+from keras_transformer import auxiliary_losses, ops
 from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.parts import make_part
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Experts(keras.layers.Layer):
+class Experts(Layer):
     """Each position goes through the k of E feed-forward networks to which a router gives the highest probabilities.
 
     The router is a softmax over E logits, in float32. For k > 1 the k probabilities are divided by their sum, and

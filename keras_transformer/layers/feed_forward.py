@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.parts import make_part
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(Layer):
     """max(0, x W₁ + b₁) W₂ + b₂, applied to each position separately (paper, equation 2).
 
     Args:
@@ -70,8 +71,8 @@ class FeedForward(keras.layers.Layer):
             self.inner_norm.build(inner_shape)
 
     def call(self, x: Tensor) -> Tensor:
-        x = self._normed(self.activation(ops.matmul(x, self.kernel_in) + self.bias_in))
-        return ops.matmul(x, self.kernel_out) + self.bias_out
+        x = self._normed(self.activation(ops.product(x, self.kernel_in, self.bias_in)))
+        return ops.product(x, self.kernel_out, self.bias_out)
 
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.inner_norm is None else self.inner_norm(x)
@@ -151,9 +152,9 @@ class GatedFeedForward(FeedForward):
         return kernel, self.add_weight(name=f"bias_{name}", shape=(outputs,), initializer="zeros")
 
     def call(self, x: Tensor) -> Tensor:
-        gate = self.activation(_projected(x, self.kernel_gate, self.bias_gate))
-        x = self._normed(ops.multiply(gate, _projected(x, self.kernel_in, self.bias_in)))
-        return _projected(x, self.kernel_out, self.bias_out)
+        gate = self.activation(ops.product(x, self.kernel_gate, self.bias_gate))
+        x = self._normed(ops.multiply(gate, ops.product(x, self.kernel_in, self.bias_in)))
+        return ops.product(x, self.kernel_out, self.bias_out)
 
     def num_parameters(self, hidden_dim: int) -> int:
         """The number of parameters: three kernels, their biases, activation, and inner norm."""
@@ -163,8 +164,3 @@ class GatedFeedForward(FeedForward):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "use_bias": self.use_bias}
-
-
-def _projected(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-    x = ops.matmul(x, kernel)
-    return x if bias is None else x + bias

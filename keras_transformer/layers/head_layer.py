@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.parts import make_part
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class HeadLayer(keras.layers.Layer):
+class HeadLayer(Layer):
     """Norm(f(x W + b)): before labels f is tanh and there is no norm, before tokens both are the model's.
 
     Args:
@@ -47,7 +48,7 @@ class HeadLayer(keras.layers.Layer):
                 part.build(x_shape)
 
     def call(self, x: Tensor) -> Tensor:
-        x = ops.matmul(x, self.kernel) + self.bias
+        x = ops.product(x, self.kernel, self.bias)
         x = ops.tanh(x) if self.activation is None else self.activation(x)
         return x if self.norm is None else self.norm(x)
 

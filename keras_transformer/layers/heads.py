@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from keras import ops
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
+
+
+class Projection(NamedTuple):
+    """A projection of states to heads."""
+
+    kernel: Tensor  # (D, N·H)
+    bias: Tensor | None  # (N·H,)
+    num_heads: int  # N
+
+
+@ops.replaceable
+def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
+    """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
+    return [split_heads(ops.product(x, kernel, bias), num_heads) for kernel, bias, num_heads in projections]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

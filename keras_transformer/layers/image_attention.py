@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import masked_softmax
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.score import dot
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ImageAttention(keras.layers.Layer):
+class ImageAttention(Layer):
     """y = γ · o + x, where o is what a pixel gathers from all pixels (equations 1 to 3).
 
     γ starts at 0, so at first the layer is the identity. It learns to look near first, then farther away. The paper's

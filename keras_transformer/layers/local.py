@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
+from keras_transformer.layers.cache import empty_cache, extended_ring, written
 from keras_transformer.layers.windowed import WindowedAttention, blocks_of
 from keras_transformer.tensor import Tensor
 
@@ -34,6 +35,10 @@ class LocalAttention(WindowedAttention):
         ValueError: as for `WindowedAttention`.
     """
 
+    # The cache holds one block, of which the later positions are hidden.
+    _empty_cache = staticmethod(ops.plain(empty_cache))
+    _written = staticmethod(ops.plain(written))
+
     def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
@@ -41,6 +46,9 @@ class LocalAttention(WindowedAttention):
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
         return ops.add(index - ops.mod(index, self.width), ops.arange(self.width))
+
+    def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+        return ops.plain(extended_ring)(cache, new, index, self.width)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)

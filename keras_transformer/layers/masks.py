@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keras import ops
-
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 
 HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0

@@ -6,11 +6,13 @@ from typing import Any
 
 import keras
 
+from keras_transformer.layers.layer import Replaceable
+
 EPSILON = 1e-6  # Keras's default is 1e-3
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LayerNorm(keras.layers.LayerNormalization):
+class LayerNorm(Replaceable, keras.layers.LayerNormalization):
     """Keras's layer normalization with ε 1e-6: (..., D) → (..., D) (Ba et al. 2016, arXiv 1607.06450).
 
     Args:
@@ -26,7 +28,7 @@ class LayerNorm(keras.layers.LayerNormalization):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class RmsNorm(keras.layers.RMSNormalization):
+class RmsNorm(Replaceable, keras.layers.RMSNormalization):
     """g · x / √(mean(x²) + ε): (..., D) → (..., D) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
 
     It is Keras's RMS normalization. No mean is subtracted, and no shift is added.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Patches(keras.layers.Layer):
+class Patches(Layer):
     """x_p E + b for each patch x_p of the image (equation 1): a linear projection of its pixels.
 
     Patches come row by row, and so do the pixels in a patch, each with its channels. A convolution with stride P is the
@@ -52,7 +53,7 @@ class Patches(keras.layers.Layer):
         x = ops.reshape(images, (-1, rows, size, columns, size * channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4))  # (B, H/P, W/P, P, P·C)
         x = ops.reshape(x, (-1, rows * columns, size * size * channels))
-        return ops.matmul(x, self.kernel) + self.bias
+        return ops.product(x, self.kernel, self.bias)
 
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         batch_size, height, width, _ = images_shape

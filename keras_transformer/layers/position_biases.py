@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.positions import Positions
 from keras_transformer.tensor import Tensor

@@ -8,9 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_at_least, require_positive
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.shared import Rotation
 from keras_transformer.tensor import Tensor
 
@@ -72,7 +73,7 @@ def _turns_of_a_position(size: int, base: float, interpolation: float) -> np.nda
     return np.array([*summands, rest], "float32")
 
 
-class Positions(keras.layers.Layer):
+class Positions(Layer):
     """The base of position encodings. By itself it adds nothing.
 
     A part overrides `embed`, `bias` or `rotation`. The layers of a stack share what these return.
@@ -151,9 +152,12 @@ class SinusoidalPositions(Positions):
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
+        return ops.cast(ops.by_position(self._waves, positions), self.compute_dtype)
+
+    def _waves(self, positions: Tensor) -> Tensor:
         if self.offset:  # (position + offset · interpolation) / interpolation
             positions = ops.cast(positions, "float32") + self.offset * self.interpolation
-        return ops.cast(sinusoidal_positions(positions, self.hidden_dim, self.interpolation), self.compute_dtype)
+        return sinusoidal_positions(positions, self.hidden_dim, self.interpolation)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self(positions)

@@ -9,12 +9,13 @@ from typing import Any
 import keras
 
 from keras_transformer.errors import require_rates
+from keras_transformer.layers.layer import Dropout, Layer
 from keras_transformer.layers.parts import make_part
 from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Residual(keras.layers.Layer):
+class Residual(Layer):
     """The base of residual connections: a norm, and dropout on the sub-layer's output.
 
     Args:
@@ -42,7 +43,7 @@ class Residual(keras.layers.Layer):
         self.dropout_rate = dropout
         self.norm_config = norm
         self.norm = make_part("norm", norm, self.dtype_policy, {})
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, dtype=self.dtype_policy)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Residual:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_at_least, require_positive
 from keras_transformer.layers.positions import Positions, angles_of
 from keras_transformer.layers.shared import Rotation
@@ -41,6 +42,9 @@ class RotaryPositions(Positions):
         self.built = True
 
     def rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
+        return Rotation(*ops.by_position(partial(self._rotation, is_causal=is_causal), positions))
+
+    def _rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
         angles = in_both_halves(angles_of(positions, self.key_dim, self.base))  # (T, H) or (H,)
         cosines, sines = ops.cos(angles), ops.sin(angles)
         return Rotation(cosines, sines, cosines, sines)
@@ -72,8 +76,8 @@ class XposPositions(RotaryPositions):
         require_positive(scale_base=scale_base)
         self.scale_base = scale_base
 
-    def rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
-        rotation = super().rotation(positions, is_causal)
+    def _rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
+        rotation = super()._rotation(positions, is_causal)
         if not is_causal:
             return rotation
         pairs = ops.arange(self.key_dim // 2, dtype="float32")

@@ -9,10 +9,11 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.initial import glorot
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.masks import HIDDEN
 from keras_transformer.tensor import Tensor
 
@@ -21,7 +22,7 @@ from keras_transformer.tensor import Tensor
 DOT_SCALE = 16.0
 
 
-class Score(keras.layers.Layer):
+class Score(Layer):
     """The base of scores: queries and keys → logits, in float32 whatever the compute type.
 
     Call arguments:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import keras
-
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.positions import Positions
 from keras_transformer.tensor import Tensor
 
 
-class SelfAttention(keras.layers.Layer):
+class SelfAttention(Layer):
     """The base of self-attentions. By itself it asks for what an attention of all pairs of positions needs.
 
     An attention of few pairs overrides both members. Then nothing is made that is as large as all pairs.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keras import ops
-
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 
 

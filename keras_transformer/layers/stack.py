@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_transformer import auxiliary_losses, family
+from keras_transformer import auxiliary_losses, family, ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.causal import CausalBlock
+from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.parts import make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
@@ -19,7 +19,7 @@ from keras_transformer.tensor import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Stack(keras.layers.Layer):
+class Stack(Layer):
     """A sequence of blocks, and a norm after them if the residual asks for it (paper, 3.1).
 
     Args:

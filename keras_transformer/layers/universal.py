@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_transformer import auxiliary_losses
+from keras_transformer import auxiliary_losses, ops
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.positions import sinusoidal_positions
 from keras_transformer.layers.stack import Stack
@@ -100,7 +100,8 @@ class UniversalStack(Stack):
         positions = ops.arange(ops.shape(x)[1]) if index is None else index
 
         def advance(step: int, x: Tensor) -> Tensor:
-            return apply(step, x + ops.cast(coordinates(positions, step, x.shape[-1]), x.dtype))
+            waves = ops.by_position(partial(coordinates, step=step, hidden_dim=x.shape[-1]), positions)
+            return apply(step, x + ops.cast(waves, x.dtype))
 
         if self.adaptive:
             return self._ponder(x, advance)

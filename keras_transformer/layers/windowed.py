@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.cache import KeysValues
+from keras_transformer.layers.cache import KeysValues, extended_ring, ring_positions
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.tensor import Tensor
@@ -77,11 +77,10 @@ class WindowedAttention(MultiHeadAttention):
         return super().init_cache(batch_size, num_beams, self.width)
 
     def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
-        ages = ops.mod(ops.subtract(index, ops.arange(self.width)), self.width)  # of the keys, in steps
-        return ops.subtract(index, ages)
+        return ring_positions(cache.keys, self.width, index)
 
-    def _slot(self, index: Tensor) -> Tensor:
-        return ops.mod(index, self.width)
+    def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+        return extended_ring(cache, new, index, self.width)
 
     def _output_and_scores(
         self,

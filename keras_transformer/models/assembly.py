@@ -9,6 +9,7 @@ import keras
 from keras_transformer import family
 from keras_transformer.layers.class_token import ClassToken
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.layer import Dropout
 from keras_transformer.layers.parts import make_part
 from keras_transformer.lengths import longest
 
@@ -124,7 +125,7 @@ def _positions_and_dropout(config: dict[str, Any], dtype: Any, max_length: int) 
     }
     return {
         "positions": make_part("positions", config["positions"], dtype, sizes),
-        "embedding_dropout": keras.layers.Dropout(config["dropout"], dtype=dtype),
+        "embedding_dropout": Dropout(config["dropout"], dtype=dtype),
     }
 
 

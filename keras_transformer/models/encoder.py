@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.layers.head_layer import HeadLayer
+from keras_transformer.layers.layer import Dense
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
@@ -54,7 +55,7 @@ class Encoder(TokenModel):
             self.head_layer.build((None, self._config["hidden_dim"]))
         self.head = None
         if num_labels is not None:
-            self.head = keras.layers.Dense(num_labels, dtype=self.dtype_policy)
+            self.head = Dense(num_labels, dtype=self.dtype_policy)
             self.head.build((None, self._config["hidden_dim"]))
 
     def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:

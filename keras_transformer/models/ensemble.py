@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras import ops
-
+from keras_transformer import ops
 from keras_transformer.tensor import Tensor
 
 if TYPE_CHECKING:

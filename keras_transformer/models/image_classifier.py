@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.layers.class_token import ClassToken
+from keras_transformer.layers.layer import Dense
 from keras_transformer.models.assembly import make_layers_of_images
 from keras_transformer.models.stack_model import StackModel
 from keras_transformer.tensor import Tensor
@@ -66,7 +67,7 @@ class ImageClassifier(StackModel):
         self.num_labels = num_labels
         self.head = None
         if num_labels is not None:
-            self.head = keras.layers.Dense(num_labels, dtype=self.dtype_policy)
+            self.head = Dense(num_labels, dtype=self.dtype_policy)
             self.head.build((None, self.hidden_dim))
 
     @classmethod

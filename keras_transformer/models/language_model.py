@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor
 

@@ -4,8 +4,8 @@ arXiv 1808.09781)."""
 from __future__ import annotations
 
 import keras
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.token_model import TokenModel
 from keras_transformer.tensor import Tensor

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_transformer import family
+from keras_transformer import family, ops
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.layers.stack import Stack

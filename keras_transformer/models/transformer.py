@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_transformer import family
+from keras_transformer import family, ops
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, PartConfig
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask

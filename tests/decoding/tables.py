@@ -7,8 +7,8 @@ sentence, so what comes next depends on all that came before.
 import itertools
 
 import numpy as np
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding import array_ops, loop
+from keras_transformer import ops as own_ops
+from keras_transformer.decoding import loop
 from keras_transformer.decoding.sampling import draw
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
@@ -141,7 +142,9 @@ def test_stopping_early_loses_nothing(num_beams, n_best, alpha, monkeypatch):
     table, limits = make_table(), [8] * 6  # sentences
     table[:, END] += 1.5
     found, found_scores = search(table, limits, num_beams, n_best=n_best, length_penalty=alpha)
-    monkeypatch.setattr("keras_transformer.decoding.search.is_done", lambda state, limits, *_: state.index >= limits)
+    monkeypatch.setattr(
+        "keras_transformer.decoding.search.is_done", lambda state, bounds, *_: state.index >= bounds.limits
+    )
     ids, scores = search(table, limits, num_beams, n_best=n_best, length_penalty=alpha)
     np.testing.assert_array_equal(found, ids)
     np.testing.assert_allclose(found_scores, scores, atol=1e-6)
@@ -163,12 +166,11 @@ def test_a_forced_prefix_holds_and_its_probability_counts():
 def test_without_keras_operations_are_numpys_and_compute_the_same():
     """That whole searches find the same is in `test_onnx_decoder.py`."""
     values = np.random.default_rng(2).normal(size=(3, 4, 7)).astype("float32")
-    with array_ops.without_keras():
-        numpy_ops = array_ops.ops
-        found = [numpy_ops.log_softmax(values), *numpy_ops.top_k(values, 3), numpy_ops.where(values > 0, 0.0, -1.0)]
-        assert numpy_ops.top_k(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]]), 5)[1].tolist() == [[1, 2, 4, 3, 0]], "left first"
-        assert array_ops.integers() == "int64" and found[0].dtype == found[3].dtype == np.float32
-    assert not isinstance(array_ops.ops.zeros((2,)), np.ndarray)
+    with own_ops.on(own_ops.NUMPY):
+        found = [own_ops.log_softmax(values), *own_ops.top_k(values, 3), own_ops.where(values > 0, 0.0, -1.0)]
+        assert own_ops.top_k(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]]), 5)[1].tolist() == [[1, 2, 4, 3, 0]], "left first"
+        assert own_ops.integers() == "int64" and found[0].dtype == found[3].dtype == np.float32
+    assert not isinstance(own_ops.zeros((2,)), np.ndarray)
     of_keras = [ops.log_softmax(values), *ops.top_k(values, 3), ops.where(values > 0, 0.0, -1.0)]
     for one, other in zip(found, of_keras, strict=True):
         np.testing.assert_allclose(one, ops.convert_to_numpy(other), rtol=1e-6)

@@ -2,19 +2,25 @@
 
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from export.onnx import arithmetic
-from export.onnx.graph import Graph, Model, ValueInfo, write_model
+from export.onnx import precision
+from export.onnx.graph import Model, ValueInfo, write_model
+from export.onnx.precision import PRECISION
+from export.onnx.recorder import Recorder, model_of
 from export.signatures import TrainedRun
+from keras_transformer import ops
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.translator import Translator
 from tests.golden.onnx_file import outputs_of
 from tests.golden.onnx_file import session_of as session
 
-__all__ = ["keep_threads", "of", "outputs_of", "run_of", "session", "sums_overflow"]
+__all__ = ["keep_threads", "of", "computed", "outputs_of", "recorded", "run_of", "session", "sums_overflow"]
 
 
 def run_of(model) -> TrainedRun:
@@ -28,6 +34,32 @@ def of(model, folder):
     return session(write_model(folder / "model.onnx", model, {})[0])
 
 
+def recorded(compute: Callable[..., Any], *inputs: np.ndarray, precision: str = "float32") -> Model:
+    """The graph of `compute`, recorded, with inputs x0, x1, … like these arrays, and the outputs y0, y1, …
+
+    The last size of floating numbers is known, others are not; equal ones are known to be equal.
+    """
+    r = Recorder(PRECISION[precision], num_positions=64)
+    infos = []
+    for place, array in enumerate(inputs):
+        shape: list[Any] = [f"size_{size}" for size in array.shape]
+        if array.dtype.kind == "f" and shape:
+            shape[-1] = array.shape[-1]
+        infos.append(ValueInfo(f"x{place}", array.dtype, shape))
+    with ops.on(r):
+        found = compute(*map(r.input, infos))
+    values = found if isinstance(found, list | tuple) else [found]
+    outputs = [(ValueInfo(f"y{place}", one.dtype, [None] * one.ndim), one) for place, one in enumerate(values)]
+    return model_of(r, infos, outputs)
+
+
+def computed(compute: Callable[..., Any], *inputs: np.ndarray, precision: str = "float32") -> list[np.ndarray]:
+    """What the recorded graph of `compute` gives for these arrays."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = of(recorded(compute, *inputs, precision=precision), Path(folder))
+        return graph.run(None, {f"x{place}": array for place, array in enumerate(inputs)})
+
+
 def keep_threads(patch: pytest.MonkeyPatch) -> None:
     """A runner in this process leaves TensorFlow's threads as they are."""
     import tensorflow as tf
@@ -39,7 +71,4 @@ def keep_threads(patch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def sums_overflow() -> bool:
     """Whether sums of 8-bit products overflow on this processor."""
-    g = Graph()
-    g.named(arithmetic.sums_overflow(g), "overflow")
-    with tempfile.TemporaryDirectory() as folder:
-        return bool(of(Model(g, [], [ValueInfo("overflow", bool, [])]), Path(folder)).run(None, {})[0])
+    return bool(computed(lambda: precision.sums_overflow(ops.back_end()))[0])

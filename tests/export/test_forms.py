@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from export.onnx import continuation, encoding, recognition, recommending
+from export.onnx import ids_model, step_model
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.classifier import Classifier
 from keras_transformer.decoding.generator import Generator
@@ -80,7 +80,7 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant,
     assert max(map(len, prompts)) > CONTEXT
     if variant == "answers":
         assert run.decoding().max_length == run.decoding(max_length=99).max_length == ANSWER
-    graph = of(continuation.generate_model(run, Decoding(num_beams, penalty, most), "float32"), tmp_path)
+    graph = of(ids_model(run, Decoding(num_beams, penalty, most), "float32"), tmp_path)
     ids, scores = graph.run(None, {"prompt_ids": padded(prompts)})
     assert [tuple(np.trim_zeros(row, "b")) for row in ids] == [one.ids for one in expected]
     np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-4)
@@ -90,7 +90,7 @@ def test_a_graph_continues_prompts_as_the_model_does(prose, vocabulary, variant,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_step_of_a_language_model_gives_the_logits_of_the_whole_text(prose, variant, tmp_path):
     generator = generator_of(prose, **VARIANTS[variant])
-    graph = of(continuation.step_model(TrainedRun(generator), "float32"), tmp_path)
+    graph = of(step_model(TrainedRun(generator), "float32"), tmp_path)
     ids = np.array([[START, 9, 11, 30, 8, 9, 40]], "int32")
     expected = np.asarray(generator.model({"ids": ids}))
     past = {one.name: np.zeros([1, *one.shape[1:2], 0, one.shape[3]], "float32") for one in graph.get_inputs()[2:]}
@@ -106,7 +106,7 @@ def test_a_graph_classifies_as_the_model_does(vocabulary, options, tmp_path):
     """Ids outside and too many ids are read as the model reads text."""
     classifier = classifier_of(vocabulary, **options)
     texts = [*lines(3, 5), "", "dog " * 40]
-    graph = of(encoding.classify_model(TrainedRun(classifier), "float32"), tmp_path)
+    graph = of(ids_model(TrainedRun(classifier), Decoding(), "float32"), tmp_path)
     probs, vectors = graph.run(None, {"ids": padded([classifier.ids(text) for text in texts])})
     np.testing.assert_allclose(probs, list(classifier.probabilities(texts)), atol=1e-5)
     np.testing.assert_allclose(vectors, classifier.embed(texts), atol=1e-4)
@@ -130,7 +130,7 @@ def test_a_graph_classifies_images_as_the_model_does(tmp_path):
     """tests/golden has images in plain patches, and encoders with the default parts."""
     recognizer = recognizer_of({"name": "attentive", "filters": 9})
     recognizer.model.stem.attention.gamma.assign(0.7)  # at first the self-attention is the identity
-    graph = of(recognition.recognize_model(TrainedRun(recognizer), "float32"), tmp_path)
+    graph = of(ids_model(TrainedRun(recognizer), Decoding(), "float32"), tmp_path)
     probs, vectors = graph.run(None, {"images": images(6)})
     np.testing.assert_allclose(probs, recognizer.probabilities(images(6)), atol=1e-5)
     np.testing.assert_allclose(vectors, recognizer.embed(images(6)), atol=1e-4)
@@ -150,7 +150,7 @@ def recommender_of(**options) -> Recommender:
 @pytest.mark.parametrize("variant", ["places", "xpos"])
 def test_a_graph_recommends_as_the_model_does(variant, tmp_path):
     recommender = recommender_of(**VARIANTS.get(variant, {"positions": variant}))
-    graph = of(recommending.recommend_model(TrainedRun(recommender), "float32"), tmp_path)
+    graph = of(ids_model(TrainedRun(recommender), Decoding(), "float32"), tmp_path)
     ids = padded([[START, *recommender.items.encode(history)] for history in HISTORIES])
     found, probs, vectors = graph.run(None, {"ids": ids})
     np.testing.assert_allclose(vectors, recommender.embed(HISTORIES), atol=1e-4)

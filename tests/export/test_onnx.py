@@ -8,8 +8,8 @@ from keras import ops
 
 from export.certificate.contents import onnx_contents
 from export.onnx import INT8_OPERATORS, TEXT_OPERATORS, encoder_model, export_onnx, step_model, translate_model
-from export.onnx.export import SOURCE
-from export.onnx.graph import Graph, Model, all_nodes, check, write_model
+from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, check, write_model
+from export.onnx.halves import SOURCE
 from export.signatures import Decoding, TrainedRun
 from export.traced import translate_ids
 from keras_transformer.errors import RequestError
@@ -22,11 +22,11 @@ from tests.tiny_text import lines
 
 PRECISIONS = ["float32", "float16", "int8"]
 NAMES = ["translate", "translate_text", "encoder", "step"]
-WRITTEN = [*(name for name in variants.VARIANTS if name not in variants.WITHOUT_ONNX), *variants.POSITIONS]
+WRITTEN = [*variants.VARIANTS, *variants.POSITIONS]
 # Each way to compute attention, positions, norms and outputs.
 IN_LOW_PRECISION = [
     "post-norm", "general, grouped heads", "location", "sub-norm and gates", "untied", "buckets", "windowed",
-    "windows and slopes", "xpos",
+    "windows and slopes", "xpos", "universal", "experts",
 ]  # fmt: skip
 DECODINGS = [Decoding(4, max_length=5), Decoding(1, max_length=9), Decoding(3, -0.5, 4, 2)]
 # Of the largest logit; half has 11 bits, int8 has 7, or 6 for states whose sums overflow.
@@ -175,9 +175,8 @@ def test_a_refused_export_writes_nothing(tmp_path, run):
     with pytest.raises(RequestError, match="expected a precision among float32, float16, int8; received: int4"):
         export_onnx(run, tmp_path / "new", precision="int4")
     g = Graph()
-    g("NoSuchOperator", "source_ids")
-    g.value(np.arange(1000))
+    wrong = ValueInfo(g("NoSuchOperator", "source_ids", np.arange(1000)), np.int64, [])
     for max_bytes in (10_000, 1000):  # the constants in the model, and in a file beside it
         with pytest.raises(onnx.checker.ValidationError):
-            write_model(tmp_path / "wrong.onnx", Model(g, [SOURCE], []), {}, max_bytes)
+            write_model(tmp_path / "wrong.onnx", Model(g, [SOURCE], [wrong]), {}, max_bytes)
         assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from export.onnx import translate_model, translate_text_model
+from export.onnx import text_model, translate_model
 from export.onnx.graph import write_model
 from export.signatures import Decoding, TrainedRun
 from tests.export.sessions import run_of
@@ -65,12 +65,12 @@ def test_the_loops_use_operators_that_gpus_have_and_copy_nothing(translator, tmp
     if variant:
         model = translate_model(run_of(make_model(variant)), decoding, precision)
     else:
-        model = translate_text_model(TrainedRun(translator), decoding, precision)
+        model = text_model(TrainedRun(translator), decoding, precision)
     (path,) = write_model(tmp_path / "model.onnx", model, {})
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     types = {array.name: array.data_type for one in (graph, *loops(graph)) for array in one.initializer}
     for one in (graph, *loops(graph)):
-        types |= {value.name: value.type.tensor_type.elem_type for value in (*one.value_info, *one.input)}
+        types |= {value.name: value.type.tensor_type.elem_type for value in (*one.value_info, *one.input, *one.output)}
     for body in (rounds_and_steps := loops(graph)):
         # The standard knows no type of what the operators for text make.
         assert STRING not in [types.get(name, STRING) for node in body.node for name in node.output]

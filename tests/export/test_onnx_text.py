@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import sentencepiece
 
-from export.onnx import translate_text_model
+from export.onnx import text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.onnx.text import detokenized, utf_8
 from export.signatures import Decoding, TrainedRun
@@ -120,7 +120,7 @@ def test_odd_text_is_read_and_written_as_the_translator_does(tmp_path):
     randomize(model)
     translator = Translator(model, source, target)
     decoding = Decoding(2, max_length=12)
-    (path,) = write_model(tmp_path / "m.onnx", translate_text_model(TrainedRun(translator), decoding, "float32"), {})
+    (path,) = write_model(tmp_path / "m.onnx", text_model(TrainedRun(translator), decoding, "float32"), {})
     batches = [ODD_TEXT, ["", " "], []]
     found = answers({path: [{"text": np.array(texts, object)} for texts in (*batches, *NO_UTF_8)]})[path]
     for some, (texts, scores) in zip(batches, found, strict=False):

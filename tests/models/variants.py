@@ -58,8 +58,6 @@ POSITIONS: dict[str, dict[str, Any]] = {
         "two tables": {"name": "learned", "offset": 2, "separate": True},
     }.items()
 }
-# ONNX refuses these by name, for a part of each has no writer.
-WITHOUT_ONNX = {"universal": "UniversalStack", "experts": "Experts"}
 
 
 def make_model(variant: str = "post-norm", **settings: Any) -> Transformer:

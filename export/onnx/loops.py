@@ -1,0 +1,179 @@
+"""Loops as ONNX `Loop` nodes: any loop of `ops`, and the search's, which drops the sentences that are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from .graph import Graph
+from .operations import operation
+from .recorded import Recorded, Recorder, Size, same
+
+Body = Callable[..., Sequence[Any]]
+DONE_SHARE = 8  # a round ends when one in so many of its sentences is done
+
+
+class Variable(NamedTuple):
+    """What a loop knows of one of its variables while its body is recorded."""
+
+    first: Any  # before the loop
+    sizes: list[Size]  # in the loop; None where they change
+    is_fixed: bool  # whether the body hands on what it gets
+
+
+@operation
+def _while_loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: Any) -> Any:
+    return loop(r, cond, body, loop_vars, r.as_type(cond(*loop_vars), "bool"))
+
+
+def loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: Any, starts: Any) -> Any:
+    """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins.
+
+    The body is recorded again until the sizes that change and the variables that do not are known.
+    """
+    flat = [one if one is None or isinstance(one, Recorded) else r.array(one) for one in keras.tree.flatten(loop_vars)]
+    variables = [Variable(one, [] if one is None else [*r.sizes_of(one)], one is None) for one in flat]
+    while True:
+        depth = r.enter()
+        inside = [_inside(r, one) for one in variables]
+        after = keras.tree.flatten(tuple(body(*keras.tree.pack_sequence_as(loop_vars, inside))))
+        known = [_known(r, *each) for each in zip(variables, inside, after, strict=True)]
+        if all(one is other for one, other in zip(known, variables, strict=True)):
+            break
+        r.leave()
+        variables = known
+    goes_on = r.as_type(cond(*keras.tree.pack_sequence_as(loop_vars, after)), "bool")
+    graph, moving = r.graphs[-1], [place for place, one in enumerate(variables) if not one.is_fixed]
+    outputs = graph.distinct([_name(r, graph, one) for one in (goes_on, *(after[place] for place in moving))])
+    r.leave()
+    outer = r.graphs[-1]
+    given = [_name(r, outer, one) for one in (starts, *(flat[place] for place in moving))]
+    names = outer.loop(graph, [inside[place].described() for place in moving], given, outputs)
+    for name, place in zip(names, moving, strict=True):
+        sizes = [
+            None if isinstance(size, Recorded) and size.depth >= depth else size for size in variables[place].sizes
+        ]
+        flat[place] = Recorded(r, name, inside[place].dtype, sizes, depth - 1)
+    return keras.tree.pack_sequence_as(loop_vars, flat)
+
+
+def _inside(r: Recorder, variable: Variable) -> Any:
+    """A variable as the body gets it."""
+    if variable.is_fixed:
+        return variable.first
+    dtype = str(variable.first.dtype)
+    return Recorded(r, r.graphs[-1].new_name("state"), dtype, [*variable.sizes], len(r.graphs) - 1)
+
+
+def _known(r: Recorder, variable: Variable, inside: Any, after: Any) -> Variable:
+    """What is known of a variable, after the body was recorded.
+
+    Raises:
+        Unrecordable: the body changes the type or the number of axes.
+    """
+    if after is inside:
+        return variable if variable.is_fixed else variable._replace(is_fixed=True)
+    sizes = r.sizes_of(after)
+    after_type = after.dtype if isinstance(after, Recorded) else str(r.array(after).dtype)
+    if after_type != str(inside.dtype) or len(sizes) != len(variable.sizes):
+        raise r.unrecordable(f"a loop that makes {after_type} {sizes} of {inside.dtype} {variable.sizes}")
+    known = [one if one is None or same(one, size) else None for one, size in zip(variable.sizes, sizes, strict=True)]
+    return variable if known.count(None) == variable.sizes.count(None) else variable._replace(sizes=known)
+
+
+def _name(r: Recorder, graph: Graph, value: Any) -> str:
+    return value.name if isinstance(value, Recorded) else graph.value(r.array(value))
+
+
+def run_loop_in_rounds(
+    r: Recorder, advance: Callable[..., Any], state: Any, done: Callable[[Any], Any], given: Any
+) -> Any:
+    """`run_loop` in rounds: when one sentence in `DONE_SHARE` is done, the next round goes on with the others.
+
+    The outer loop runs rounds, the inner loop the steps of a round. After a round the state of its sentences goes to
+    their places in the results.
+    """
+    rounds = _Rounds(r, advance, type(state), done, type(given))
+    batch = r.size(done(state), 0)
+    results = [value for name, value in state._asdict().items() if rounds.is_result(name, value)]
+    active = r.arange(batch)
+    first = rounds.kept(state, (active, tuple(state), tuple(given)))
+    r.rounds.append((len(r.graphs), batch))
+    results, (_, last, _) = loop(r, rounds.goes_on, rounds.next, (results, first), rounds.goes_on(results, first))
+    r.rounds.pop()
+    found = iter(results)
+    return rounds.state_of(
+        next(found) if rounds.is_result(name, old) else new
+        for (name, old), new in zip(state._asdict().items(), last, strict=True)
+    )
+
+
+class _Rounds:
+    """The body of the loop of rounds. What it hands on: the results, and of the active sentences their places in the
+    batch, their state, and what is given of them."""
+
+    def __init__(self, r: Recorder, advance: Any, state_type: Any, done: Any, given_type: Any):
+        self.r = r
+        self.advance = advance
+        self.state_type = state_type
+        self.done = done
+        self.given_type = given_type
+
+    def state_of(self, values: Any) -> Any:
+        return self.state_type(*values)
+
+    def is_result(self, name: str, value: Any) -> bool:
+        """Whether a field of the state has a place for each sentence in the results."""
+        return name != "cache" and bool(self.r.sizes_of(value))
+
+    def of_sentences(self, function: Callable[[Any], Any], nest: Any) -> Any:
+        """The nest with a function of each value that has a row for each sentence."""
+        return keras.tree.map_structure(
+            lambda value: function(value) if value is not None and self.r.sizes_of(value) else value, nest
+        )
+
+    def kept(self, state: Any, nest: Any) -> Any:
+        """Of the nest the rows of the sentences that are not done."""
+        is_left = self.r.logical_not(self._is_done(state))
+        left = self.r.squeeze(self.r.emit("NonZero", is_left, dtype="int64", sizes=[1, None]), 0)
+        return self.of_sentences(lambda value: self.r.take(value, left, axis=0), nest)
+
+    def _is_done(self, state: Any) -> Recorded:
+        """(A,) Whether a sentence is done: all its samples are, where `done` tells of each."""
+        done = self.done(state)
+        return done if done.ndim == 1 else self.r.all(done, axis=-1)
+
+    def goes_on(self, results: Any, active: Any) -> Recorded:
+        """Whether a sentence is left. Not by a comparison: sizes are on the host, and the number would be copied."""
+        return self.r.cast(self.r.emit("Size", active[0], dtype="int64", sizes=[]), "bool")
+
+    def next(self, results: Any, active: Any) -> Any:
+        """A round."""
+        r, (places, state, given) = self.r, active
+        count = r.size(places, 0)
+
+        def sized(value: Recorded) -> Recorded:
+            if isinstance(value, Recorded) and value.sizes[0] is None:
+                value.sizes[0] = count
+            return value
+
+        state, given = self.of_sentences(sized, state), self.given_type(*self.of_sentences(sized, given))
+
+        def goes_on(*fields: Any) -> Recorded:
+            # Negative while fewer than one in `DONE_SHARE` are done.
+            return r.less(r.sum(r.where(self._is_done(self.state_of(fields)), DONE_SHARE - 1, -1)), 0)
+
+        def body(*fields: Any) -> tuple:
+            return tuple(self.advance(self.state_of(fields), given))
+
+        new = self.state_of(loop(r, goes_on, body, state, np.array(True)))
+        at = r.expand_dims(places, -1)
+        rows = [value for name, value in new._asdict().items() if self.is_result(name, value)]
+        results = [
+            r.emit("ScatterND", old, at, row, dtype=old.dtype, sizes=old.sizes)
+            for old, row in zip(results, rows, strict=True)
+        ]
+        return results, self.kept(new, (places, tuple(new), tuple(given)))

@@ -1,0 +1,200 @@
+"""What the recorder does in its own way: the functions of `ops.replaceable`, and the layers of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_transformer.layers.heads import Projection
+from keras_transformer.layers.masks import HIDDEN
+
+from .loops import run_loop_in_rounds
+from .recorded import Recorded, Recorder, same
+from .shapes import counted
+
+
+def product(r: Recorder, x: Recorded, weight: Any, bias: Any = None, transposed: bool = False) -> Recorded:
+    """In the recorder's precision, on rows."""
+    array = r.array(weight)
+    array = r.derived(np.transpose, array) if transposed else array
+    made = r.precision.product(r, r.rows(x), array, bias)
+    return r.view(made, [*x.sizes[:-1], made.sizes[-1]])
+
+
+def rows(r: Recorder, table: Any, ids: Recorded) -> Recorded:
+    """In the recorder's precision, of ids in one row."""
+    r.shape(ids)
+    flat = r.reshape(ids, (-1,))
+    made = r.precision.rows(r, r.array(table), flat)
+    return r.view(made, [*ids.sizes, made.sizes[-1]])
+
+
+def by_position(r: Recorder, function: Callable[[Any], Any], positions: Recorded) -> Any:
+    """By a table."""
+    tables = r.computed(function, np.arange(r.num_positions))
+    return keras.tree.map_structure(lambda table: r.take(table, positions, axis=0), tables)
+
+
+def side_by_side(*kernels: np.ndarray) -> np.ndarray:
+    """Several kernels as one."""
+    return np.concatenate(kernels, axis=1)
+
+
+def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection]) -> list[Recorded]:
+    """In one product."""
+    biases = [each.bias for each in projections]
+    kernel = r.derived(side_by_side, *(r.array(each.kernel) for each in projections))
+    bias = None if biases[0] is None else np.concatenate([r.array(each) for each in biases])
+    counts, y = [each.num_heads for each in projections], product(r, x, kernel, bias)
+    size = kernel.shape[1] // sum(counts)
+    heads = r.swapaxes(r.reshape(y, (*y.sizes[:-1], sum(counts), size)), -2, -3)  # (..., heads, T, H)
+    if len(counts) == 1:
+        return [heads]
+    sizes = [[*heads.sizes[:-3], count, *heads.sizes[-2:]] for count in counts]
+    parts = [np.array(counts)] if len({*counts}) > 1 else []
+    return r.emit(
+        "Split", heads, *parts, dtype=[heads.dtype] * len(counts), sizes=sizes, outputs=len(counts), axis=heads.ndim - 3
+    )
+
+
+def empty_cache(r: Recorder, shape: tuple, dtype: str) -> Recorded:
+    """With no position: it grows."""
+    return r.zeros([*shape[:-2], 0, shape[-1]], dtype)
+
+
+def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Recorded:
+    """Longer by a position."""
+    return r.concatenate([cache, new], axis=-2)
+
+
+def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
+    """All so far."""
+    return last_positions(r, r.add(r.size(keys, -2), 1), index)
+
+
+def last_positions(r: Recorder, count: Any, index: Recorded) -> Recorded:
+    """The last positions up to `index`, so many."""
+    return r.subtract(r.add(r.cast(index, "int64"), 1), counted(r, count, reverse=1))
+
+
+def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, size: int) -> Recorded:
+    """Longer by a position, and cut to the last."""
+    longer = r.concatenate([cache, new], axis=-2)
+    return r.part(longer, (..., slice(-size, None), slice(None)))
+
+
+def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:
+    """The last so far, in their order."""
+    return last_positions(r, r.minimum(r.add(r.size(keys, -2), 1), size), index)
+
+
+def written(r: Recorder, positions: Recorded, index: Recorded) -> None:
+    """All are."""
+
+
+def seen_softmax(r: Recorder, logits: Recorded, attention_mask: Any) -> Recorded:
+    """A query that sees no key gets any scores."""
+    if attention_mask is None:
+        return r.softmax(logits)
+    hidden = r.multiply(r.subtract(1.0, r.cast(attention_mask, "float32")), HIDDEN)
+    return r.softmax(r.add(logits, hidden))
+
+
+def gather_beams(r: Recorder, values: Recorded, beams: Any) -> Recorded:
+    """By an operator of ONNX."""
+    places = r.as_type(beams, "int64")
+    sizes = [*r.sizes_of(places), *values.sizes[2:]]
+    if same(values.sizes[1], 1) and same(sizes[1], 1):
+        return values
+    if values.ndim == 2:
+        return r.emit("GatherElements", values, places, dtype=values.dtype, sizes=sizes, axis=1)
+    places = r.expand_dims(places, -1)
+    return r.emit("GatherND", values, places, dtype=values.dtype, sizes=sizes, batch_dims=1)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    way.__name__: way
+    for way in (
+        product, rows, by_position, projected_heads, empty_cache, extended, key_positions, extended_ring,
+        ring_positions, written, seen_softmax, gather_beams,
+    )
+} | {"run_loop": run_loop_in_rounds}  # fmt: skip
+
+
+def layer_norm(r: Recorder, layer: keras.layers.LayerNormalization, x: Recorded) -> Recorded:
+    """Which ONNX computes in float32 inside."""
+    if not (layer.center and layer.scale):
+        raise r.unrecordable("a norm without a gain or a shift")
+    whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
+    gamma, beta = (r.array(weight, x.dtype) for weight in (layer.gamma, layer.beta))
+    made = r.emit(
+        "LayerNormalization",
+        whole,
+        gamma,
+        beta,
+        dtype=x.dtype,
+        sizes=whole.sizes,
+        axis=-1,
+        epsilon=float(layer.epsilon),
+    )
+    return r.view(made, x.sizes)
+
+
+def rms_norm(r: Recorder, layer: keras.layers.RMSNormalization, x: Recorded) -> Recorded:
+    """In float32, in the order of nodes in which ONNX Runtime finds it and computes it as one operator."""
+    whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
+    wide = r.cast(whole, "float32")
+    squares = r.mean(r.power(wide, 2.0), axis=-1, keepdims=True)
+    root = r.sqrt(r.add(squares, float(layer.epsilon)))
+    made = r.cast(r.multiply(r.divide(wide, root), r.array(layer.scale, "float32")), x.dtype)
+    return r.view(made, x.sizes)
+
+
+def dropout(r: Recorder, layer: keras.layers.Dropout, x: Recorded) -> Recorded:
+    """Which drops nothing here."""
+    return x
+
+
+def dense(r: Recorder, layer: keras.layers.Dense, x: Recorded) -> Recorded:
+    """Not in int8: it is the head of a classifier."""
+    y = r.matmul(x, r.array(layer.kernel, x.dtype))
+    y = y if layer.bias is None else r.add(y, r.array(layer.bias, x.dtype))
+    return activated(r, layer, y)
+
+
+def activated(r: Recorder, layer: Any, x: Recorded) -> Recorded:
+    """After the layer's activation, an operation of the same name."""
+    name = layer.activation.__name__
+    return x if name == "linear" else getattr(r, name)(x)
+
+
+def embedding(r: Recorder, layer: keras.layers.Embedding, x: Recorded) -> Recorded:
+    """The rows of its table."""
+    return r.cast(rows(r, layer.embeddings, x), r.compute_dtype)
+
+
+def conv_2d(r: Recorder, layer: keras.layers.Conv2D, x: Recorded) -> Recorded:
+    """ONNX has channels before pixels."""
+    if layer.data_format != "channels_last" or layer.padding != "same":
+        raise r.unrecordable("a convolution other than with `same` padding and channels last")
+    kernel = r.array(layer.kernel, x.dtype).transpose(3, 2, 0, 1)
+    biases = [] if layer.bias is None else [r.array(layer.bias, x.dtype)]
+    x = r.transpose(x, (0, 3, 1, 2))
+    sizes = [x.sizes[0], kernel.shape[0], *x.sizes[2:]]
+    if [*layer.strides] != [1, 1] or [*layer.dilation_rate] != [1, 1] or layer.groups != 1:
+        raise r.unrecordable("a convolution with strides, dilation or groups")
+    y = r.emit("Conv", x, kernel, *biases, dtype=x.dtype, sizes=sizes, auto_pad="SAME_UPPER")
+    return r.transpose(activated(r, layer, y), (0, 2, 3, 1))
+
+
+FORMS_OF_KERAS: dict[type, Callable[..., Any]] = {
+    keras.layers.LayerNormalization: layer_norm,
+    keras.layers.RMSNormalization: rms_norm,
+    keras.layers.Dropout: dropout,
+    keras.layers.Dense: dense,
+    keras.layers.Embedding: embedding,
+    keras.layers.Conv2D: conv_2d,
+}

@@ -1,0 +1,154 @@
+"""Every operation of layers, models and search, computed by one of several back ends.
+
+`ops.matmul` is `keras.ops.matmul`, and so with every other name of `keras.ops`; `ops.map_structure` is Keras's too.
+Within `on(back_end)` another back end has these names: `NUMPY` computes them on arrays and does not import Keras, and
+an exporter's recorder writes them down as the nodes of a graph.
+
+A `replaceable` function has one plain meaning. A back end may do it in its own way: its `ways` are such functions, by
+their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+_current: ContextVar[Any] = ContextVar("back_end", default=None)  # None: Keras
+Tensor: TypeAlias = Any  # of any back end
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@contextmanager
+def on(back_end: Any) -> Iterator[None]:
+    """Within, the back end has the operations."""
+    token = _current.set(back_end)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def back_end() -> Any:
+    """The back end that has the operations; None for Keras."""
+    return _current.get()
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # Python asks modules for such names
+        raise AttributeError(name)
+    if (own := _current.get()) is not None:
+        return getattr(own, name)
+    import keras
+
+    return keras.tree.map_structure if name == "map_structure" else getattr(keras.ops, name)
+
+
+def replaceable(function: Function) -> Function:
+    """A function that a back end may do in its own way, with the same result."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        ways = getattr(_current.get(), "ways", {})
+        return ways.get(function.__name__, function)(*arguments, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def plain(function: Function) -> Function:
+    """A replaceable function as no back end may replace it."""
+    return function.__wrapped__  # type: ignore[attr-defined]
+
+
+@replaceable
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """x W + b, in the type of x: states (..., in) → (..., out).
+
+    The exports in float16 and int8 keep W in their type. So what needs all bits of a weight takes `matmul`.
+
+    Args:
+        x: (..., in).
+        weight: W (in, out).
+        bias: b (out,); None for no bias.
+        transposed: whether W is (out, in).
+    """
+    from keras import ops
+
+    weight = ops.cast(weight, x.dtype)
+    x = ops.matmul(x, ops.transpose(weight) if transposed else weight)
+    return x if bias is None else x + ops.cast(bias, x.dtype)
+
+
+@replaceable
+def rows(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows of a table (V, D) of weights: ids (...) → (..., D). The exports keep the table in their type."""
+    from keras import ops
+
+    return ops.take(table, ids, axis=0)
+
+
+@replaceable
+def by_position(function: Callable[[Tensor], Any], positions: Tensor) -> Any:
+    """`function(positions)`, a tensor (..., D) or several, which depend on each position (...) alone.
+
+    An export may keep a table of what the function gives.
+    """
+    return function(positions)
+
+
+def integers() -> str:
+    """The type of the integers in a loop: on a GPU TensorFlow computes int32, as it does shapes, on the processor."""
+    if (own := _current.get()) is not None:
+        return own.integers
+    import keras
+
+    return "int64" if keras.config.backend() == "tensorflow" else "int32"
+
+
+class _Numpy:
+    """The operations of NumPy, and what `keras.ops` has in another form."""
+
+    integers = "int64"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def cast(values: Any, dtype: str) -> np.ndarray:
+        return np.asarray(values).astype(dtype)
+
+    @staticmethod
+    def where(condition: np.ndarray, values: Any, others: Any) -> np.ndarray:
+        """Two Python floats give float32, as in Keras."""
+        chosen = np.where(condition, values, others)
+        return chosen.astype("float32") if chosen.dtype == np.float64 else chosen
+
+    @staticmethod
+    def log_softmax(logits: np.ndarray) -> np.ndarray:
+        logits = logits - logits.max(axis=-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+    @staticmethod
+    def top_k(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        places = np.argpartition(-values, k - 1, axis=-1)[..., :k]
+        order = np.lexsort((places, -np.take_along_axis(values, places, axis=-1)), axis=-1)
+        places = np.take_along_axis(places, order, axis=-1)
+        return np.take_along_axis(values, places, axis=-1), places
+
+    @staticmethod
+    def while_loop(goes_on: Callable[..., Any], body: Callable[..., tuple], state: tuple) -> tuple:
+        while goes_on(*state):
+            state = body(*state)
+        return state
+
+    @staticmethod
+    def map_structure(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+        """Of flat lists alone."""
+        return [function(value) for value in values]
+
+
+NUMPY = _Numpy()
