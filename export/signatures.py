@@ -229,7 +229,7 @@ def parts_without_writer(model: Any, writable: Collection[type]) -> Iterator[Dif
     for path, part in parts_of(model, "model"):
         if type(part) not in writable:
             known = [each.__name__ for each in writable if isinstance(part, each)]
-            expected = known[0] if known else "parts of the family that have a writer"
+            expected = known[0] if known else "parts that it has"
             yield Difference(path, expected, type(part).__name__)
 
 
