@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from keras_transformer.tensor import Tensor
+
 _current: ContextVar[Any] = ContextVar("back_end", default=None)  # None: Keras
-Tensor: TypeAlias = Any  # of any back end
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

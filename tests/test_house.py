@@ -35,7 +35,8 @@ keras_transformer.weighted_fit
 keras_transformer.layers
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.import_hook keras_transformer.ops
+keras_transformer.ops
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.import_hook
 """  # noqa: E501
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.

@@ -120,6 +120,23 @@ def _divide(r: Recorder, one: Any, other: Any) -> Recorded:
 
 
 @operation
+def _floor_divide(r: Recorder, one: Any, other: Any) -> Recorded:
+    """Integers that are not negative take one node: ONNX rounds their quotient to 0."""
+    if r.type_of(one, other).startswith("float"):
+        return r.floor(r.divide(one, other))
+    if not (isinstance(one, Recorded) and one.whole.name in r.positive and isinstance(other, int) and other > 0):
+        one = r.subtract(one, r.mod(one, other))
+    return binary(r, "Div", one, other)
+
+
+@operation
+def _mod(r: Recorder, one: Any, other: Any) -> Recorded:
+    if r.type_of(one, other).startswith("float"):  # ONNX has the remainder of another sign
+        return r.subtract(one, r.multiply(r.floor_divide(one, other), other))
+    return binary(r, "Mod", one, other)
+
+
+@operation
 def _where(r: Recorder, condition: Any, one: Any, other: Any) -> Recorded:
     dtype = r.type_of(one, other)
     one, other, condition = r.as_type(one, dtype), r.as_type(other, dtype), r.as_type(condition, "bool")
@@ -165,8 +182,7 @@ _UNARY = {
     "softplus": "Softplus", "floor": "Floor", "ceil": "Ceil", "sign": "Sign",
 }  # fmt: skip
 _BINARY = {
-    "subtract": "Sub", "mod": "Mod", "power": "Pow", "maximum": "Max", "minimum": "Min",
-    "floor_divide": "Div",  # of integers that are not negative: ONNX rounds to 0
+    "subtract": "Sub", "power": "Pow", "maximum": "Max", "minimum": "Min",
 }  # fmt: skip
 _COMPARING = {
     "equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater",
@@ -192,6 +208,8 @@ OPERATIONS |= {
 
 def reduced(r: Recorder, operator: str, x: Recorded, axis: Any, keepdims: bool) -> Recorded:
     """A function of the numbers along axes; of all numbers if `axis` is None."""
+    if operator == "ReduceMean" and not x.dtype.startswith("float"):
+        x = r.cast(x, "float32")
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     axes = sorted(each % x.ndim for each in axes)
     sizes = [1 if place in axes else size for place, size in enumerate(x.sizes) if keepdims or place not in axes]
@@ -205,8 +223,8 @@ _REDUCED = {"mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "logsu
 for _name, _operator in {**_REDUCED, "sum": "ReduceSum", "all": "ReduceMin", "any": "ReduceMax"}.items():
     # ONNX counts and looks for truths in integers.
     OPERATIONS[_name] = lambda r, x, axis=None, keepdims=False, how=_operator, gives=_name: r.cast(
-        reduced(r, how, r.cast(x, "int32") if x.dtype == "bool" else x, axis, keepdims),
-        "bool" if gives in ("all", "any") else "int32" if x.dtype == "bool" else x.dtype,
+        found := reduced(r, how, r.cast(x, "int32") if x.dtype == "bool" else x, axis, keepdims),
+        "bool" if gives in ("all", "any") else found.dtype,
     )
 
 
@@ -222,6 +240,7 @@ def _top_k(r: Recorder, x: Recorded, k: int, sorted: bool = True) -> Any:
     rows = x.whole if x.whole.ndim == 2 and same(x.whole.sizes[-1], x.sizes[-1]) else x
     sizes = [*rows.sizes[:-1], k]
     found = r.emit("TopK", rows, np.array([k]), dtype=[x.dtype, "int64"], sizes=[sizes, sizes], outputs=2)
+    r.positive.add(found[1].name)
     return tuple(r.view(one, [*x.sizes[:-1], k]) for one in found)
 
 
@@ -233,10 +252,18 @@ def _matmul(r: Recorder, one: Any, other: Any) -> Recorded:
     return r.emit("MatMul", r.as_type(one, dtype), r.as_type(other, dtype), dtype=dtype, sizes=sizes)
 
 
-OPERATIONS |= {
-    "softmax": lambda r, x, axis=-1: r.emit("Softmax", x, dtype=x.dtype, sizes=x.sizes, axis=axis),
-    "cumsum": lambda r, x, axis: r.emit("CumSum", x, np.array(axis, "int32"), dtype=x.dtype, sizes=x.sizes),
-    "one_hot": lambda r, x, num_classes, axis=-1, dtype="float32": r.cast(
-        r.equal(r.expand_dims(x, axis), np.arange(num_classes)), dtype
-    ),
-}
+@operation
+def _softmax(r: Recorder, x: Recorded, axis: int = -1) -> Recorded:
+    return r.emit("Softmax", x, dtype=x.dtype, sizes=x.sizes, axis=axis)
+
+
+@operation
+def _cumsum(r: Recorder, x: Recorded, axis: int) -> Recorded:
+    return r.emit("CumSum", x, np.array(axis, "int32"), dtype=x.dtype, sizes=x.sizes)
+
+
+@operation
+def _one_hot(r: Recorder, x: Recorded, num_classes: int, axis: int = -1, dtype: str = "float32") -> Recorded:
+    if axis not in (-1, x.ndim):
+        raise r.unrecordable("`ops.one_hot` along another axis than the last")
+    return r.cast(r.equal(r.expand_dims(x, -1), np.arange(num_classes)), dtype)

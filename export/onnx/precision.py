@@ -34,7 +34,7 @@ class Precision:
 
     def _gemm(self, r: Recorder, x: Recorded, weight: np.ndarray, *addend: Any) -> Recorded:
         is_table = weight.flags.f_contiguous and not weight.flags.c_contiguous
-        given = weight.T if is_table else weight
+        given = r.derived(np.transpose, weight) if is_table else weight
         options: dict[str, Any] = {"transB": 1} if is_table else {}
         sizes = [x.sizes[0], weight.shape[1]]
         return r.emit("Gemm", x, given, *addend, dtype=x.dtype, sizes=sizes, **options)

@@ -251,6 +251,7 @@ class Recorder:
             vector = self.emit("Shape", x, dtype="int64", sizes=[1], start=axis, end=axis + 1)
             scalar = self.emit("Squeeze", vector, np.array([0]), dtype="int64", sizes=[])
             self._vectors[scalar.name] = vector
+            self.positive.add(scalar.name)
             x.sizes[axis] = scalar
         return x.sizes[axis]
 

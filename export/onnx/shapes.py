@@ -96,14 +96,12 @@ def _split(r: Recorder, x: Recorded, indices_or_sections: int, axis: int = 0) ->
 def _pad(r: Recorder, x: Recorded, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Recorded:
     if mode != "constant":
         raise r.unrecordable(f"`ops.pad` in the mode {mode!r}")
-    for axis, (before, behind) in enumerate(pad_width):
-        sizes = [*r.shape(x)]
-
-        def of(width: int, axis: int = axis, sizes: list[Any] = sizes, dtype: str = x.dtype) -> list[Any]:
-            return [r.full([*sizes[:axis], width, *sizes[axis + 1 :]], constant_values, dtype)] if width else []
-
+    for axis, widths in enumerate(pad_width):
+        sizes, dtype = r.shape(x), x.dtype
+        shapes = [[*sizes[:axis], width, *sizes[axis + 1 :]] if width else [] for width in widths]
+        before, behind = ([r.full(each, constant_values, dtype)] if each else [] for each in shapes)
         if before or behind:  # not by `Pad`, which CUDA lacks for integers
-            x = r.concatenate([*of(before), x, *of(behind)], axis)
+            x = r.concatenate([*before, x, *behind], axis)
     return x
 
 

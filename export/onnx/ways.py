@@ -126,6 +126,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 def layer_norm(r: Recorder, layer: keras.layers.LayerNormalization, x: Recorded) -> Recorded:
     """Which ONNX computes in float32 inside."""
+    _require_last_axis(r, layer, x)
     if not (layer.center and layer.scale):
         raise r.unrecordable("a norm without a gain or a shift")
     whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
@@ -145,12 +146,19 @@ def layer_norm(r: Recorder, layer: keras.layers.LayerNormalization, x: Recorded)
 
 def rms_norm(r: Recorder, layer: keras.layers.RMSNormalization, x: Recorded) -> Recorded:
     """In float32, in the order of nodes in which ONNX Runtime finds it and computes it as one operator."""
+    _require_last_axis(r, layer, x)
     whole = x.whole if same(x.whole.sizes[-1], x.sizes[-1]) else x
     wide = r.cast(whole, "float32")
     squares = r.mean(r.power(wide, 2.0), axis=-1, keepdims=True)
     root = r.sqrt(r.add(squares, float(layer.epsilon)))
     made = r.cast(r.multiply(r.divide(wide, root), r.array(layer.scale, "float32")), x.dtype)
     return r.view(made, x.sizes)
+
+
+def _require_last_axis(r: Recorder, layer: Any, x: Recorded) -> None:
+    axes = [layer.axis] if isinstance(layer.axis, int) else [*layer.axis]
+    if [axis % x.ndim for axis in axes] != [x.ndim - 1]:
+        raise r.unrecordable("a norm over other axes than the last")
 
 
 def dropout(r: Recorder, layer: keras.layers.Dropout, x: Recorded) -> Recorded:
@@ -166,9 +174,13 @@ def dense(r: Recorder, layer: keras.layers.Dense, x: Recorded) -> Recorded:
 
 
 def activated(r: Recorder, layer: Any, x: Recorded) -> Recorded:
-    """After the layer's activation, an operation of the same name."""
-    name = layer.activation.__name__
-    return x if name == "linear" else getattr(r, name)(x)
+    """After the layer's activation."""
+    name = getattr(layer.activation, "__name__", repr(layer.activation))
+    if name == "linear":
+        return x
+    if name not in ("relu", "tanh", "sigmoid", "silu", "softplus", "gelu"):
+        raise r.unrecordable(f"the activation {name} of a layer of Keras")
+    return r.gelu(x, approximate=False) if name == "gelu" else getattr(r, name)(x)
 
 
 def embedding(r: Recorder, layer: keras.layers.Embedding, x: Recorded) -> Recorded:

@@ -12,7 +12,7 @@ from export.onnx.graph import all_nodes, write_model
 from export.onnx.recorder import Unrecordable
 from keras_transformer import layers, ops
 from tests.export.sessions import computed, recorded, session
-from tests.layer_check import array, random
+from tests.layer_check import array, built, random
 
 X, Y = random(2, 3, 5), random(2, 3, 5, seed=2)
 ROWS, KEYS = random(7, 5, seed=3), random(2, 5, 11, seed=4)
@@ -29,6 +29,10 @@ OPERATIONS = {
     "all and any": lambda x, y: ops.cast(ops.all(x < 1, axis=-1) | ops.any(y > 1, axis=-1), "float32"),
     "reductions": lambda x, y: ops.sum(x, axis=1) * ops.mean(y, axis=(1, 2), keepdims=True)[0] - ops.min(y),
     "softmax": lambda x, y: ops.softmax(x) + ops.log_softmax(y) + ops.logsumexp(x, axis=1, keepdims=True),
+    "quotients": lambda x, y: x // 0.7 + y % 0.7,
+    "quotients of integers": lambda x, y: ops.cast(ops.cast(7 * x, "int32") // 3, "float32"),
+    "remainders of integers": lambda x, y: ops.cast(ops.cast(9 * y, "int32") % 4, "float32"),
+    "mean of integers": lambda x, y: ops.mean(ops.cast(9 * x, "int32"), axis=1) + y[:, 0],
     "cumsum": lambda x, y: ops.cumsum(x, axis=1) + ops.square(y),
     "the best": lambda x, y: [*ops.top_k(x, 2)][0] + ops.cast(ops.top_k(y, 2)[1], "float32"),
     "shapes": lambda x, y: ops.reshape(x, (-1, 5)) + ops.reshape(y, (ops.shape(y)[0] * ops.shape(y)[1], 5)),
@@ -135,6 +139,27 @@ def test_a_layer_of_ones_own_is_recorded_in_float32_and_float16():
     assert half.dtype == np.float16 and np.abs(half - expected).max() < 0.02
 
 
+class Activated(layers.Layer):
+    """A layer of Keras with an activation, and a norm."""
+
+    def __init__(self, activation, axis=-1):
+        super().__init__()
+        self.dense, self.norm = layers.Dense(3, activation=activation), layers.LayerNorm(axis=axis)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.norm.build((*shape[:-1], 3))
+
+    def call(self, x):
+        return self.norm(self.dense(x))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu", "softplus", "sigmoid", None])
+def test_a_layer_of_keras_has_its_own_activation(activation):
+    layer = Activated(activation)
+    np.testing.assert_allclose(array(layer(X)), computed(layer, X)[0], atol=1e-5)
+
+
 class OfKeras(layers.Layer):
     def call(self, x):
         return keras.ops.matmul(x, ops.swapaxes(x, -1, -2))
@@ -154,6 +179,9 @@ REFUSED: dict[str, Any] = {
     r"import `ops` from keras_transformer, not from keras in the layer of_keras \(OfKeras\)": OfKeras(),
     r"not of `keras_transformer.ops`.*\(OfTensorFlow\)": OfTensorFlow(),
     r"a decision on a value.*in the layer branches \(Branches\)": Branches(),
+    "the activation selu": built(Activated("selu"), X.shape),
+    "a norm over other axes": built(Activated("relu", axis=1), X.shape),
+    "along another axis than the last": lambda x: ops.one_hot(ops.cast(x, "int32"), 3, axis=0),
     "the operation `ops.fft`": lambda x: ops.fft((x, x)),
     "`ops.split` at places": lambda x: ops.split(x, [1, 3], axis=-1),
     "a loop over a value": lambda x: [*x],
