@@ -135,7 +135,8 @@ def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
     else:
         given = ValueInfo(form.takes, np.int32, ["batch", LENGTHS.get(form.takes, "length")])
     with ops.on(r):
-        found = form.of_ids(form.padded(r.input(given)))
+        taken = r.input(given)
+        found = form.of_ids(taken if isinstance(form, Recognition) else _with_a_column(taken))
         outputs = [_output(name, output, found[name]) for name, output in form.ids_outputs.items()]
     return model_of(r, [given], outputs)
 
@@ -152,7 +153,7 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
         return ids_model(run, decoding, precision)
     r, form = recorder_of(run.model, precision), Translation(run, run.model, decoding)
     with ops.on(r):
-        ids, scores = form.search(form.padded(r.input(SOURCE)), decoding)
+        ids, scores = form.search(_with_a_column(r.input(SOURCE)), decoding)
         ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
         scores = scores[:, :size]
         outputs = [
@@ -162,6 +163,12 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
             (ValueInfo("n_best_scores", np.float32, ["batch", size]), scores),
         ]
     return model_of(r, [SOURCE], outputs)
+
+
+def _with_a_column(ids: Recorded) -> Recorded:
+    """Ids (B, S), of a width of 0 with one column of pad: not all nodes take no numbers."""
+    width = ops.shape(ids)[1]
+    return ops.pad(ids, [[0, 0], [0, 1]])[:, : ops.maximum(width, 1)]
 
 
 def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:

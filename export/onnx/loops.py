@@ -89,7 +89,12 @@ def _name(r: Recorder, graph: Graph, value: Any) -> str:
 
 
 def run_loop_in_rounds(
-    r: Recorder, advance: Callable[..., Any], state: Any, done: Callable[[Any], Any], given: Any
+    r: Recorder,
+    advance: Callable[..., Any],
+    state: Any,
+    done: Callable[[Any], Any],
+    given: Any,
+    begin: Callable[[Any], Any] = lambda state: state,
 ) -> Any:
     """`run_loop` in rounds: when one sentence in `DONE_SHARE` is done, the next round goes on with the others.
 
@@ -100,10 +105,12 @@ def run_loop_in_rounds(
     batch = r.size(done(state), 0)
     results = [value for name, value in state._asdict().items() if rounds.is_result(name, value)]
     active = r.arange(batch)
-    first = rounds.kept(state, (active, tuple(state), tuple(given)))
+    begun = tuple(begin(state))
+    first = rounds.kept(state, (active, begun, tuple(given), r.seen))
     r.rounds.append((len(r.graphs), batch))
-    results, (_, last, _) = loop(r, rounds.goes_on, rounds.next, (results, first), rounds.goes_on(results, first))
+    results, (_, last, *_) = loop(r, rounds.goes_on, rounds.next, (results, first), rounds.goes_on(results, first))
     r.rounds.pop()
+    r.num_sharing, r.seen = 1, None
     found = iter(results)
     return rounds.state_of(
         next(found) if rounds.is_result(name, old) else new
@@ -113,7 +120,7 @@ def run_loop_in_rounds(
 
 class _Rounds:
     """The body of the loop of rounds. What it hands on: the results, and of the active sentences their places in the
-    batch, their state, and what is given of them."""
+    batch, their state, what is given of them, and which keys their beams see."""
 
     def __init__(self, r: Recorder, advance: Any, state_type: Any, done: Any, given_type: Any):
         self.r = r
@@ -152,7 +159,7 @@ class _Rounds:
 
     def next(self, results: Any, active: Any) -> Any:
         """A round."""
-        r, (places, state, given) = self.r, active
+        r, (places, state, given, seen) = self.r, active
         count = r.size(places, 0)
 
         def sized(value: Recorded) -> Recorded:
@@ -160,20 +167,32 @@ class _Rounds:
                 value.sizes[0] = count
             return value
 
-        state, given = self.of_sentences(sized, state), self.given_type(*self.of_sentences(sized, given))
+        state, given, seen = self.of_sentences(sized, (state, given, seen))
+        given = self.given_type(*given)
 
-        def goes_on(*fields: Any) -> Recorded:
+        def goes_on(seen: Recorded | None, *fields: Any) -> Recorded:
             # Negative while fewer than one in `DONE_SHARE` are done.
             return r.less(r.sum(r.where(self._is_done(self.state_of(fields)), DONE_SHARE - 1, -1)), 0)
 
-        def body(*fields: Any) -> tuple:
-            return tuple(self.advance(self.state_of(fields), given))
+        def body(seen: Recorded | None, *fields: Any) -> tuple:
+            r.seen = seen
+            self.count_beams((seen, *fields))
+            new = self.advance(self.state_of(fields), given)
+            return r.seen, *new
 
-        new = self.state_of(loop(r, goes_on, body, state, np.array(True)))
+        seen, *fields = loop(r, goes_on, body, (seen, *state), np.array(True))
+        new = self.state_of(fields)
         at = r.expand_dims(places, -1)
         rows = [value for name, value in new._asdict().items() if self.is_result(name, value)]
         results = [
             r.emit("ScatterND", old, at, row, dtype=old.dtype, sizes=old.sizes)
             for old, row in zip(results, rows, strict=True)
         ]
-        return results, self.kept(new, (places, tuple(new), tuple(given)))
+        return results, self.kept(new, (places, tuple(new), tuple(given), seen))
+
+    def count_beams(self, nest: Any) -> None:
+        """Gives the axis of beams one size in all values (A, K, ...): beams that share keys begin as one."""
+        values = [one for one in keras.tree.flatten(nest) if isinstance(one, Recorded) and self.r.num_sharing > 1]
+        unknown = [one for one in values if one.ndim > 1 and one.sizes[1] is None]
+        for value in unknown:
+            value.sizes[1] = self.r.size(unknown[0], 1)

@@ -40,7 +40,7 @@ def recorder_of(model: Any, precision: str) -> Recorder:
         num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
     else:
         num_positions = model.context_length
-    return Recorder(PRECISION[precision], num_positions)
+    return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
 
 
 def model_of(r: Recorder, inputs: Sequence[ValueInfo], outputs: Sequence[tuple[ValueInfo, Any]]) -> Model:
@@ -56,15 +56,20 @@ class Recorder:
     Args:
         precision: of weights and states.
         num_positions: how many positions the tables of positions have.
+        num_tokens: how many tokens a search chooses among.
     """
 
     integers = "int64"
 
-    def __init__(self, precision: Precision, num_positions: int):
+    def __init__(self, precision: Precision, num_positions: int, num_tokens: int = 0):
         self.graphs = [Graph()]
         self.precision = precision
         self.num_positions = num_positions
+        self.num_tokens = num_tokens
         self.ways = {name: partial(way, self) for name, way in WAYS.items()}
+        # While beams share keys: how many beams, and which of the keys a beam sees.
+        self.num_sharing = 1
+        self.seen: Recorded | None = None
         self.rounds: list[tuple[int, Size]] = []  # of each loop in rounds: the depth of its body, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now
         self._known: list[dict[tuple, Any]] = [{}]  # for each graph, its nodes

@@ -60,6 +60,44 @@ def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection])
     )
 
 
+def position_axis(r: Recorder, x: Recorded, keys: Recorded) -> int:
+    """Beams that share keys are one sequence."""
+    return 1 if are_shared(r, keys) else -2
+
+
+def are_shared(r: Recorder, keys: Recorded) -> bool:
+    """Whether keys are those (B, 1, G, S, H) that the beams of a sentence share, not those of a memory."""
+    return r.num_sharing > 1 and keys.ndim == 5
+
+
+def first_beams(r: Recorder, state: Any) -> Any:
+    """One, if all caches grow, and the vocabulary has continuations for all. From then on beams share the keys.
+
+    `r.seen` (B, K, S) tells which of them a beam sees, those of the step among them, so nothing of the cache moves.
+    """
+    caches, (batch, num_beams) = keras.tree.flatten(state.cache["beams"]), state.token_ids.sizes
+    if any(one.ndim != 5 or not same(one.sizes[-2], 0) for one in caches) or not 1 < num_beams <= r.num_tokens // 2:
+        return state
+    r.num_sharing, r.seen = num_beams, r.ones([batch, 1, 1], "bool")
+    one_beam = keras.tree.map_structure(lambda values: values[:, :1], state.cache["beams"])
+    return state._replace(
+        token_ids=state.token_ids[:, :1],
+        live_ids=state.live_ids[:, :1],
+        live_log_probs=state.live_log_probs[:, :1],
+        cache={**state.cache, "beams": one_beam},
+    )
+
+
+def follow(r: Recorder, cache: Any, beams: Recorded) -> Any:
+    """Shared keys stay."""
+    if r.seen is None:
+        return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
+    own = np.eye(r.num_sharing, dtype=bool)  # of the next step each beam sees its key
+    seen = gather_beams(r, r.seen, beams)
+    r.seen = r.concatenate([seen, r.broadcast_to(own, [r.size(seen, 0), *own.shape])], axis=-1)
+    return cache
+
+
 def empty_cache(r: Recorder, shape: tuple, dtype: str) -> Recorded:
     """With no position: it grows."""
     return r.zeros([*shape[:-2], 0, shape[-1]], dtype)
@@ -67,32 +105,53 @@ def empty_cache(r: Recorder, shape: tuple, dtype: str) -> Recorded:
 
 def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Recorded:
     """Longer by a position."""
+    return longer(r, cache, new)
+
+
+def longer(r: Recorder, cache: Recorded, new: Recorded) -> Recorded:
+    """A cache with the new keys or values behind it."""
+    if are_shared(r, cache) and not same(new.sizes[1], 1):
+        raise r.unrecordable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
     return r.concatenate([cache, new], axis=-2)
+
+
+def positions_in(r: Recorder, keys: Recorded) -> Recorded:
+    """A position has a key of each beam that shares them; the first has one."""
+    num_sharing = r.num_sharing if are_shared(r, keys) else 1
+    return r.floor_divide(r.add(r.arange(r.size(keys, -2)), num_sharing - 1), num_sharing)
 
 
 def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
     """All so far."""
-    return last_positions(r, r.add(r.size(keys, -2), 1), index)
+    return last_positions(r, keys, index)
 
 
-def last_positions(r: Recorder, count: Any, index: Recorded) -> Recorded:
-    """The last positions up to `index`, so many."""
-    return r.subtract(r.add(r.cast(index, "int64"), 1), counted(r, count, reverse=1))
+def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
+    """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
+    num_sharing = r.num_sharing if are_shared(r, keys) else 1
+    count = r.size(r.seen, -1) if are_shared(r, keys) else r.add(r.size(keys, -2), 1)
+    count = count if most is None else r.minimum(count, most * num_sharing)
+    ages = r.floor_divide(r.subtract(counted(r, count, reverse=1), 1), num_sharing)
+    return r.subtract(r.cast(index, "int64"), ages)
 
 
 def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, size: int) -> Recorded:
     """Longer by a position, and cut to the last."""
-    longer = r.concatenate([cache, new], axis=-2)
-    return r.part(longer, (..., slice(-size, None), slice(None)))
+    most = size * r.num_sharing if are_shared(r, cache) else size
+    return r.part(longer(r, cache, new), (..., slice(-most, None), slice(None)))
 
 
 def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:
     """The last so far, in their order."""
-    return last_positions(r, r.minimum(r.add(r.size(keys, -2), 1), size), index)
+    return last_positions(r, keys, index, size)
 
 
-def written(r: Recorder, positions: Recorded, index: Recorded) -> None:
-    """All are."""
+def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None = None) -> Recorded | None:
+    """Every beam sees all its keys. Among keys that beams share it sees those of the beams that it continues."""
+    if r.seen is None:
+        return None
+    seen = r.expand_dims(r.seen, 1)
+    return seen if size is None else r.part(seen, (..., slice(-size * r.num_sharing, None)))
 
 
 def seen_softmax(r: Recorder, logits: Recorded, attention_mask: Any) -> Recorded:
@@ -118,8 +177,8 @@ def gather_beams(r: Recorder, values: Recorded, beams: Any) -> Recorded:
 WAYS: dict[str, Callable[..., Any]] = {
     way.__name__: way
     for way in (
-        product, rows, by_position, projected_heads, empty_cache, extended, key_positions, extended_ring,
-        ring_positions, written, seen_softmax, gather_beams,
+        product, rows, by_position, projected_heads, position_axis, first_beams, follow, empty_cache, extended,
+        positions_in, key_positions, extended_ring, ring_positions, written, seen_softmax, gather_beams,
     )
 } | {"run_loop": run_loop_in_rounds}  # fmt: skip
 

@@ -57,7 +57,11 @@ def blank(bounds: Bounds, num_rows: int) -> Blank:
 
 @ops.replaceable
 def run_loop(
-    advance: Callable[[State, Given], State], state: State, done: Callable[[State], Tensor], given: Given
+    advance: Callable[[State, Given], State],
+    state: State,
+    done: Callable[[State], Tensor],
+    given: Given,
+    begin: Callable[[State], State] = lambda state: state,
 ) -> State:
     """Advances the state until all of `done(state)` is true. An export may drop sentences that are done.
 
@@ -66,6 +70,7 @@ def run_loop(
         state: a named tuple of tensors (B, ...), of scalars, and of the cache.
         done: state → (B,) or (B, K).
         given: what does not change: a named tuple of tensors (B, ...), of numbers, and None.
+        begin: makes of `state` what the first step takes.
     """
 
     def goes_on(*fields: Any) -> Tensor:
@@ -74,7 +79,7 @@ def run_loop(
     def body(*fields: Any) -> tuple:
         return tuple(advance(state._make(fields), given))
 
-    return state._make(ops.while_loop(goes_on, body, tuple(state)))
+    return state._make(ops.while_loop(goes_on, body, tuple(begin(state))))
 
 
 class Bounds(NamedTuple):
@@ -138,6 +143,12 @@ def pick(values: Tensor, places: Tensor) -> Tensor:
     """values (B, K, V), places (B, K) → (B, K)."""
     here = ops.equal(ops.arange(ops.shape(values)[-1]), places[..., None])  # (B, K, V)
     return ops.sum(ops.where(here, values, ops.zeros_like(values)), axis=-1)
+
+
+@ops.replaceable
+def follow(cache: Any, beams: Tensor) -> Any:
+    """The cache, a nest of (B, K, ...), of the beams (B, K) that others continue."""
+    return ops.map_structure(lambda values: gather_beams(values, beams), cache)
 
 
 @ops.replaceable

@@ -23,6 +23,7 @@ from keras_transformer.decoding.loop import (
     count,
     exists,
     fit,
+    follow,
     gather_beams,
     is_permitted,
     k_best,
@@ -96,7 +97,8 @@ def beam_search(
         return next_beams(state, likeliest, cache, bounds, num_beams, length_penalty)
 
     start = start_beams(cache, bounds, num_beams, n_best or num_beams)
-    return best_hypotheses(run_loop(advance, start, lambda state: state.done, bounds), bounds, length_penalty)
+    end = run_loop(advance, start, lambda state: state.done, bounds, first_beams)
+    return best_hypotheses(end, bounds, length_penalty)
 
 
 def start_beams(cache: Cache, bounds: Bounds, num_beams: int, n_best: int) -> BeamState:
@@ -113,6 +115,12 @@ def start_beams(cache: Cache, bounds: Bounds, num_beams: int, n_best: int) -> Be
         done=bounds.limits == 0,
         cache=cache,
     )
+
+
+@ops.replaceable
+def first_beams(state: BeamState) -> BeamState:
+    """The state that the first step takes. Its beams are the same, so an export may begin with one."""
+    return state
 
 
 def continuations(
@@ -152,9 +160,10 @@ def next_beams(
 
 def extend(state: BeamState, likeliest: Continuations, num_beams: int) -> Candidates:
     """The likeliest continuations of all beams of a sentence."""
-    count = ops.shape(likeliest.log_probs)[-1]
+    batch_size, num_live, count = ops.shape(likeliest.log_probs)
     log_probs = likeliest.log_probs + state.live_log_probs[..., None]  # (B, K, k)
-    log_probs, token_ids = (ops.reshape(x, (-1, num_beams * count)) for x in (log_probs, likeliest.token_ids))
+    all_of_sentence = batch_size, num_live * count
+    log_probs, token_ids = (ops.reshape(x, all_of_sentence) for x in (log_probs, likeliest.token_ids))
     log_probs, places = k_best(log_probs, num_candidates(num_beams), state.index.dtype)
     beams, token_ids = places // count, gather_beams(token_ids, places)
     here = ops.equal(ops.arange(ops.shape(state.live_ids)[-1]), state.index)  # (L,)
@@ -185,12 +194,11 @@ def keep_live(state: BeamState, candidates: Candidates, num_beams: int, cache: C
         return state._replace(**live, cache=cache)
     log_probs, places = k_best(log_probs, num_beams, state.index.dtype)
     beams = gather_beams(candidates.beams, places)  # (B, K)
-    followed = ops.map_structure(lambda values: gather_beams(values, beams), cache["beams"])
     return state._replace(
         token_ids=gather_beams(candidates.token_ids, places),
         live_ids=gather_beams(candidates.ids, places),
         live_log_probs=log_probs,
-        cache={**cache, "beams": followed},
+        cache={**cache, "beams": follow(cache["beams"], beams)},
     )
 
 

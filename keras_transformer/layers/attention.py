@@ -10,7 +10,7 @@ import keras
 from keras_transformer import ops
 from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.cache import KeysValues as KeysValues
-from keras_transformer.layers.cache import empty_cache, extended, key_positions, written
+from keras_transformer.layers.cache import empty_cache, extended, key_positions, position_axis, written
 from keras_transformer.layers.cache import write_at as write_at
 from keras_transformer.layers.heads import Projection, grouped, joined_heads, projected_heads, ungrouped
 from keras_transformer.layers.initial import glorot
@@ -106,7 +106,6 @@ class MultiHeadAttention(SelfAttention):
 
     # What back ends may do in their own ways. A subclass has others, if its cache or its queries do not allow these.
     _empty_cache = staticmethod(empty_cache)
-    _written = staticmethod(written)
     _softmax = staticmethod(seen_softmax)
 
     def __init__(
@@ -243,17 +242,21 @@ class MultiHeadAttention(SelfAttention):
         Returns:
             (B, K, D), and the cache with this position in it.
         """
-        x = ops.expand_dims(x, -2)  # (B, K, 1, D)
+        axis = position_axis(x, cache.keys)
+        x = ops.expand_dims(x, axis)  # (B, K, 1, D)
         query, new = self.project_both(x, shared)  # keys and values (B, K, G, 1, H)
-        visible = self._written(self.positions_of_keys(cache, index), index)  # (S,)
+        visible = self._visible(self.positions_of_keys(cache, index), index)
         cache = KeysValues(*(self._extended(*pair, index) for pair in zip(cache, new, strict=True)))
-        mask = None if visible is None else visible[None, None, None]
-        x, _ = self._attend(query, cache, mask, shared)
-        return ops.squeeze(x, -2), cache
+        x, _ = self._attend(query, cache, visible, shared)
+        return ops.squeeze(x, axis), cache
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         """Keys or values (..., L, H) with the new ones (..., 1, H) of the position `index`."""
         return extended(cache, new, index)
+
+    def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
+        """Which keys, at such positions (S,), the beams see in the step at `index`, see `written`."""
+        return written(positions, index)
 
     def attend_memory(self, x: Tensor, memory: Any, memory_mask: Tensor) -> Tensor:
         """Encoder-decoder attention at one position: (B, K, D) → (B, K, D).

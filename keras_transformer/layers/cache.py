@@ -16,6 +16,15 @@ class KeysValues(NamedTuple):
 
 
 @ops.replaceable
+def position_axis(x: Tensor, keys: Tensor) -> int:
+    """Where states (B, K, D) of beams get the axis T of positions: each beam is a sequence of one, (B, K, 1, D).
+
+    An export may make the beams one sequence, (B, 1, K, D), which share their keys (B, 1, G, S, H).
+    """
+    return -2
+
+
+@ops.replaceable
 def empty_cache(shape: tuple, dtype: str) -> Tensor:
     """The keys or values (..., L, H) of no position; an export keeps no room for those that follow."""
     return ops.zeros(shape, dtype=dtype)
@@ -28,9 +37,15 @@ def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
 
 
 @ops.replaceable
+def positions_in(keys: Tensor) -> Tensor:
+    """The positions (S,) of keys (..., S, H) that lie in a cache from position 0 on."""
+    return ops.arange(ops.shape(keys)[-2])
+
+
+@ops.replaceable
 def key_positions(keys: Tensor, index: Tensor) -> Tensor:
     """The positions (S,) of the keys after the step at `index` with such a cache."""
-    return ops.arange(ops.shape(keys)[-2])
+    return positions_in(keys)
 
 
 @ops.replaceable
@@ -47,9 +62,18 @@ def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
 
 
 @ops.replaceable
-def written(positions: Tensor, index: Tensor) -> Tensor | None:
-    """(S,) Whether there is a key, for the positions that `key_positions` or `ring_positions` give; None if all are."""
-    return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))
+def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
+    """Whether a beam sees a key: where there is one.
+
+    Args:
+        positions: (S,), as `key_positions` or `ring_positions` gives them.
+        index: the position of the beams.
+        size: of the ring; None if the cache is none.
+
+    Returns:
+        booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S); None if it sees all.
+    """
+    return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))[None, None, None]
 
 
 def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:

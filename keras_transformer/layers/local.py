@@ -37,7 +37,6 @@ class LocalAttention(WindowedAttention):
 
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
-    _written = staticmethod(ops.plain(written))
 
     def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
@@ -49,6 +48,9 @@ class LocalAttention(WindowedAttention):
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         return ops.plain(extended_ring)(cache, new, index, self.width)
+
+    def _visible(self, positions: Tensor, index: Tensor) -> Tensor:
+        return ops.plain(written)(positions, index)
 
     def _is_visible(self, queries_at: Tensor, keys_at: Tensor, length: int | Tensor) -> Tensor:
         return ops.logical_and(keys_at < length, keys_at <= queries_at if self.is_causal else queries_at >= 0)

@@ -12,6 +12,7 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
+from keras_transformer.layers.cache import positions_in
 from keras_transformer.layers.initial import glorot
 from keras_transformer.layers.layer import Layer
 from keras_transformer.layers.masks import HIDDEN
@@ -133,7 +134,7 @@ class Location(Score):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=glorot())
 
     def call(self, query: Tensor, key: Tensor) -> Tensor:
-        positions = ops.arange(ops.shape(key)[-2])  # (S,)
+        positions = positions_in(key)  # (S,)
         rows = ops.take(self.kernel, ops.minimum(positions, self.max_length - 1), axis=0)  # (S, H)
         has_row = ops.cast(ops.less(positions, self.max_length), "float32")
         return dot(query, rows) + (1.0 - has_row) * HIDDEN

@@ -9,7 +9,7 @@ import keras
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.cache import KeysValues, extended_ring, ring_positions
+from keras_transformer.layers.cache import KeysValues, extended_ring, ring_positions, written
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.tensor import Tensor
@@ -81,6 +81,9 @@ class WindowedAttention(MultiHeadAttention):
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
         return extended_ring(cache, new, index, self.width)
+
+    def _visible(self, positions: Tensor, index: Tensor) -> Tensor | None:
+        return written(positions, index, self.width)
 
     def _output_and_scores(
         self,

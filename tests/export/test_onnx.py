@@ -1,5 +1,7 @@
 """The ONNX files compute what the model and its search compute, and are valid, in each precision."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +15,7 @@ from export.onnx.halves import SOURCE
 from export.signatures import Decoding, TrainedRun
 from export.traced import translate_ids
 from keras_transformer.errors import RequestError
+from keras_transformer.models.ensemble import Ensemble
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.export.sessions import of, outputs_of, run_of, session, sums_overflow
 from tests.layer_check import array, assert_close
@@ -87,6 +90,27 @@ def test_many_positions_whether_beams_share_keys_or_not(tmp_path, positions, num
     chosen = np.where(ids == PAD, 0, np.take_along_axis(log_probs, ids[..., None], -1)[..., 0])
     assert ids.shape[1] > 20, "many positions"
     assert_close(chosen[:2].sum(-1), scores[:2], 1e-4)
+
+
+@pytest.mark.parametrize(("attention", "is_shared"), [("full", True), ("windowed", True), ("local", False)])
+def test_beams_share_a_cache_that_grows(tmp_path, attention, is_shared):
+    """So that no step copies the keys of beams that change places."""
+    graph = translate_model(run_of(make_model(attention=attention)), Decoding(3), "float32")
+    (path,) = write_model(tmp_path / "translate.onnx", graph, {})
+    loops = [node for node in all_nodes(onnx.load(path).graph.node) if node.op_type == "Loop"]
+    states = [value.type.tensor_type.shape.dim for node in loops for value in node.attribute[0].g.input]
+    num_beams = [dims[1].dim_value for dims in states if len(dims) == 5]  # of (B, K, G, S, H)
+    assert num_beams and {*num_beams} == {1 if is_shared else 3}
+
+
+def test_models_of_which_not_all_share_their_keys_search_as_one(tmp_path):
+    joint: Any = Ensemble([make_model(attention=attention, max_source_length=11) for attention in ("full", "local")])
+    source_ids, decoding = make_inputs()["source_ids"], Decoding(3, max_length=6)
+    translate = of(translate_model(run_of(joint), decoding, "float32"), tmp_path)
+    ids, scores = translate.run(None, {"source_ids": source_ids})
+    expected, expected_scores = map(ops.convert_to_numpy, translate_ids(joint, tf.constant(source_ids), decoding))
+    np.testing.assert_array_equal(padded_to(ids, 6), padded_to(expected[:, 0], 6))
+    np.testing.assert_allclose(scores, expected_scores[:, 0], atol=1e-4)
 
 
 def test_the_encoder_makes_no_tensor_of_all_pairs_of_positions_in_windows(tmp_path):
