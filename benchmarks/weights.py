@@ -40,7 +40,7 @@ def arrays_of(model: Transformer) -> Weights:
         "positions": model.positions(ops.arange(model.max_source_length)),
         "num_heads": np.array(model.num_heads),
     }
-    for stack, blocks in (("encoder", model.encoder_blocks), ("decoder", model.decoder_blocks)):
+    for stack, blocks in (("encoder", model.encoder_stack.blocks), ("decoder", model.decoder_stack.blocks)):
         for number, block in enumerate(blocks):
             arrays |= {f"{stack}/{number}/{name}": array for name, array in block_arrays(block, STACKS[stack]).items()}
     return {name: np.asarray(ops.convert_to_numpy(array)) for name, array in arrays.items()}

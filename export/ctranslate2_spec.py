@@ -65,7 +65,7 @@ def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Seq
     spec.register_source_vocabulary(list(source_pieces))
     spec.register_target_vocabulary(list(target_pieces))
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = model.encoder_blocks[0].feed_forward_residual.norm.epsilon
+    spec.config.layer_norm_epsilon = model.encoder_stack.blocks[0].feed_forward_residual.norm.epsilon
     spec.validate()
     return spec
 

@@ -238,7 +238,7 @@ def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]
     Raises:
         ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
     """
-    config, arguments = modern(config), KINDS[kind].arguments
+    arguments = KINDS[kind].arguments
     if unknown := sorted(map(str, config.keys() - arguments.keys())):
         raise Unknown(f"expected arguments among {', '.join(arguments)}; received {unknown[0]!r:.60}")
     config = {name: _checked(name, option, config.get(name, option.default)) for name, option in arguments.items()}
@@ -263,32 +263,6 @@ def _checked(name: str, option: Option, value: Any) -> Any:
     if option.slot and not (value is None and option.is_optional):
         return part(option.slot, value, name)
     return option.checked(name, value)
-
-
-def modern(config: dict[str, Any]) -> dict[str, Any]:
-    """Translates the argument names of version 0.1 into today's, in a model's configuration or in settings.
-
-    Raises:
-        ValueError: an old switch is neither true nor false, or contradicts the argument that replaced it.
-    """
-    spellings = {
-        "normalize_first": ("residual", {True: "pre_norm", False: "post_norm"}),
-        "learned_positions": ("positions", {True: "learned", False: "sinusoidal"}),
-    }
-    present = {name: value for name, value in config.items() if name not in spellings}
-    for old, (name, values) in spellings.items():
-        switch = config.get(old)
-        if switch is None:
-            continue
-        if type(switch) is not bool:
-            raise ValueError(f"`{old}` must be true or false. Received: {old}={switch!r:.60}")
-        given = present.get(name)
-        if given not in (None, next(iter(SLOTS[name])), values[switch]):
-            raise ValueError(
-                f"`{old}` is another spelling of `{name}`: give one of them. Received: {name}={given!r:.60}"
-            )
-        present[name] = values[switch]
-    return present
 
 
 def depths(config: dict[str, Any]) -> tuple[int, ...]:

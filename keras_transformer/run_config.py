@@ -1,4 +1,4 @@
-"""A run's config.json: written in today's format, read from any version and from untrusted folders."""
+"""A run's config.json: written, and read from untrusted folders and from other versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD: dict[str, dict[str, type]] = {
     "weights": {"kind": str, "at_step": int, "asked_steps": int},
 }
 TYPES = {str: "a text", int: "an integer"}
-FORMAT = 2  # version 0.1 wrote format 1, which is read too
+FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
 
 
@@ -70,7 +70,6 @@ def read(path: Path) -> dict[str, Any]:
             **config,
             "format": FORMAT,
             "model": model,
-            "settings": family.modern(config["settings"]),
             **({"search": own_search(config["search"])} if "search" in config else {}),
         }
     except NewerVersion as error:
@@ -97,15 +96,14 @@ def _check(config: Any) -> None:
     """Raises ValueError or NewerVersion unless sections, keys and format are known."""
     if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
         raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
-    if type(config["format"]) is not int or config["format"] < 1:
-        raise ValueError(f"expected a format from 1 to {FORMAT}; received {config['format']!r:.40}")
+    if type(config["format"]) is not int or config["format"] < FORMAT:
+        raise ValueError(f"expected the format {FORMAT}; received {config['format']!r:.40}")
     if config["format"] > FORMAT:
         raise NewerVersion(_newer_version_message(config, f"format {config['format']}"))
     for key in ("model", "settings", "corpus", "versions", "weights"):
         if not isinstance(config.get(key, {}), dict):
             raise ValueError(f"expected an object under {key!r}")
-    arguments = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
-    known = arguments if config["format"] == FORMAT else config["model"].keys()
+    known = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
     unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
     if unknown and _is_newer(writer(config)):
         raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))

@@ -1,8 +1,8 @@
 """The parts of the family: for each slot of a model, its variants. Keras is not imported.
 
 To add a variant to a slot, write a class and a row here. A class has the methods of the first class in its slot, or of
-their base (`Positions`, `Residual`, `Score`), and `num_parameters`, which counts the weights of a model before it is
-made. It takes its operations from `keras_transformer.ops`, so that every format has it.
+their base (`Positions`, `Residual`, `Score`). It takes its operations from `keras_transformer.ops`, so every
+format has it.
 """
 
 from __future__ import annotations

@@ -12,17 +12,13 @@ from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import Settings, model_settings, resolve
+from keras_transformer.training.settings import model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.ALL_SLOTS.items() for name in parts]
 OF_ALL_MODELS = [(slot, name) for slot, name in ROWS if slot in family.SLOTS]
 EVERY_ROW = pytest.mark.parametrize(("slot", "name"), ROWS)
 SMALLEST = {"vocabulary_size": 9}
-OLD_SWITCHES = {
-    "normalize_first": ("residual", "pre_norm", "post_norm"),
-    "learned_positions": ("positions", "learned", "sinusoidal"),
-}
 
 
 @EVERY_ROW
@@ -48,8 +44,6 @@ def test_every_part_has_the_methods_of_the_first_in_its_slot_and_the_defaults_of
 def test_the_model_has_the_arguments_and_defaults_of_the_table():
     parameters = dict(inspect.signature(Transformer.__init__).parameters)
     assert parameters.pop("self") and parameters.pop("kwargs").kind is inspect.Parameter.VAR_KEYWORD
-    switches = {name: parameters.pop(name).default for name in OLD_SWITCHES}
-    assert switches == dict.fromkeys(OLD_SWITCHES)
     assert list(parameters) == list(family.ARGUMENTS)
     assert parameters.pop("vocabulary_size").default is inspect.Parameter.empty
     for name, parameter in parameters.items():
@@ -109,8 +103,6 @@ REFUSED: list[tuple[dict | str, str]] = [
     ({"positions": {"name": "buckets", "num_buckets": 9}}, "`positions:num_buckets` must be even. Received: "),
     ({"positions": {"name": "buckets", "max_distance": 16}},
      "`positions:max_distance` must be greater than half of `positions:num_buckets`, 16. Received: max_distance=16"),
-    ({"residual": "pre_norm", "normalize_first": False},
-     "`normalize_first` is another spelling of `residual`: give one of them. Received: residual='pre_norm'"),
     ("learned:offset=two", "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset='two'"),
     ("learned:offset", "`positions:offset` must be an integer from 0 to 1,000. Received: positions:offset=''"),
     ("learned:offset=1,offset=2", "`positions`: an option may be given once. Received: 'learned:offset=1,offset=2'"),
@@ -148,18 +140,6 @@ def test_an_integer_is_allowed_for_a_float_and_none_where_it_is_a_value():
     assert family.spelled({"name": "layer", "epsilon": 1}, "norm") == "layer:epsilon=1.0"
     assert family.parse("full:num_key_value_heads=None", "attention") == family.part("attention", "full")
     assert family.parse("learned:separate=True", "positions")["separate"] is True
-
-
-def test_the_switches_of_version_0_1_are_other_spellings():
-    for old, (name, on, off) in OLD_SWITCHES.items():
-        flag = old.replace("_", "-")
-        for switch, part, spelling in ((True, on, f"--{flag}"), (False, off, f"--no-{flag}")):
-            assert family.modern({"seed": 1, old: switch}) == {"seed": 1, name: part}
-            assert family.complete({**SMALLEST, old: switch})[name]["name"] == part
-            assert getattr(resolve(vars(parser().parse_args([spelling])), {}), name) == part
-        assert family.modern({name: on, old: None}) == {name: on}, "an old switch of None changes nothing"
-    same = family.complete({**SMALLEST, "residual": "pre_norm", "normalize_first": True})
-    assert same["residual"] == {"name": "pre_norm"} and Settings().residual == "post_norm"
 
 
 def test_build_holds_the_table():

@@ -49,17 +49,16 @@ DAMAGED: dict[str, tuple[Callable[[dict], object] | str | bytes, str]] = {
     "deeply nested": ("[" * 200_000 + "]" * 200_000, ""),
     "a list": ("[]", "expected an object with the keys"),
     "an unknown key": (beside(class_name="Lambda"), "expected only known keys; received 'class_name'"),
-    "format 0": (beside(format=0), "expected a format from 1 to 2; received 0"),
-    "true for a format": (beside(format=True), "expected a format from 1 to 2; received True"),
+    "format 0": (beside(format=0), "expected the format 2; received 0"),
+    "true for a format": (beside(format=True), "expected the format 2; received True"),
     "a list for a section": (beside(settings=[]), "expected an object under 'settings'"),
     "a text for the versions": (beside(versions="9"), "expected an object under 'versions'"),
     "no count of parameters": (beside(parameters="many"), "expected a positive integer under 'parameters'"),
     "answers of a translator": (beside(answer_length=9), "expected 'answer_length' of a language model"),
     "a list for a kind": (of_model(kind=[]), rf"expected a model of the kinds {KINDS}; received \[\]"),
-    "an unknown model key of format 1": (lambda config: of_model(class_name="Lambda")({**config, "format": 1}),
-                                         "expected arguments among vocabulary_size, .*; received 'class_name'"),
+    "a format that is no more": (beside(format=1), "expected the format 2; received 1"),
     "a huge size": (of_model(vocabulary_size=10**12), "`vocabulary_size` must be an integer from 1 to 4,000,000"),
-    "a switch of format 1 in format 2": (of_model(normalize_first=True), "only known keys; received 'normalize_first'"),
+    "an unknown model key": (of_model(class_name="Lambda"), "only known keys; received 'class_name'"),
     **{f"a key of version {version}": (by_version(version, of_model(drop_path=1)), "known keys; received 'drop_path'")
        for version in ("0.0.9", keras_transformer.__version__, "dev")},
 }  # fmt: skip
@@ -127,25 +126,6 @@ def test_a_missing_argument_has_its_default(run_folder, tiny_model):
     rewrite(run_folder, lambda config: {**config, "model": {key: config["model"][key] for key in needed}})
     assert runs.read_config(run_folder) == whole
     assert whole["model"] == model_config(tiny_model) and whole["model"].keys() == {"kind", *family.ARGUMENTS}
-
-
-def test_a_run_of_version_0_1_is_read_and_translates_as_it_did(format_1, monkeypatch, capfdbinary):
-    before = json.loads((format_1 / "run" / "config.json").read_text())
-    assert before["format"] == 1 and before["model"]["normalize_first"] and before["settings"]["learned_positions"]
-    config = runs.read_config(format_1 / "run")
-    model = {name: value for name, value in before["model"].items() if name in family.ARGUMENTS}
-    parts = {"residual": {"name": "pre_norm"}, "positions": {"name": "learned", "offset": 0}}
-    assert config["model"] == {"kind": "translator", **family.complete({**model, **parts})}
-    settings = {name: before["settings"][name] for name in before["settings"].keys() & config["settings"].keys()}
-    assert config["settings"] == {**settings, "residual": "pre_norm", "positions": "learned"}
-    source = (format_1 / "lines.txt").read_bytes()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
-    assert main(["translate", str(format_1 / "run"), "--n-best", "2"]) == 0
-    assert capfdbinary.readouterr() == ((format_1 / "translations.txt").read_bytes(), b"")
-    assert main(["info", str(format_1 / "run")]) == 0
-    told = capfdbinary.readouterr().out.decode()
-    assert '  residual: {"name": "pre_norm"}\n' in told and "normalize_first" not in told
-    assert json.loads((format_1 / "run" / "config.json").read_text()) == before, "reading writes nothing"
 
 
 @pytest.mark.parametrize(("length", "holds"), [(6, True), (7, False), (0, False), (True, False)])

@@ -25,9 +25,6 @@ class SlopedPositions(Positions):
         angles = ops.cast(positions, "float32")[..., None] * ops.cast(self.slopes, "float32")
         return x + ops.cast(ops.sin(angles), x.dtype)
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        return hidden_dim
-
 
 class DistancePositions(Positions):
     """Subtracts from the logits a multiple of the distance. Each head has its own factor."""
@@ -64,9 +61,6 @@ class Bilinear(Score):
         kernel = ops.cast(self.kernel, self.compute_dtype)
         return ops.cast(ops.matmul(ops.matmul(query, kernel), ops.swapaxes(key, -1, -2)), "float32")
 
-    def num_parameters(self, key_dim: int) -> int:
-        return key_dim**2
-
 
 class RunningMean(SelfAttention):
     """The projected mean of the visible positions. Its cache is a sum (B, K, D) for any length."""
@@ -99,9 +93,6 @@ class RunningMean(SelfAttention):
 
     def compute_output_shape(self, query_shape: tuple, *_: Any, **__: Any) -> tuple:
         return query_shape
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        return hidden_dim**2
 
 
 class Repeated(Stack):

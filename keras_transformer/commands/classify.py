@@ -23,12 +23,12 @@ def classify(arguments: argparse.Namespace) -> None:
     """Prints the label of each line of standard input, a tab, and its probability; or those of images.
 
     Raises:
-        RequestError: files or options are for images, and the model is for texts; or see `classify_images`.
+        RequestError: files are for images, and the model is for texts; or see `classify_images`.
     """
     if read_config(arguments.run)["model"]["kind"] == "image-classifier":
         classify_images(arguments)
         return
-    if arguments.files or arguments.picture or arguments.pixel:
+    if arguments.files:
         raise RequestError(f"{arguments.run} takes lines of standard input; files are for a classifier of images")
     load_tensorflow()
     from keras_transformer.decoding.classifier import load_classifier
@@ -101,10 +101,7 @@ def standard_input() -> TextLines:
 def add_classify_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `classify`."""
     add_batch_size(parser)
-    add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
-    add("--picture", metavar="FILE", help="draw where a pixel of the image looks: a .png, .pdf or .svg file")
-    add("--pixel", metavar="ROW,COLUMN", help="the pixel, among those of the model (default: in the middle)")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
 
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ def info(arguments: argparse.Namespace) -> None:
     run = RunFolder(arguments.run)
     config = read_config(run)
     print(f"run: {run.path}")
-    # Runs of version 0.1 do not tell the number of parameters; counting them imports Keras, which takes seconds.
+    # A run that has not prepared its data does not tell the number; counting imports Keras, which takes seconds.
     print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
     if "answer_length" in config:
         print(f"answers: up to {config['answer_length']:,} tokens, with the end")

@@ -135,29 +135,6 @@ class ImageEmbedding:
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Where a patch of images looks."""
-
-    patch: int  # its position in the stack
-
-    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
-        """Scores (B, layers, T) float32 of the patch, averaged over the heads."""
-        scores = ops.mean(ops.cast(model.attention_scores({"images": images}), "float32"), axis=2)  # (layers, B, T, T)
-        return (ops.swapaxes(scores[:, :, self.patch], 0, 1),)
-
-
-@dataclass(frozen=True)
-class PixelLooks:
-    """Where a pixel of images looks, by the self-attention of the stem."""
-
-    pixel: int  # its number, row by row
-
-    def run(self, model: ImageClassifier, images: Tensor) -> tuple[Tensor]:
-        """Scores (B, S·S) float32 of the pixel."""
-        return (ops.cast(model.pixel_scores(images)[:, self.pixel], "float32"),)
-
-
-@dataclass(frozen=True)
 class Fills:
     """The likeliest pieces of text at each place."""
 

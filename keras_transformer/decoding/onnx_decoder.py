@@ -258,7 +258,7 @@ class OnnxDecoder(Decoder):
             if session_output != ("target_ids" if self.graphs.translate else "logits"):
                 raise ValueError(session_output)
             decoding = json.loads(written["decoding"])
-            model = {"num_control_ids": END + 1, **json.loads(written["model"])}  # version 0.1 did not tell it
+            model = json.loads(written["model"])
             sizes = [model[name] for name in SIZES]
             sizes += [size for size in [model["source_vocabulary_size"]] if size is not None]  # null: there is only one
             if not all(type(size) is int for size in sizes) or not isinstance(decoding, dict):

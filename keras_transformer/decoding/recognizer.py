@@ -13,7 +13,7 @@ import numpy as np
 from keras_transformer.decoding.attention import Attention, Tokens, attention_of
 from keras_transformer.decoding.classifier import Prediction
 from keras_transformer.decoding.compiling import CompiledComputations
-from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs, Looks, PixelLooks
+from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs
 from keras_transformer.decoding.options import require_whole
 from keras_transformer.errors import RequestError
 from keras_transformer.images.batches import read
@@ -128,7 +128,7 @@ class Recognizer:
         return [Prediction(self.labels[int(row.argmax())], float(row.max())) for row in probs]
 
     def attention(self, image: Source) -> dict[str, Attention]:
-        """Where the patches of an image look: "self", with the class token first. `looks` gives this for one pixel.
+        """Where the patches of an image look: "self", with the class token first.
 
         Raises:
             RequestError: the image cannot be read.
@@ -138,39 +138,6 @@ class Recognizer:
         patches = (f"row {row}, column {column}" for row in range(side) for column in range(side))
         tokens = Tokens.of_whole(["class token", *patches])
         return attention_of(self.model, {"images": pixels[None]}, {"self": (tokens, tokens)})
-
-    def looks(self, image: Source, pixel: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Where a pixel looks: how much attention it pays to each place of the image.
-
-        Args:
-            image: the image.
-            pixel: its row and its column among the S × S of the model, from 0.
-
-        Returns:
-            For "layer 1", "layer 2", … the attention (S/P, S/P) of the pixel's patch to the patches, the mean of all
-            heads; what it pays to the class token is missing. With an attentive stem also "pixels" (S, S), which sums
-            to 1.
-
-        Raises:
-            RequestError: the image cannot be read, or has no such pixel.
-        """
-        size, patch_size = self.model.image_shape[0], self.model.arguments()["patch_size"]
-        row, column = pixel
-        if not (0 <= row < size and 0 <= column < size):
-            raise RequestError(f"a pixel's row and column go from 0 to {size - 1}; received: {row},{column}")
-        try:
-            images = self.pixels(image)[None]
-        except UnreadableImage as error:
-            raise RequestError(f"the image cannot be read: {error}") from error
-        maps, side = {}, size // patch_size
-        if self.model.has_pixel_scores:
-            (scores,) = self._computations.run(PixelLooks(row * size + column), images)
-            maps["pixels"] = scores[0].reshape(size, size)
-        patch = 1 + row // patch_size * side + column // patch_size  # the class token is the first
-        (scores,) = self._computations.run(Looks(patch), images)
-        for number, layer in enumerate(scores[0], start=1):
-            maps[f"layer {number}"] = layer[1:].reshape(side, side)
-        return maps
 
 
 def readable(found: Iterable[Any]) -> Iterator[Any]:

@@ -63,7 +63,7 @@ def blocks(config: dict[str, Any]) -> Iterator[Weight]:
         ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True
     ):
         for number in range(depth):
-            block, layer = f"{stack}_blocks.{number}", f"model.{stack}.layers.{number}"
+            block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
             for name in names:
                 yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
             feed_forward = f"{block}.feed_forward"

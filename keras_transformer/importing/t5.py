@@ -169,7 +169,7 @@ def _blocks(config: dict[str, Any]) -> Iterator[Weight]:
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED
     for stack, count, depth in zip(("encoder", "decoder"), (1, 2), family.depths(config), strict=True):
         for number in range(depth):
-            block, layers = f"{stack}_blocks.{number}", f"{stack}.block.{number}.layer"
+            block, layers = f"{stack}_stack.blocks.{number}", f"{stack}.block.{number}.layer"
             for place, (ours, theirs) in enumerate([*attentions.items()][:count]):
                 for name, projection in PROJECTIONS.items():
                     kernel = f"{layers}.{place}.{theirs}.{projection}.weight"

@@ -21,7 +21,7 @@ class Weight(NamedTuple):
     """A weight of our model, and the tensor that it is made of.
 
     Args:
-        ours: the path of attributes from the model, such as `encoder_blocks.0.feed_forward.kernel_in`.
+        ours: the path of attributes from the model, such as `encoder_stack.blocks.0.feed_forward.kernel_in`.
         theirs: the tensor's name; empty if the model from outside has no such weight.
         axes: the tensor's axes, a letter each. `Weights` knows their sizes and how to order them.
         order: the axes of the tensor in the order of ours, as for `numpy.transpose`; empty if it is the same.

@@ -22,10 +22,6 @@ class Activation(Layer):
     def call(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def num_parameters(self, intermediate_dim: int) -> int:
-        """0: it has no weights."""
-        return 0
-
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 

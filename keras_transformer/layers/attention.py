@@ -282,7 +282,6 @@ class MultiHeadAttention(SelfAttention):
 
     def project_both(self, x: Tensor, shared: Shared | None = None) -> tuple[Tensor, KeysValues]:
         """What `project_query` and `project_memory` give of the same states."""
-        # Memory first, then query: version 0.1 summed gradients in this order.
         keys, values, query = projected_heads(x, [*self._memory_projections(), self._query_projection()])
         return _rotated_query(query, shared), KeysValues(_rotated_keys(keys, shared), values)
 
@@ -330,15 +329,6 @@ class MultiHeadAttention(SelfAttention):
     ) -> tuple:
         _check_axes(query_shape, memory_shape, attention_mask_shape, memory_mask_shape)
         return query_shape
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: projections between D and heads of H, inner norm, and score."""
-        heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
-        num_inputs = 2 if self.score.compares_keys else 1  # keys and values, or values alone
-        kernels = hidden_dim * (2 * heads_dim + num_inputs * groups_dim)
-        biases = heads_dim + num_inputs * groups_dim + hidden_dim if self.use_bias else 0
-        inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(heads_dim)
-        return kernels + biases + inner_norm + self.score.num_parameters(self.key_dim)
 
     def get_config(self) -> dict[str, Any]:
         config = {

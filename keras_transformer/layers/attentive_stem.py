@@ -58,17 +58,8 @@ class AttentiveStem(Layer):
     def call(self, images: Tensor) -> Tensor:
         return self.patches(self.attention(self.convolution(images)))
 
-    def pixel_scores(self, images: Tensor) -> Tensor:
-        """How much each pixel looks at each other: images (B, H, W, C) → (B, H·W, H·W)."""
-        return self.attention.with_scores(self.convolution(images))[1]
-
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         return self.patches.compute_output_shape(images_shape)
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters of convolution, self-attention and patches."""
-        convolution = (KERNEL_SIZE**2 * self.channels + 1) * self.filters
-        return convolution + self.attention.num_parameters(self.filters) + self.patches.num_parameters(hidden_dim)
 
     def get_config(self) -> dict[str, Any]:
         config = {

@@ -32,7 +32,6 @@ class _Block(Layer):
         intermediate_dim: int,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        normalize_first: bool | None = None,
         *,
         attention: PartConfig = "full",
         score: PartConfig = "scaled_dot",
@@ -53,7 +52,7 @@ class _Block(Layer):
         self.attention_dropout = attention_dropout
         self.attention = attention
         self.score = score
-        self.residual = family.modern({"residual": residual, "normalize_first": normalize_first})["residual"]
+        self.residual = residual
         self.norm = norm
         self.feed_forward_config = feed_forward
         self.activation = activation
@@ -95,10 +94,6 @@ class _Block(Layer):
     def _inner_norm(self) -> PartConfig | None:
         return self.norm if family.row("residual", self.residual).load().has_inner_norm else None
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters of all sub-layers."""
-        return sum(layer.num_parameters(hidden_dim) for layer in self._layers)
-
     def get_config(self) -> dict[str, Any]:
         config = {
             "num_heads": self.num_heads,
@@ -128,7 +123,6 @@ class EncoderBlock(_Block):
         intermediate_dim: F.
         dropout: rate on each sub-layer's output.
         attention_dropout: rate on the attention scores.
-        normalize_first: another spelling of `residual="pre_norm"`.
         attention, score, residual, norm, feed_forward, activation: parts. Each is a name, or a dictionary of its name
             and options. `keras_transformer.family` lists them.
         attention_bias: whether the projections of attention have biases.

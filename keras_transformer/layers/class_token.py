@@ -26,9 +26,5 @@ class ClassToken(Layer):
         batch_size, length, width = x_shape
         return batch_size, None if length is None else length + 1, width
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: one vector."""
-        return hidden_dim
-
     def get_config(self) -> dict[str, Any]:
         return super().get_config()  # Keras's own one would refuse a policy as `dtype`

@@ -164,10 +164,6 @@ class CompressedAttention(MultiHeadAttention):
         size = self.num_groups * self.key_dim
         return self.add_weight(name=name, shape=(STRIDE, size, size), initializer="glorot_uniform")
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: as `MultiHeadAttention`, and two convolutions."""
-        return super().num_parameters(hidden_dim) + 2 * STRIDE * (self.num_groups * self.key_dim) ** 2
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
 

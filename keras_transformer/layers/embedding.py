@@ -70,11 +70,6 @@ class TokenEmbedding(Layer):
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: a row for each token, and the bias."""
-        bias = self.vocabulary_size if self.output_bias else 0
-        return self.vocabulary_size * hidden_dim + bias
-
     def get_config(self) -> dict[str, Any]:
         config = {
             "vocabulary_size": self.vocabulary_size,

@@ -168,14 +168,6 @@ class Experts(Layer):
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: router, experts, activation, and inner norm."""
-        width = self.intermediate_dim
-        expert = 3 * hidden_dim * width if self.gated else 2 * hidden_dim * width + width + hidden_dim
-        inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(width)
-        router = hidden_dim * self.num_experts
-        return router + self.num_experts * expert + inner_norm + self.activation.num_parameters(width)
-
     def get_config(self) -> dict[str, Any]:
         config = {
             "intermediate_dim": self.intermediate_dim,

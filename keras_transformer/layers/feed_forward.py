@@ -80,16 +80,6 @@ class FeedForward(Layer):
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: both kernels, both biases, activation, and inner norm."""
-        kernels = 2 * hidden_dim * self.intermediate_dim
-        biases = self.intermediate_dim + hidden_dim
-        return kernels + biases + self._parameters_of_parts()
-
-    def _parameters_of_parts(self) -> int:
-        inner_norm = 0 if self.inner_norm is None else self.inner_norm.num_parameters(self.intermediate_dim)
-        return inner_norm + self.activation.num_parameters(self.intermediate_dim)
-
     def get_config(self) -> dict[str, Any]:
         config = {
             "intermediate_dim": self.intermediate_dim,
@@ -155,12 +145,6 @@ class GatedFeedForward(FeedForward):
         gate = self.activation(ops.product(x, self.kernel_gate, self.bias_gate))
         x = self._normed(ops.multiply(gate, ops.product(x, self.kernel_in, self.bias_in)))
         return ops.product(x, self.kernel_out, self.bias_out)
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: three kernels, their biases, activation, and inner norm."""
-        kernels = 3 * hidden_dim * self.intermediate_dim
-        biases = 2 * self.intermediate_dim + hidden_dim if self.use_bias else 0
-        return kernels + biases + self._parameters_of_parts()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "use_bias": self.use_bias}

@@ -55,10 +55,5 @@ class HeadLayer(Layer):
     def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: kernel, bias, activation and norm."""
-        parts = [part for part in (self.activation, self.norm) if part is not None]
-        return hidden_dim * (hidden_dim + 1) + sum(part.num_parameters(hidden_dim) for part in parts)
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "activation": self.activation_config, "norm": self.norm_config}

@@ -50,10 +50,6 @@ class ImageAttention(Layer):
         self.gamma = self.add_weight(name="gamma", shape=(), initializer="zeros")
 
     def call(self, images: Tensor) -> Tensor:
-        return self.with_scores(images)[0]
-
-    def with_scores(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of `call`, and the scores (B, H·W, H·W), the paper's β: how much a pixel looks at each other."""
         images = ops.cast(images, self.compute_dtype)
         _, height, width, channels = images.shape
         pixels = ops.reshape(images, (-1, height * width, channels))
@@ -61,17 +57,13 @@ class ImageAttention(Layer):
             ops.matmul(pixels, ops.cast(kernel, self.compute_dtype))  # (B, H·W, C/k)
             for kernel in (self.query_kernel, self.key_kernel, self.value_kernel)
         )
-        scores = ops.cast(masked_softmax(dot(query, key), None), self.compute_dtype)
+        scores = ops.cast(masked_softmax(dot(query, key), None), self.compute_dtype)  # (B, H·W, H·W), the paper's β
         gathered = ops.matmul(ops.matmul(scores, value), ops.cast(self.output_kernel, self.compute_dtype))
         gathered = ops.reshape(gathered, (-1, height, width, channels))
-        return ops.cast(self.gamma, self.compute_dtype) * gathered + images, scores
+        return ops.cast(self.gamma, self.compute_dtype) * gathered + images
 
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         return images_shape
-
-    def num_parameters(self, channels: int) -> int:
-        """The number of parameters for images of so many channels: four kernels and γ."""
-        return 4 * channels * self._inner(channels) + 1
 
     def _inner(self, channels: int) -> int:
         return max(1, channels // self.reduction)

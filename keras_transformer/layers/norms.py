@@ -22,10 +22,6 @@ class LayerNorm(Replaceable, keras.layers.LayerNormalization):
     def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
         super().__init__(epsilon=epsilon, **kwargs)
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: a gain and a shift for each of D."""
-        return 2 * hidden_dim
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RmsNorm(Replaceable, keras.layers.RMSNormalization):
@@ -40,7 +36,3 @@ class RmsNorm(Replaceable, keras.layers.RMSNormalization):
     def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
         super().__init__(epsilon=epsilon, **kwargs)
         self.supports_masking = True  # Keras's layer would lose the mask
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: a gain for each of D."""
-        return hidden_dim

@@ -59,10 +59,6 @@ class Patches(Layer):
         batch_size, height, width, _ = images_shape
         return batch_size, height // self.patch_size * (width // self.patch_size), self.hidden_dim
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: kernel and bias."""
-        return (self.patch_size**2 * self.channels + 1) * hidden_dim
-
     def get_config(self) -> dict[str, Any]:
         config = {"patch_size": self.patch_size, "channels": self.channels, "hidden_dim": self.hidden_dim}
         return {**super().get_config(), **config}

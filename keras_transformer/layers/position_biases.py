@@ -94,10 +94,6 @@ class BucketPositions(Positions):
         places = ops.clip(relative_positions(queries, keys), -far, far) + far
         return ops.take(by_distance, ops.cast(places, "int32"), axis=1)  # (N, T, S)
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: one for each bucket and head, in two tables."""
-        return 2 * self.num_buckets * self.num_heads
-
     def get_config(self) -> dict[str, Any]:
         config = {
             "num_heads": self.num_heads,

@@ -98,10 +98,6 @@ class Positions(Layer):
         """The rotation of self-attention's queries and keys at positions (T,) or at one position (); None for none."""
         return None
 
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters; 0 here."""
-        return 0
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class NoPositions(Positions):
@@ -225,10 +221,6 @@ class LearnedPositions(Positions):
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters: a vector for each position, in one table or two."""
-        return (2 if self.separate else 1) * (self.max_length + self.offset) * hidden_dim
 
     def get_config(self) -> dict[str, Any]:
         config = {

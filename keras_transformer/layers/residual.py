@@ -45,14 +45,6 @@ class Residual(Layer):
         self.norm = make_part("norm", norm, self.dtype_policy, {})
         self.dropout = Dropout(dropout, dtype=self.dtype_policy)
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Residual:
-        """As in Keras. Version 0.1 chose the class by `normalize_first`."""
-        if "normalize_first" not in config:
-            return cls(**config)
-        config = dict(config)
-        return (PreNorm if config.pop("normalize_first") else PostNorm)(**config)
-
     @staticmethod
     def gain(encoder_layers: int, decoder_layers: int, is_decoder: bool) -> float:
         """The factor on the initial kernels of self-attention's values and output, and of feed-forward.
@@ -73,10 +65,6 @@ class Residual(Layer):
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
-
-    def num_parameters(self, hidden_dim: int) -> int:
-        """The number of parameters of the norm."""
-        return self.norm.num_parameters(hidden_dim)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "dropout": self.dropout_rate, "norm": self.norm_config}

@@ -42,10 +42,6 @@ class Score(Layer):
     def compute_output_spec(self, query: Tensor, key: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*query.shape[:-1], key.shape[-2]), dtype="float32")
 
-    def num_parameters(self, key_dim: int) -> int:
-        """The number of parameters; 0 here."""
-        return 0
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ScaledDot(Score):
@@ -77,10 +73,6 @@ class General(Score):
     def call(self, query: Tensor, key: Tensor) -> Tensor:
         return dot(ops.matmul(query, self.kernel), key)
 
-    def num_parameters(self, key_dim: int) -> int:
-        """The number of parameters: W."""
-        return key_dim**2
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Additive(Score):
@@ -101,10 +93,6 @@ class Additive(Score):
         key = ops.expand_dims(ops.matmul(key, self.key_kernel), -3)  # (..., 1, S, H)
         logits = ops.matmul(ops.tanh(query + key), ops.expand_dims(self.v, -1))  # (..., T, S, 1)
         return ops.cast(ops.squeeze(logits, -1), "float32")
-
-    def num_parameters(self, key_dim: int) -> int:
-        """The number of parameters: W, U and v."""
-        return 2 * key_dim**2 + key_dim
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -138,10 +126,6 @@ class Location(Score):
         rows = ops.take(self.kernel, ops.minimum(positions, self.max_length - 1), axis=0)  # (S, H)
         has_row = ops.cast(ops.less(positions, self.max_length), "float32")
         return dot(query, rows) + (1.0 - has_row) * HIDDEN
-
-    def num_parameters(self, key_dim: int) -> int:
-        """The number of parameters: W."""
-        return self.max_length * key_dim
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "max_length": self.max_length}

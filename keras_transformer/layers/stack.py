@@ -53,7 +53,6 @@ class Stack(Layer):
     ):
         super().__init__(**kwargs)
         require_positive(num_layers=num_layers)
-        block = family.modern(block)
         self.num_layers = num_layers
         self.block = block
         self.is_decoder = is_decoder
@@ -241,16 +240,6 @@ class Stack(Layer):
 
     def compute_output_shape(self, x_shape: tuple, *_: Any, **__: Any) -> tuple:
         return x_shape
-
-    def num_parameters(self, hidden_dim: int, num_layers: int | None = None) -> int:
-        """The number of parameters of a stack of `num_layers` layers, by default as many as this stack has.
-
-        The layers of a longer stack are as these, in turn.
-        """
-        count = self.num_different_blocks(num_layers or self.num_layers)
-        norm = 0 if self.norm is None else self.norm.num_parameters(hidden_dim)
-        of_blocks = [block.num_parameters(hidden_dim) for block in self.blocks]
-        return sum(of_blocks[layer % len(of_blocks)] for layer in range(count)) + norm
 
     def get_config(self) -> dict[str, Any]:
         config = {

@@ -138,10 +138,6 @@ class UniversalStack(Stack):
         cost = self.ponder_cost * ops.sum(real * pondered[..., 0])
         auxiliary_losses.report(ops.reshape(ops.sum(real), (1,)), lambda counts: cost / ops.maximum(counts[0], 1.0))
 
-    def num_parameters(self, hidden_dim: int, num_layers: int | None = None) -> int:
-        halting = hidden_dim + 1 if self.adaptive else 0
-        return super().num_parameters(hidden_dim, num_layers) + halting
-
     def get_config(self) -> dict[str, Any]:
         config = {"adaptive": self.adaptive, "epsilon": self.epsilon, "ponder_cost": self.ponder_cost}
         return {**super().get_config(), **config}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family
@@ -49,13 +51,28 @@ def make_model(config: dict[str, Any], dtype: str = "float32") -> Any:
 
 
 def count_parameters(config: dict[str, Any]) -> int:
-    """The number of parameters of the model that a configuration describes. It makes no weights and draws no seeds.
+    """The number of parameters of the model that a configuration describes.
+
+    The model is made without the memory of its weights, and Python's random numbers go on as if it were not.
 
     Raises:
         ValueError: the configuration describes no model.
     """
-    kind, config = _split(config)
-    return _model_class(kind).num_parameters(config)
+    load_tensorflow()
+    state = random.getstate()  # the seeds of dropout are drawn from it
+    try:
+        # A thread has its own list of weights that Keras will fill, and its own names of layers.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_counted, config).result()
+    finally:
+        random.setstate(state)
+
+
+def _counted(config: dict[str, Any]) -> int:
+    import keras
+
+    with keras.StatelessScope(initialize_variables=False):
+        return make_model(config).count_params()
 
 
 def model_config(model: FamilyModel) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from keras_transformer import family
 from keras_transformer.layers.class_token import ClassToken
 from keras_transformer.layers.embedding import TokenEmbedding
@@ -69,22 +67,6 @@ def make_layers_of_images(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     layers = {"stem": make_part("stem", config["stem"], dtype, sizes), "class_token": ClassToken(dtype=dtype)}
     num_patches = (config["image_size"] // config["patch_size"]) ** 2
     return layers | _one_stack(config, dtype, num_patches + 1, is_decoder=False)
-
-
-def num_parameters_of(layers: dict[str, Any], depths: dict[str, int], hidden_dim: int) -> int:
-    """The number of parameters of a model.
-
-    Args:
-        layers: its layers by their names. The stacks may have fewer layers than the model.
-        depths: for each stack its number of layers in the model.
-        hidden_dim: D.
-    """
-    different = {id(layer): (name, layer) for name, layer in layers.items() if layer is not None}.values()
-    return sum(
-        layer.num_parameters(hidden_dim, *([depths[name]] if name in depths else []))
-        for name, layer in different
-        if not isinstance(layer, keras.layers.Dropout)
-    )
 
 
 def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:

@@ -89,14 +89,6 @@ class FamilyModel(ReplicatedFit):
             f"instead, with `--init-from RUN`. Received: rank={rank!r}"
         )
 
-    @classmethod
-    def num_parameters(cls, config: dict[str, Any]) -> int:
-        """The number of parameters of the model that a complete configuration describes.
-
-        It makes no weights and draws no seeds.
-        """
-        raise NotImplementedError
-
     def arguments(self) -> dict[str, Any]:
         """A complete copy of the arguments that make this model again, without Keras's arguments."""
         return {name: _copy(value) for name, value in self._config.items()}

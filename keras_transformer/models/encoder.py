@@ -83,11 +83,6 @@ class Encoder(TokenModel):
         head_layer = HeadLayer(**parts, dtype=dtype) if config["head_layer"] else None
         return {**super().make_layers(config, dtype), "head_layer": head_layer}
 
-    @classmethod
-    def num_parameters(cls, config: dict[str, Any]) -> int:
-        num_labels = config["num_labels"] or 0
-        return super().num_parameters(config) + num_labels * (config["hidden_dim"] + 1)
-
 
 def mean_state(states: Tensor, ids: Tensor) -> Tensor:
     """The mean (B, D) float32 of the states (B, S, D) where ids (B, S) are not pad."""

@@ -97,15 +97,6 @@ class ImageClassifier(StackModel):
         mean, std = (ops.convert_to_tensor(self._config[name], "float32") for name in ("pixel_mean", "pixel_std"))
         return (x / LARGEST_PIXEL - mean) / std
 
-    @property
-    def has_pixel_scores(self) -> bool:
-        """Whether the pixels look at each other in the stem."""
-        return hasattr(self.stem, "pixel_scores")
-
-    def pixel_scores(self, images: Tensor) -> Tensor:
-        """How much each pixel looks at each other in an attentive stem: images → (B, S·S, S·S)."""
-        return self.stem.pixel_scores(self.pixels(images))
-
     def _build_vectors(self) -> None:
         self.stem.build((None, *self.image_shape))
         self.class_token.build((None, None, self.hidden_dim))
@@ -119,8 +110,3 @@ class ImageClassifier(StackModel):
         """Symbolic inputs, labels and weights. From them Keras builds optimizer and metrics."""
         images = keras.KerasTensor((None, *self.image_shape), dtype="uint8")
         return {"images": images}, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), "float32")
-
-    @classmethod
-    def num_parameters(cls, config: dict[str, Any]) -> int:
-        num_labels = config["num_labels"] or 0
-        return super().num_parameters(config) + num_labels * (config["hidden_dim"] + 1)

@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 
-from keras_transformer import family, ops
+from keras_transformer import ops
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.assembly import num_parameters_of
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.tensor import Tensor
 
@@ -83,11 +82,3 @@ class StackModel(FamilyModel):
     def _attention_mask(self, inputs: Tensor) -> Tensor | None:
         """Booleans that broadcast to (B, T, T), True = visible; None hides nothing."""
         return None
-
-    @classmethod
-    def num_parameters(cls, config: dict[str, Any]) -> int:
-        (depth,) = family.depths(config)
-        # Two layers, which may differ: an untrusted configuration may ask for hundreds.
-        few = {"num_layers": min(depth, 2), "dropout": 0.0, "attention_dropout": 0.0}
-        layers = cls.make_layers({**config, **few}, "float32")
-        return num_parameters_of(layers, {"stack": depth}, config["hidden_dim"])

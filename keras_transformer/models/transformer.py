@@ -7,13 +7,13 @@ from typing import Any
 import keras
 
 from keras_transformer import family, ops
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock, PartConfig
+from keras_transformer.layers.blocks import PartConfig
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.shared import Shared
 from keras_transformer.layers.stack import Stack
-from keras_transformer.models.assembly import make_layers, num_parameters_of
+from keras_transformer.models.assembly import make_layers
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.tensor import Tensor
 
@@ -33,12 +33,10 @@ class Transformer(FamilyModel):
         hidden_dim: D. Sinusoidal positions need an even D.
         intermediate_dim: F.
         dropout: rate on each sub-layer's output and on the sums of embedding and position (paper, 5.4).
-        normalize_first: another spelling of `residual="pre_norm"`.
         key_dim: H; by default D / N.
         attention_dropout: rate on the attention scores.
         source_vocabulary_size: V of the source if it has its own vocabulary. Target and output share theirs.
         max_source_length: the longest source in pieces, without its end. The translator cuts longer text.
-        learned_positions: another spelling of `positions="learned"`.
         encoder_layers, decoder_layers: blocks in each stack; by default `num_layers`.
         positions: how the model knows the positions of tokens, a part.
         attention: the self-attention of encoder and decoder, a part.
@@ -94,9 +92,8 @@ class Transformer(FamilyModel):
     def __init__(
         self,
         vocabulary_size: int, num_layers: int = 6, num_heads: int = 8, hidden_dim: int = 512,
-        intermediate_dim: int = 2048, dropout: float = 0.1, normalize_first: bool | None = None,
-        key_dim: int | None = None, attention_dropout: float = 0.0, source_vocabulary_size: int | None = None,
-        max_source_length: int = 512, learned_positions: bool | None = None,
+        intermediate_dim: int = 2048, dropout: float = 0.1, key_dim: int | None = None,
+        attention_dropout: float = 0.0, source_vocabulary_size: int | None = None, max_source_length: int = 512,
         *,
         encoder_layers: int | None = None, decoder_layers: int | None = None,
         positions: PartConfig = "sinusoidal", attention: PartConfig = "full",
@@ -107,19 +104,8 @@ class Transformer(FamilyModel):
         embedding_scale: float | None = None, embedding_norm: bool = False, num_control_ids: int = 4,
         **kwargs: Any,
     ):  # fmt: skip
-        given = {
-            "vocabulary_size": vocabulary_size, "num_layers": num_layers, "num_heads": num_heads,
-            "hidden_dim": hidden_dim, "intermediate_dim": intermediate_dim, "dropout": dropout, "key_dim": key_dim,
-            "attention_dropout": attention_dropout, "source_vocabulary_size": source_vocabulary_size,
-            "max_source_length": max_source_length, "encoder_layers": encoder_layers,
-            "decoder_layers": decoder_layers, "positions": positions, "attention": attention,
-            "decoder_attention": decoder_attention, "score": score, "residual": residual, "norm": norm,
-            "feed_forward": feed_forward, "activation": activation, "stack": stack, "attention_bias": attention_bias,
-            "output_bias": output_bias, "tied_output": tied_output, "embedding_scale": embedding_scale,
-            "embedding_norm": embedding_norm, "num_control_ids": num_control_ids,
-            "normalize_first": normalize_first, "learned_positions": learned_positions,
-        }  # fmt: skip
-        super().__init__(given, **kwargs)
+        given = locals()
+        super().__init__({name: given[name] for name in family.ARGUMENTS}, **kwargs)
         self._set_sizes()
         for name, layer in make_layers(self._config, self.dtype_policy).items():
             setattr(self, name, layer)
@@ -246,28 +232,6 @@ class Transformer(FamilyModel):
         x = self.positions.embed_target(self.target_embedding(ids), positions)
         return x if self.target_norm is None else self.target_norm(x)
 
-    # Version 0.1 had these attributes. Keras visits attributes in the order of their names. These four come before the
-    # stacks, so Keras writes and reads blocks and norms at the same paths in model.keras as version 0.1.
-    @property
-    def encoder_blocks(self) -> list[EncoderBlock]:
-        """The encoder's different blocks."""
-        return self.encoder_stack.blocks
-
-    @property
-    def decoder_blocks(self) -> list[DecoderBlock]:
-        """The decoder's different blocks."""
-        return self.decoder_stack.blocks
-
-    @property
-    def encoder_norm(self) -> keras.layers.Layer | None:
-        """The norm after the encoder's blocks, if there is one."""
-        return self.encoder_stack.norm
-
-    @property
-    def decoder_norm(self) -> keras.layers.Layer | None:
-        """The norm after the decoder's blocks, if there is one."""
-        return self.decoder_stack.norm
-
     def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
         """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
 
@@ -275,12 +239,3 @@ class Transformer(FamilyModel):
             return keras.KerasTensor((None, None), dtype=dtype)
 
         return {"source_ids": symbol("int32"), "target_ids": symbol("int32")}, symbol("int32"), symbol("float32")
-
-    @classmethod
-    def num_parameters(cls, config: dict[str, Any]) -> int:
-        encoder_layers, decoder_layers = family.depths(config)
-        # Two layers a stack, which may differ: an untrusted configuration may ask for hundreds.
-        few = {"encoder_layers": min(encoder_layers, 2), "decoder_layers": min(decoder_layers, 2)}
-        layers = make_layers({**config, **few, "dropout": 0.0, "attention_dropout": 0.0}, "float32")
-        depths = {"encoder_stack": encoder_layers, "decoder_stack": decoder_layers}
-        return num_parameters_of(layers, depths, config["hidden_dim"])

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from keras_transformer.plots.attention import attention_picture as attention_picture
     from keras_transformer.plots.certificate import certificate_picture as certificate_picture
     from keras_transformer.plots.curves import learning_curves as learning_curves
-    from keras_transformer.plots.looks import looks_picture as looks_picture
     from keras_transformer.plots.masks import masks_picture as masks_picture
     from keras_transformer.plots.page import attention_page as attention_page
     from keras_transformer.plots.positions import positions_picture as positions_picture
@@ -24,7 +23,6 @@ _HOMES = {
     "attention_picture": "keras_transformer.plots.attention",
     "certificate_picture": "keras_transformer.plots.certificate",
     "learning_curves": "keras_transformer.plots.curves",
-    "looks_picture": "keras_transformer.plots.looks",
     "masks_picture": "keras_transformer.plots.masks",
     "positions_picture": "keras_transformer.plots.positions",
     "schedule_picture": "keras_transformer.plots.schedule",

@@ -47,7 +47,7 @@ class LearnedText:
 
     @classmethod
     def of_export(cls, metadata: Mapping[str, str]) -> LearnedText:
-        """What an exported file tells of itself; version 0.1 told no number of sentences."""
+        """What an exported file tells of itself."""
         source, _, target = metadata.get("languages", "").partition("-")  # such as "en-de"
         count = metadata.get("sentences_per_line", "")
         return cls(source or None, target or None, int(count) if re.fullmatch("[1-9][0-9]{0,8}", count) else 1)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,6 @@ from keras_transformer.training.workers import num_workers
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
 FORMAT = {"format": np.array(2)}
-RENAMED = {"best_bleu": "best_score"}  # what version 0.1 called a part of the progress
 Arrays = dict[str, np.ndarray]
 
 
@@ -102,7 +100,7 @@ class Checkpoints:
                 weights = _read_weights(self._path(step, "weights"), model)
                 variables = _state_variables(model)
                 expected = {**_arrays(variables), "progress": None}
-                state = _read_arrays(self._path(step, "state"), expected, partial(_state_names_of_format_1, model))
+                state = _read_arrays(self._path(step, "state"), expected)
                 progress = _read_progress(self._path(step, "state"), state.pop("progress"), like)
             except DamagedFile as error:
                 warn(f"{error}; looking for an older checkpoint")
@@ -225,33 +223,6 @@ def _weight_names(variables: Iterable[Any]) -> dict[str, Any]:
     return {f"{i:04d}-{v.name}": v for i, v in enumerate(variables)}
 
 
-def _variables_of_format_1(model: Any) -> list[Any]:
-    """The trainable variables in the order of version 0.1, which had the final norms of both stacks last."""
-    norms = [norm for norm in (model.encoder_norm, model.decoder_norm) if norm is not None]
-    last = {id(variable): variable for norm in norms for variable in norm.trainable_variables}
-    return [variable for variable in model.trainable_variables if id(variable) not in last] + [*last.values()]
-
-
-def _weight_names_of_format_1(model: Any) -> dict[str, str]:
-    """Maps the names of the weights in a file of version 0.1 to their present names."""
-    present = {id(variable): name for name, variable in _weight_names(model.trainable_variables).items()}
-    return {name: present[id(v)] for name, v in _weight_names(_variables_of_format_1(model)).items()}
-
-
-def _state_names_of_format_1(model: Any) -> dict[str, str]:
-    """Maps the names of the state in a file of version 0.1 to their present names."""
-    names = {id(variable): name for name, variable in _state_variables(model).items()}
-    places = {id(variable): place for place, variable in enumerate(model.trainable_variables)}
-    order = [places[id(variable)] for variable in _variables_of_format_1(model)]
-    renamed = {name: name for name in names.values()}
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    averages = optimizer._model_variables_moving_average if optimizer.use_ema else []
-    for slots in (optimizer._momentums, optimizer._velocities, averages):
-        of_slots = [names[id(variable)] for variable in slots]
-        renamed |= {of_slots[old]: of_slots[new] for old, new in enumerate(order[: len(of_slots)])}
-    return {**renamed, "progress": "progress"}
-
-
 def _state_variables(model: Any) -> dict[str, Any]:
     """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
 
@@ -284,12 +255,10 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 def _read_weights(path: Path, model: Any) -> Arrays:
     """Reads the weights of a checkpoint, with their present names, in the order of the model."""
-    return _read_arrays(path, weight_arrays(model), partial(_weight_names_of_format_1, model))
+    return _read_arrays(path, weight_arrays(model))
 
 
-def _read_arrays(
-    path: Path, expected: Mapping[str, np.ndarray | None], names_of_format_1: Callable[[], dict[str, str]]
-) -> Arrays:
+def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Arrays:
     """Reads exactly the arrays `expected`, with their shapes and types (None: JSON as bytes).
 
     Raises:
@@ -300,15 +269,11 @@ def _read_arrays(
         raise DamagedFile(f"{path} is a link, perhaps out of the run's folder")
     try:
         with zipfile.ZipFile(path) as file:
-            is_present = "format.npy" in file.namelist()
-            if is_present and _read_array(file, "format", FORMAT["format"]) != FORMAT["format"]:
+            if _read_array(file, "format", FORMAT["format"]) != FORMAT["format"]:
                 raise RequestError(f"{path} was written by a newer version of keras-transformer: install that version")
-            names = {name: name for name in expected} if is_present else names_of_format_1()
-            held = names.keys() | FORMAT.keys() if is_present else names.keys()
-            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in held):
+            if sorted(file.namelist()) != sorted(f"{name}.npy" for name in (*expected, *FORMAT)):
                 raise DamagedFile(f"{path} is not a checkpoint of this model: it holds other arrays")
-            read = {names[name]: _read_array(file, name, expected[names[name]]) for name in names}
-            return {name: read[name] for name in expected}
+            return {name: _read_array(file, name, like) for name, like in expected.items()}
     except DamagedFile as error:
         raise DamagedFile(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
     except (RequestError, MemoryError):
@@ -319,7 +284,7 @@ def _read_arrays(
 
 def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        progress = {RENAMED.get(name, name): value for name, value in json.loads(data.tobytes()).items()}
+        progress = json.loads(data.tobytes())
         if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:
             return progress
     except (ValueError, AttributeError, RecursionError) as error:

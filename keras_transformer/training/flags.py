@@ -17,13 +17,6 @@ DESCRIPTION = (
     "Trains a Transformer on parallel text, without arguments on number words, English to German; "
     "with --task another model."
 )
-# What version 0.1 called two variants.
-OLDER_SPELLINGS = {
-    "--normalize-first": ("residual", "pre_norm"),
-    "--no-normalize-first": ("residual", "post_norm"),
-    "--learned-positions": ("positions", "learned"),
-    "--no-learned-positions": ("positions", "sinusoidal"),
-}
 
 
 class _WholeFlags(argparse.HelpFormatter):
@@ -58,9 +51,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for setting in fields(Settings):
         help = setting.metadata["help"] + _default(setting)
         parser.add_argument(flag_of(setting.name), default=None, help=help, **setting.metadata["options"])
-    for flag, (name, value) in OLDER_SPELLINGS.items():
-        help = f"another spelling of {flag_of(name)} {value}"
-        parser.add_argument(flag, dest=name, action="store_const", const=value, help=help)
 
 
 def _default(setting: Field) -> str:

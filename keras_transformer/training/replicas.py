@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import keras
 
-from keras_transformer.training.devices import configure as configure  # as version 0.1 has it
 from keras_transformer.training.devices import parse_devices
-from keras_transformer.training.optimizers import Adam as Adam  # as version 0.1 has it
 from keras_transformer.training.workers import num_workers, worker_index
 
 if TYPE_CHECKING:

@@ -325,7 +325,6 @@ def as_given(given: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, with parts spelled as config.json spells them."""
     given = {name: value for name, value in given.items() if value is not None}
     with _told_as_flags():
-        given = family.modern(given)
         parts = given.keys() & PARTS
         return given | {name: spelled(name, _parsed(name, given[name])) for name in parts}
 

@@ -65,7 +65,7 @@ def calls(translator, tokenizer, classifier):
 
     recognizer = Recognizer(ImageClassifier(2, 8, 4, 1, **SIZES), ["a", "b"])
     yield IMAGES, recognizer.classify, recognizer.stream
-    yield NO_TEXTS, recognizer.pixels, recognizer.attention, lambda wrong: recognizer.looks(wrong, (0, 0))
+    yield NO_TEXTS, recognizer.pixels, recognizer.attention
     yield ["image.png", [3]], lambda wrong: recognizer.save("new", wrong)
     yield LISTS, lambda wrong: Recognizer(recognizer.model, wrong)
 

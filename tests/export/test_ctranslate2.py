@@ -132,7 +132,7 @@ def test_models_of_other_kinds_and_parts_that_were_put_in_by_hand_are_refused_by
         require_held(LanguageModel(64, num_layers=1, num_heads=2, hidden_dim=16, intermediate_dim=32), "float32")
     twin = Transformer.from_config(tiny_model.get_config())
     require_held(twin, "float32")
-    twin.encoder_blocks[0].feed_forward_residual.norm.epsilon = 0.5
+    twin.encoder_stack.blocks[0].feed_forward_residual.norm.epsilon = 0.5
     with pytest.raises(Unwritable, match=r"encoder_stack\.blocks\[0\]\.feed_forward_residual\.norm\.epsilon"):
         require_held(twin, "float32")
 

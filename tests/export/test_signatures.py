@@ -32,7 +32,7 @@ def put(layer, name, part):
 
 def with_gelu(tiny_model):
     model = make_model(model_config(tiny_model))
-    block = model.decoder_blocks[1]
+    block = model.decoder_stack.blocks[1]
     part = GeluFeedForward(block.intermediate_dim)
     part.build((None, None, model.hidden_dim))
     put(block, "feed_forward", part)
@@ -61,14 +61,14 @@ def test_an_unknown_part_is_refused_by_name_and_nothing_is_written_where_the_mod
 
 def test_every_part_and_option_counts_but_those_that_act_in_training_alone(tiny_model):
     model = make_model(model_config(tiny_model))
-    model.encoder_blocks[0].self_attention_residual.dropout.rate = 0.9
+    model.encoder_stack.blocks[0].self_attention_residual.dropout.rate = 0.9
     require_own_parts(model, "onnx", "float32")
-    model.encoder_blocks[0].feed_forward_residual.norm.epsilon = 0.1
+    model.encoder_stack.blocks[0].feed_forward_residual.norm.epsilon = 0.1
     place = r"model\.encoder_stack\.blocks\[0\]\.feed_forward_residual\.norm\.epsilon"
     with pytest.raises(RequestError, match=rf"1e-06 at {place}; .* with 0.1"):
         require_own_parts(model, "onnx", "float32")
     model = make_model(model_config(tiny_model))
-    put(model.encoder_stack, "blocks", [*model.encoder_blocks, model.encoder_blocks[0]])
+    put(model.encoder_stack, "blocks", [*model.encoder_stack.blocks, model.encoder_stack.blocks[0]])
     with pytest.raises(RequestError, match=r"nothing at model\.encoder_stack\.blocks\[2\]; .* with EncoderBlock"):
         require_own_parts(model, "onnx", "float32")
     config = {key: value for key, value in tiny_model.get_config().items() if key not in ("trainable", "dtype")}

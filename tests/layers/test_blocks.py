@@ -72,7 +72,7 @@ def test_encoder_decoder_attention_has_the_key_heads_of_the_decoders_self_attent
     block = DecoderBlock(**SETTINGS, attention=part)
     assert block.cross_attention.num_key_value_heads == block.self_attention.num_key_value_heads == 1
     model = Transformer(23, 1, 3, 12, 17, attention=part, decoder_attention="full")
-    (encoder,), (decoder,) = model.encoder_blocks, model.decoder_blocks
+    (encoder,), (decoder,) = model.encoder_stack.blocks, model.decoder_stack.blocks
     assert encoder.self_attention.num_key_value_heads == 1
     assert decoder.self_attention.num_key_value_heads is decoder.cross_attention.num_key_value_heads is None
 
@@ -117,8 +117,6 @@ def test_blocks_follow_one_another_and_pre_norm_ends_with_a_norm(residual):
         x = block(x)
     assert len(layer.blocks) == 3 and (layer.norm is not None) == (residual == "pre_norm")
     assert_close(layer(X), x if layer.norm is None else layer.norm(x), atol=1e-6)
-    old = Stack(2, {**SETTINGS, "normalize_first": residual == "pre_norm"})
-    assert (old.norm is None) == (layer.norm is None) and old.get_config()["block"]["residual"] == residual
 
 
 def test_the_residual_sets_the_gain_of_initial_weights(monkeypatch):
@@ -133,5 +131,5 @@ def test_the_residual_sets_the_gain_of_initial_weights(monkeypatch):
             assert block.gain == block.self_attention.gain == block.feed_forward.gain == expected
             assert not is_decoder or block.cross_attention.gain == 1
     model = Transformer(20, 1, 2, 8, 12, encoder_layers=3, decoder_layers=4)
-    assert [block.gain for block in model.encoder_blocks] == [304.0] * 3
-    assert [block.gain for block in model.decoder_blocks] == [304.5] * 4
+    assert [block.gain for block in model.encoder_stack.blocks] == [304.0] * 3
+    assert [block.gain for block in model.decoder_stack.blocks] == [304.5] * 4

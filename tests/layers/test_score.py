@@ -69,4 +69,3 @@ def test_the_score_by_location_depends_on_positions_alone():
     assert (found[..., 5:] == 0).all(), "as the source ignores the words at the end of a long sentence"
     assert_close(found.sum(-1), np.ones(found.shape[:-1]))
     assert [weight.name for weight in attention.weights] == ["query", "value", "output", "kernel"], "no keys"
-    assert attention.num_parameters(11) == attention.count_params()

@@ -1,4 +1,4 @@
-"""Pictures show what was computed: attention, positions, masks, learning rates, curves, certificates and looks."""
+"""Pictures show what was computed: attention, positions, masks, learning rates, curves and certificates."""
 
 import itertools
 from typing import Any
@@ -156,20 +156,3 @@ def test_a_certificate_has_a_bar_for_each_artefact_that_was_run_in_each_panel(tm
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), "labels run into each other"
     assert not certificate_picture({"entries": entries[:1]}).get_supxlabel(), "nothing is hatched"
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_looks_of_a_pixel_stand_beside_the_image(channels, tmp_path):
-    looks = {"pixels": np.eye(4) / 4, **{f"layer {number}": np.full((2, 2), 0.1 * number) for number in range(1, 5)}}
-    image = np.arange(16 * channels, dtype="uint8").reshape(4, 4, channels)
-    figure = plots.looks_picture(image, (1, 3), looks)
-    shown = [axes for axes in figure.axes if axes.images]
-    layers = [f"layer {number}, to 0.{number}" for number in range(1, 5)]
-    assert [axes.get_title() for axes in shown] == ["image", "pixels, to 0.25", *layers]
-    np.testing.assert_array_equal(np.asarray(shown[0].images[0].get_array()).ravel(), image.ravel())
-    for axes, scores in zip(shown[1:], looks.values(), strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), scores)
-        assert axes.images[0].get_clim()[0] == 0 and [*axes.images[0].get_extent()] == [-0.5, 3.5, 3.5, -0.5]
-    for axes in shown:
-        np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[3, 1]])  # across, down
-    figure.savefig(tmp_path / "looks.png")

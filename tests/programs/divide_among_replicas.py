@@ -2,9 +2,9 @@
 
 import sys
 
-from keras_transformer.training import replicas
+from keras_transformer.training import devices
 
-replicas.configure("cpu:2")
+devices.configure("cpu:2")
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_transformer.models import LanguageModel
 from keras_transformer.text.batches import Batch, shard
-from keras_transformer.training import devices, replicas
+from keras_transformer.training import devices, optimizers
 from keras_transformer.training.checkpoints import unchanged
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
@@ -42,7 +42,7 @@ of_one_shape = functools.partial(batches, length=5)
 
 
 def adam() -> Any:
-    return replicas.Adam(1e-3)
+    return optimizers.Adam(1e-3)
 
 
 def sgd(rate: float = 0.1) -> Any:
@@ -107,7 +107,7 @@ def assert_same(found: Trained, expected: Trained, tolerance: float = 1e-6) -> N
 
 def two_learn_what_one_learns() -> None:
     """With micro-batches on each, Adam, and a gradient of the whole batch that is clipped."""
-    clipped = functools.partial(replicas.Adam, 1e-3, global_clipnorm=0.05)
+    clipped = functools.partial(optimizers.Adam, 1e-3, global_clipnorm=0.05)
     assert_same(train(2, clipped, micro_batches=2, with_graph=True), train(1, clipped), 1e-4)
 
 

@@ -19,8 +19,7 @@ from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints, average
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.replicas import Adam
-from tests.training.runs import trained
+from keras_transformer.training.optimizers import Adam
 
 PROGRESS = {"step": 7, "best_score": 12.5}
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.1}
@@ -295,29 +294,6 @@ def test_average_rewrites_the_model_and_says_of_what(run_folder, capsys, tmp_pat
         average(tmp_path, 1)
 
 
-def test_a_run_of_version_0_1_goes_on(format_1):
-    """Its text has equal pairs, which version 0.1 divided otherwise, so the weights are not those of that version."""
-    assert "resuming at step 6\n" in trained(format_1, "--resume --out run --steps 7")
-    assert json.loads((format_1 / "run/config.json").read_text())["format"] == 2
-    weights = runs.load_model(format_1 / "run").get_weights()
-    assert all(np.isfinite(array).all() for array in weights)
-    with np.load(format_1 / "resumed.npz") as expected:
-        assert {array.shape for array in weights} <= {expected[name].shape for name in expected.files}
-
-
-def test_weights_of_version_0_1_are_put_in_their_places(format_1):
-    """It had the norms behind both stacks last; of the same shapes, they would go elsewhere unseen."""
-    with np.load(format_1 / "run" / "checkpoints" / "00000006.weights.npz") as file:
-        stored = [file[name] for name in sorted(file.files)]
-    assert average(format_1 / "run", last=1) == [6]
-    model = runs.load_model(format_1 / "run")
-    assert model.encoder_norm is not None and model.decoder_norm is not None
-    norms = [*model.encoder_norm.trainable_variables, *model.decoder_norm.trainable_variables]
-    others = [variable for variable in model.trainable_variables if not any(variable is norm for norm in norms)]
-    for variable, values in zip([*others, *norms], stored, strict=True):
-        np.testing.assert_array_equal(variable, values)
-
-
 def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model, two):
     for part in ("weights", "state"):
         path = folder / f"00000007.{part}.npz"
@@ -328,6 +304,4 @@ def test_a_checkpoint_of_a_newer_version_is_refused_and_named(folder, model, two
         with pytest.raises(RequestError, match=message):
             Checkpoints(folder).restore(model, PROGRESS)
         np.savez(path, **values)
-    assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS
-    Checkpoints(folder).save(8, model, {"step": 7, "best_bleu": 12.5})  # as version 0.1 called the score
     assert Checkpoints(folder).restore(model, PROGRESS) == PROGRESS

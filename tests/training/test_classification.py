@@ -141,20 +141,6 @@ def test_images_are_files_of_any_size_or_arrays(folder, tmp_path):
         recognizer.classify([RIGHT, tmp_path / "none.png"])
 
 
-def test_where_a_pixel_looks(folder, run, tmp_path):
-    recognizer = load_recognizer("stem")
-    looks, images = recognizer.looks(RIGHT, (3, 1)), recognizer.pixels(RIGHT)[None]
-    scores = np.asarray(recognizer.model.attention_scores({"images": images}))[0, 0].mean(0)  # of layer and image
-    np.testing.assert_allclose(looks["layer 1"].ravel(), scores[3, 1:], atol=1e-6)  # the patch of pixel 3,1
-    of_pixel = np.asarray(recognizer.model.pixel_scores(images))[0, 13]
-    np.testing.assert_allclose(looks["pixels"].ravel(), of_pixel, atol=1e-6)
-    out = tmp_path / "looks.png"
-    words = ["classify", "stem", RIGHT, "--picture", out]
-    assert run(*words, "--pixel", "1,3")[::2] == (0, f"wrote {out}: where the pixel 1,3 looks\n")
-    assert "a pixel's row and column go from 0 to 3; received: 4,0" in run(*words, "--pixel", "4,0")[2]
-    assert "--picture is about one image; received 2" in run("classify", "stem", RIGHT, *words[2:])[2]
-
-
 REFUSED = {
     "--patch-size 3 --image-size 8": "--patch-size must divide --image-size; received: --patch-size 3, --image-size 8",
     "--random-shift 8 --image-size 8 --patch-size 2": "--random-shift must be less than --image-size, 8; received: 8",

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models import Transformer
-from keras_transformer.training import devices, replicas
+from keras_transformer.training import devices, optimizers, replicas
 from keras_transformer.training.losses import SmoothedCrossEntropy
 from keras_transformer.training.metrics import TokenAccuracy
 from tests.graphs import nodes_of_a_step
@@ -40,7 +40,7 @@ def test_a_mean_of_the_means_of_parts_and_several_losses_are_refused():
 def test_adam_in_one_kernel_is_that_of_keras():
     kept = {"beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9, "weight_decay": 0.1}
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
-    ours, theirs = (partial(adam, schedule, **kept) for adam in (replicas.Adam, keras.optimizers.Adam))
+    ours, theirs = (partial(adam, schedule, **kept) for adam in (optimizers.Adam, keras.optimizers.Adam))
     assert_same(train(1, ours), train(1, theirs), 1e-5)
 
 
