@@ -110,7 +110,7 @@ def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def start_ours(cell: Cell) -> Train:
     """`SmoothedCrossEntropy`."""
-    from keras_transformer.training.losses import SmoothedCrossEntropy
+    from keras_transformer.losses import SmoothedCrossEntropy
 
     return on_keras(cell, SmoothedCrossEntropy(LABEL_SMOOTHING), dtype=cell.precision)
 

@@ -120,9 +120,9 @@ def cost(attention: str, length: int, num_threads: int) -> Cost:
     import numpy as np
 
     from keras_transformer import family
+    from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.models import LanguageModel
-    from keras_transformer.training.losses import SmoothedCrossEntropy
-    from keras_transformer.training.optimizers import Adam
+    from keras_transformer.optimizers import Adam
 
     part = family.parse(attention, "attention", "attention")
     model = LanguageModel(VOCABULARY_SIZE, length, **SIZES, residual="pre_norm", attention=part)

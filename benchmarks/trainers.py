@@ -86,8 +86,8 @@ def our_weights(cell: Cell) -> Weights:
 def start_ours(cell: Cell) -> Train:
     """`Transformer.fit`."""
     configure_keras(cell.device, cell.num_threads)
-    from keras_transformer.training.losses import SmoothedCrossEntropy
-    from keras_transformer.training.optimizers import Adam
+    from keras_transformer.losses import SmoothedCrossEntropy
+    from keras_transformer.optimizers import Adam
 
     return fit(our_model(cell), cell, Adam(**ADAM), SmoothedCrossEntropy(LABEL_SMOOTHING))
 

@@ -18,7 +18,7 @@ from keras_transformer.decoding.recommender import Recommender, load_recommender
 from keras_transformer.decoding.translator import SearchOptions, Translator, load
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import PRECISIONS as PRECISIONS
-from keras_transformer.models import make_model, model_config
+from keras_transformer.making import make_model, model_config
 from keras_transformer.models.inspection import Difference, difference, parts_of
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.text.tokenizer import Tokenizer, plain

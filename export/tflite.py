@@ -18,7 +18,7 @@ from keras import ops
 from keras_transformer.errors import say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.models import make_model, model_config
+from keras_transformer.making import make_model, model_config
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer

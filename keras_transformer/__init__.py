@@ -5,17 +5,14 @@
 >>> translator.translate(["twenty-one"])
 ['einundzwanzig']
 
-After `import keras_transformer`, `keras.saving.load_model` reads every model made of this package's layers, losses,
-metrics, optimizers and schedules.
+After `import keras_transformer.models`, `keras.saving.load_model` reads every model made of this package's layers,
+losses, metrics, optimizers and schedules.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keras_transformer import family
-from keras_transformer.import_hook import when_imported
 from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
@@ -80,44 +77,3 @@ __all__ = [
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
-
-# The classes that Keras may find in a saved model, beside the parts of the family, by module.
-_SERIALIZABLE = {
-    "layers.blocks": ["EncoderBlock", "DecoderBlock"],
-    "layers.causal": ["CausalBlock"],
-    "layers.class_token": ["ClassToken"],
-    "layers.embedding": ["TokenEmbedding"],
-    "layers.head_layer": ["HeadLayer"],
-    "layers.image_attention": ["ImageAttention"],
-    "layers.residual": ["Residual"],  # as version 0.1 called both
-    "training.losses": ["SmoothedCrossEntropy"],
-    "training.metrics": ["TokenAccuracy", "Perplexity", "RecallAt", "NDCGAt"],
-    "training.optimizers": ["Adam"],
-    "training.schedules": ["InverseSquareRootDecay"],
-}
-
-
-class _Unimported:
-    """Stands in Keras's registry for a class whose module is not imported yet."""
-
-    def __init__(self, module: str, name: str):
-        self.module = module
-        self.name = name
-
-    def from_config(self, config: dict[str, Any]) -> Any:
-        """Imports the class and makes an instance from its configuration."""
-        return getattr(import_module(self.module), self.name).from_config(config)
-
-
-def _register(keras: Any) -> None:
-    """Registers all classes with Keras as soon as Keras is imported."""
-    known = keras.saving.get_custom_objects()
-    homes = [f"{__name__}.{module}:{name}" for module, names in _SERIALIZABLE.items() for name in names]
-    homes += [part.home for parts in family.ALL_SLOTS.values() for part in parts.values()]
-    homes += [kind.home for kind in family.KINDS.values()]
-    for home in homes:
-        module, name = home.split(":")
-        known.setdefault(f"{__name__}>{name}", _Unimported(module, name))
-
-
-when_imported("keras", _register)

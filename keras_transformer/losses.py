@@ -1,14 +1,174 @@
-"""Losses for training a translator; imported when first used."""
+"""The training loss (paper, 5.4)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
-from keras_transformer.lazy import lazy_names
+from keras_transformer.errors import load_tensorflow
 
-if TYPE_CHECKING:
-    from keras_transformer.training.losses import SmoothedCrossEntropy as SmoothedCrossEntropy
+load_tensorflow()
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.masks import real_labels
+from keras_transformer.ordering import computed_after
+from keras_transformer.tensor import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "keras_transformer.training.losses"))
+
+# Losses (N,), and a function from their gradient (N,) to the gradient of the logits (N, V).
+LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]
+
+CHUNKS = 16  # in which logits of half precision are processed, so that float32 copies stay small
+
+
+def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
+    """−Σ q log p with q = 1 − ε + ε/V for the true class and ε/V for each other (Szegedy et al. 2015, section 7).
+
+    The computation is in float32 for logits of any precision, and makes no target of shape (..., V). On TensorFlow its
+    peak memory is two arrays of the size and precision of the logits.
+
+    Args:
+        labels: (...) token ids.
+        logits: (..., V), of any precision; their gradient has the same precision.
+        label_smoothing: ε.
+
+    Returns:
+        (...), float32, in nats.
+    """
+    shape = ops.shape(logits)
+    labels = ops.reshape(labels, (-1,))
+
+    @ops.custom_gradient
+    def loss(logits: Tensor) -> tuple[Tensor, Any]:
+        in_float32 = keras.backend.standardize_dtype(logits.dtype) == "float32"
+        # Before the chunks: gathering costs no memory, and in each chunk it would cost many nodes of the graph.
+        true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
+        true_logits = ops.cast(ops.squeeze(true_logits, -1), "float32")
+        losses, gradient_of = (_whole if in_float32 else _in_chunks)(labels, logits, true_logits, label_smoothing)
+
+        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
+            # After the loss, which reads the logits: then the gradient can reuse their memory.
+            with computed_after([losses]):
+                return gradient_of(arguments[0] if upstream is None else upstream)
+
+        return losses, gradient
+
+    return ops.reshape(loss(ops.reshape(logits, (-1, shape[-1]))), shape[:-1])
+
+
+def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """Losses of labels (N,) and float32 logits (N, V). The gradient reuses the memory of the probabilities."""
+    probabilities = ops.softmax(logits)
+    largest = ops.max(logits, axis=-1, initial=-math.inf)  # without a first value Keras refuses an empty chunk
+    log_total = largest - ops.log(ops.max(probabilities, axis=-1, initial=0.0))
+    mean_logits = ops.mean(logits, axis=-1)
+    losses = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
+
+    def gradient(upstream: Tensor) -> Tensor:
+        # (p − q) · upstream: fewer passes over (N, V) than automatic differentiation makes. A one-hot product, because
+        # TensorFlow's deterministic scatter copies the gradient from the GPU to the host and back.
+        each_other = label_smoothing / logits.shape[-1]
+        true_class = ops.one_hot(labels, logits.shape[-1], dtype="float32") * (1.0 - label_smoothing)
+        return (probabilities - each_other - true_class) * ops.expand_dims(upstream, -1)
+
+    return losses, gradient
+
+
+def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """Losses of logits in half precision, chunk by chunk.
+
+    A float32 copy of all logits would take as much memory as the logits and their gradient together. So the
+    probabilities are not kept; the gradient computes them again.
+    """
+
+    def in_float32(labels: Tensor, logits: Tensor, true_logits: Tensor) -> LossAndGradient:
+        return _whole(labels, ops.cast(logits, "float32"), true_logits, label_smoothing)
+
+    def losses_of(*chunk: Tensor) -> Tensor:
+        return in_float32(*chunk)[0]
+
+    def gradient_of(upstream: Tensor, *chunk: Tensor) -> Tensor:
+        return ops.cast(in_float32(*chunk)[1](upstream), logits.dtype)
+
+    arrays = labels, logits, true_logits
+    return _by_chunks(losses_of, *arrays), lambda upstream: _by_chunks(gradient_of, upstream, *arrays)
+
+
+def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
+    """Applies `compute` (n, ...), ... → (n, ...) to chunks of the rows, one after the other.
+
+    Only TensorFlow needs chunks. On JAX, XLA fuses the operations, and chunks would move rows between devices.
+    """
+    if keras.config.backend() != "tensorflow":
+        return compute(*arrays)
+    num_rows = ops.shape(arrays[0])[0]
+    bounds = [num_rows * chunk // CHUNKS for chunk in range(CHUNKS + 1)]
+    done: list[Tensor] = []
+    # An empty last chunk reads the arrays after all other chunks. So TensorFlow keeps the arrays until then, and puts
+    # the concatenation into their memory.
+    for begin, end in pairwise([*bounds, num_rows]):
+        with computed_after(done[-1:]):
+            done.append(compute(*(array[begin:end] for array in arrays)))
+    return ops.concatenate(done)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SmoothedCrossEntropy(keras.losses.Loss):
+    """Label-smoothed cross-entropy over the real tokens, or over rows. Labels (B, T) of tokens are padded with 0, which
+    never counts; labels (B,) of rows all count, 0 too.
+
+    tensor2tensor differs: there the true class has 1 − ε, and the V − 1 other classes share ε.
+
+    With sample weights the loss is the weighted sum. A `BatchPlan` weighs each token by 1 / (tokens of the global
+    batch), so the loss is the mean over the tokens of all replicas and micro-batches. Without weights the loss is the
+    mean over the real labels of the batch.
+
+    Args:
+        label_smoothing: ε, at least 0 and less than 1.
+
+    Call arguments:
+        y_true: labels (B, T) or (B,).
+        y_pred: logits (B, T, V) or (B, V).
+        sample_weight: of the shape of the labels, or None.
+    """
+
+    def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any):
+        super().__init__(name=name, reduction="sum", **{k: v for k, v in kwargs.items() if k != "reduction"})
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(
+                f"`label_smoothing` must be at least 0 and less than 1. Received: label_smoothing={label_smoothing!r}"
+            )
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        # Overrides Keras, which would cast the logits to float32.
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        if sample_weight is None:
+            real = ops.cast(real_labels(y_true), "float32")
+            sample_weight = real / ops.maximum(ops.sum(real), 1.0)
+        sample_weight = ops.convert_to_tensor(sample_weight, "float32")
+        check_shapes(y_pred, y_true=y_true, sample_weight=sample_weight)
+        return ops.sum(self.call(y_true, y_pred) * sample_weight)
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        return smoothed_cross_entropy(ops.cast(y_true, "int32"), y_pred, self.label_smoothing)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+def check_shapes(logits: Tensor, **others: Tensor) -> None:
+    """Raises ValueError unless the others have one entry for each token of the logits, as far as shapes are known."""
+    expected = tuple(logits.shape[:-1])
+    for name, tensor in others.items():
+        shape = tuple(tensor.shape)
+        known = [pair for pair in zip(shape, expected, strict=False) if None not in pair]
+        if len(shape) != len(expected) or any(own != other for own, other in known):
+            raise ValueError(
+                f"`{name}` must have one entry for each token of the logits: the shape {expected}. Received: {shape}"
+            )

@@ -1,17 +1,97 @@
-"""Metrics for training; imported when first used."""
+"""Metrics over real labels. Give them to `compile(weighted_metrics=[...])`: the weights leave out padding."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from keras_transformer.lazy import lazy_names
+from keras_transformer.errors import load_tensorflow
 
-if TYPE_CHECKING:
-    from keras_transformer.training.metrics import NDCGAt as NDCGAt
-    from keras_transformer.training.metrics import Perplexity as Perplexity
-    from keras_transformer.training.metrics import RecallAt as RecallAt
-    from keras_transformer.training.metrics import TokenAccuracy as TokenAccuracy
+load_tensorflow()
+
+import keras
+from keras import ops
+
+from keras_transformer import ranking
+from keras_transformer.layers.masks import real_labels
+from keras_transformer.losses import check_shapes
+from keras_transformer.tensor import Tensor
 
 __all__ = ["NDCGAt", "Perplexity", "RecallAt", "TokenAccuracy"]
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "keras_transformer.training.metrics"))
+
+
+class _TokenMean(keras.metrics.Mean):
+    """The mean over all real labels, (B, T) padded with 0 or (B,), or over all labels by the weights given."""
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
+        labels, y_pred = ops.cast(y_true, "int32"), ops.convert_to_tensor(y_pred)
+        weights = real_labels(labels) if sample_weight is None else ops.convert_to_tensor(sample_weight)
+        check_shapes(y_pred, y_true=labels, sample_weight=weights)  # else they would be broadcast
+        # Flat, because Keras averages over the axes after the first: tokens of narrow batches would count for more.
+        values = ops.reshape(self.token_values(labels, y_pred), (-1,))
+        return super().update_state(values, ops.reshape(weights, (-1,)))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenAccuracy(_TokenMean):
+    """The share of real target tokens to which the model gives the highest probability (teacher forcing)."""
+
+    def __init__(self, name: str = "accuracy", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): whether the label has the largest logit."""
+        return ops.equal(ops.argmax(logits, axis=-1), labels)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Perplexity(_TokenMean):
+    """exp of the mean cross-entropy of the real target tokens, without label smoothing."""
+
+    def __init__(self, name: str = "perplexity", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): the cross-entropy of each label."""
+        return ops.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
+
+    def result(self) -> Tensor:
+        return ops.exp(super().result())
+
+
+class _RankMean(_TokenMean):
+    """The mean of a number that the rank of each label gives.
+
+    Args:
+        k: ranks after the k-th count as 0.
+    """
+
+    def __init__(self, k: int, name: str, **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.k = k
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "k": self.k}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RecallAt(_RankMean):
+    """The share of labels among the k items of the highest scores, of all items."""
+
+    def __init__(self, k: int = 10, name: str = "recall", **kwargs: Any):
+        super().__init__(k, name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): 1 or 0."""
+        return ranking.recall_at(self.k, ranking.ranks_of(labels, logits))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class NDCGAt(_RankMean):
+    """The mean of 1 / log2(1 + rank) of the labels, 0 beyond the k-th rank, with all items ranked."""
+
+    def __init__(self, k: int = 10, name: str = "ndcg", **kwargs: Any):
+        super().__init__(k, name, **kwargs)
+
+    def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """(B, T): from 0 to 1."""
+        return ranking.ndcg_at(self.k, ranking.ranks_of(labels, logits))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer import family, run_config
 from keras_transformer.errors import RequestError, command_line, warn
 from keras_transformer.files import write_whole
-from keras_transformer.models import count_parameters, make_model
+from keras_transformer.making import count_parameters, make_model
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES

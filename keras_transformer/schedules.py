@@ -1,14 +1,49 @@
-"""Learning-rate schedules; imported when first used."""
+"""The learning rate schedule (paper, 5.3)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from keras_transformer.lazy import lazy_names
+from keras_transformer.errors import load_tensorflow
 
-if TYPE_CHECKING:
-    from keras_transformer.training.schedules import InverseSquareRootDecay as InverseSquareRootDecay
+load_tensorflow()
+
+import keras
+from keras import ops
+
+from keras_transformer.tensor import Tensor
 
 __all__ = ["InverseSquareRootDecay"]
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "keras_transformer.training.schedules"))
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class InverseSquareRootDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """factor · D^−0.5 · min(step^−0.5, step · warmup^−1.5) (paper, equation 3).
+
+    The rate rises linearly to its peak, then falls with the root of the step.
+
+    Args:
+        hidden_dim: D.
+        warmup_steps: steps until the peak.
+        factor: 1 in the paper.
+
+    Call arguments:
+        step: updates made so far. The paper counts steps from 1, so this is one less.
+    """
+
+    def __init__(self, hidden_dim: int, warmup_steps: int = 4000, factor: float = 1.0):
+        if hidden_dim < 1 or warmup_steps < 1 or factor <= 0:
+            raise ValueError(
+                "`hidden_dim`, `warmup_steps` and `factor` must be positive. "
+                f"Received: hidden_dim={hidden_dim}, warmup_steps={warmup_steps}, factor={factor}"
+            )
+        self.hidden_dim = hidden_dim
+        self.warmup_steps = warmup_steps
+        self.factor = factor
+
+    def __call__(self, step: Tensor) -> Tensor:
+        step = ops.cast(step, "float32") + 1.0
+        return self.factor * self.hidden_dim**-0.5 * ops.minimum(step**-0.5, step * self.warmup_steps**-1.5)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"hidden_dim": self.hidden_dim, "warmup_steps": self.warmup_steps, "factor": self.factor}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import check_writable, write_folder_whole, write_text
-from keras_transformer.models import count_parameters, make_model, model_config
+from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.run_folder import RunFolder, save_model, versions, write_config
 from keras_transformer.text.lines import each_of, strings_of
 

@@ -170,7 +170,7 @@ def test_every_argument_is_a_setting_of_train():
 
 def test_a_flag_becomes_an_argument():
     flags = ["--positions", "learned:offset=2", "--norm", "layer:epsilon=1e-3", "--decoder-layers", "1"]
-    flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--normalize-first"]
+    flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--residual", "pre_norm"]
     settings = resolve(vars(parser().parse_args(flags)), {})
     config = family.complete({**settings.model_arguments(), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import Transformer
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.optimizers import Adam
+from keras_transformer.optimizers import Adam
 from tests.graphs import has_a_loop, is_compiled_by_xla
 from tests.models.variants import make_batch
 

@@ -23,7 +23,7 @@ benchmarks notebooks export.__main__
 export.onnx export.saved_model export.tflite export.certificate
 export.forms export.probes export.ctranslate2
 export.traced export.artefacts export.ctranslate2_spec keras_transformer.__main__
-export.signatures train examples keras_transformer.commands keras_transformer.losses keras_transformer.metrics keras_transformer.optimizers keras_transformer.schedules
+export.signatures train examples keras_transformer.commands
 keras_transformer keras_transformer.training
 keras_transformer.importing keras_transformer.plots
 keras_transformer.decoding
@@ -31,16 +31,18 @@ keras_transformer.images
 keras_transformer.text
 keras_transformer.models
 keras_transformer.fit
-keras_transformer.weighted_fit
-keras_transformer.layers
+keras_transformer.weighted_fit keras_transformer.metrics
+keras_transformer.losses keras_transformer.presets
+keras_transformer.layers keras_transformer.optimizers keras_transformer.schedules
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
-keras_transformer.ops
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.import_hook
+keras_transformer.ops keras_transformer.ordering
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds
 """  # noqa: E501
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder", "written_runs")}
+ONE_NAME[f"{PACKAGE}.making"] = f"{PACKAGE}.models"
 # Circles that are there.
 CIRCLES = [
     {f"{PACKAGE}.decoding.{name}" for name in ("keras_decoder", "decoder")},
@@ -56,7 +58,7 @@ ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certifi
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = """
 options slots family auxiliary_losses weighted_fit lengths ranking ops layers models decoding.computations decoding.loop
-decoding.prompts decoding.sampling decoding.search training.losses training.metrics training.schedules
+decoding.prompts decoding.sampling decoding.search losses metrics schedules
 """
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 # The export builds graphs; this module runs them, where it is asked to.

@@ -9,8 +9,8 @@ from scipy.special import rel_entr, softmax
 
 from keras_transformer import r_drop
 from keras_transformer.fit import ReplicatedFit
+from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.models import Transformer
-from keras_transformer.training.losses import SmoothedCrossEntropy
 from tests.layer_check import random
 from tests.models.variants import make_batch
 

@@ -6,8 +6,8 @@ import pytest
 from keras import ops
 
 from keras_transformer import ranking
+from keras_transformer.metrics import NDCGAt, RecallAt
 from keras_transformer.text.items import FIRST_ITEM
-from keras_transformer.training.metrics import NDCGAt, RecallAt
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
 

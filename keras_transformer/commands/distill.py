@@ -145,7 +145,7 @@ def tell(arguments: argparse.Namespace) -> None:
 
 def num_parameters(run: str) -> int | None:
     """How many parameters the model of a run has; None for an export, which does not tell."""
-    from keras_transformer.models import count_parameters
+    from keras_transformer.making import count_parameters
 
     if not RunFolder(run).is_run():
         return None

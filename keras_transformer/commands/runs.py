@@ -28,7 +28,7 @@ def add_average_options(parser: argparse.ArgumentParser) -> None:
 
 def info(arguments: argparse.Namespace) -> None:
     """Prints the run's configuration and its last metrics; a part that is missing is left out."""
-    from keras_transformer.models import count_parameters
+    from keras_transformer.making import count_parameters
 
     run = RunFolder(arguments.run)
     config = read_config(run)

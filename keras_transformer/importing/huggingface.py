@@ -14,7 +14,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart, bert, gpt2, llama, marian, t5, vit
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.imported import Imported
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {

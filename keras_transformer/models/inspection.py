@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_transformer import family
-from keras_transformer.models import make_model, model_config
+from keras_transformer.making import make_model, model_config
 
 
 class Difference(NamedTuple):

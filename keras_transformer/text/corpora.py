@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from keras_transformer.errors import RequestError
-from keras_transformer.models.presets import MULTI30K_RECIPE
+from keras_transformer.presets import MULTI30K_RECIPE
 from keras_transformer.text.lines import read_lines as read_lines
 from keras_transformer.text.lines import refuse_pipe, sha256_of
 from keras_transformer.text.multi30k import multi30k_file as multi30k_file

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.files import write_whole
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
 from keras_transformer.training.workers import num_workers
 

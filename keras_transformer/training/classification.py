@@ -81,7 +81,7 @@ def _rows(texts: Iterable[Labelled], labels: list[str], tokenizer: Tokenizer, ma
 
 def metrics() -> list[keras.metrics.Metric]:
     """The accuracy."""
-    from keras_transformer.training.metrics import TokenAccuracy
+    from keras_transformer.metrics import TokenAccuracy
 
     return [TokenAccuracy()]
 

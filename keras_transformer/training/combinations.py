@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError
-from keras_transformer.models.presets import AUTO
+from keras_transformer.presets import AUTO
 
 if TYPE_CHECKING:
     from keras_transformer.training.settings import Settings

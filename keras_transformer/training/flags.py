@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_transformer.errors import command_line
 from keras_transformer.images.recipes import RECIPES as OF_IMAGES
-from keras_transformer.models.presets import AUTO, AUTO_ROWS, PRESETS
+from keras_transformer.presets import AUTO, AUTO_ROWS, PRESETS
 from keras_transformer.text import corpora, labelled, logs, prose
 from keras_transformer.training.settings import Settings, flag_of
 

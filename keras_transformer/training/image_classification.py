@@ -14,7 +14,7 @@ from keras_transformer.files import write_whole
 from keras_transformer.images.batches import ImagePlan, Pixels, read_pixels
 from keras_transformer.images.labelled import LabelledImage, images_from_folder, named_images
 from keras_transformer.images.reading import MODES
-from keras_transformer.models import count_parameters
+from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import write_config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.training.classification import metrics as metrics

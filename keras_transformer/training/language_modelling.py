@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_transformer.errors import JobError, command_line, say
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.feeding import Plan
 from keras_transformer.training.request import Run
@@ -52,8 +52,8 @@ def compiled_model(run: Run) -> FamilyModel:
 
 def _compile(run: Run, model: FamilyModel) -> None:
     """Compiles the model with the run's learning rate, and makes its optimizer anew."""
-    from keras_transformer.training.optimizers import Adam
-    from keras_transformer.training.schedules import InverseSquareRootDecay
+    from keras_transformer.optimizers import Adam
+    from keras_transformer.schedules import InverseSquareRootDecay
 
     settings, task = run.settings, run.task.load()
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import say, warn
-from keras_transformer.models import count_parameters
+from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.text.corpora import Corpus
@@ -120,7 +120,7 @@ def _tell_baselines(
 
 def metrics() -> list[keras.metrics.Metric]:
     """Recall and NDCG at 10."""
-    from keras_transformer.training.metrics import NDCGAt, RecallAt
+    from keras_transformer.metrics import NDCGAt, RecallAt
 
     return [RecallAt(AT), NDCGAt(AT)]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
-from keras_transformer.models import count_parameters
+from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.cleaning import Overlap

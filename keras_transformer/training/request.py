@@ -10,7 +10,7 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
-from keras_transformer.models.presets import AUTO, auto_row
+from keras_transformer.presets import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization

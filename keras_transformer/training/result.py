@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, say
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress

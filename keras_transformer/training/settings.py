@@ -13,7 +13,7 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.models.presets import AUTO, AUTO_ROWS, PRESETS, auto_row
+from keras_transformer.presets import AUTO, AUTO_ROWS, PRESETS, auto_row
 from keras_transformer.training.combinations import check_together
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
 

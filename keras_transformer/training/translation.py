@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import bleu
-from keras_transformer.models import make_model
+from keras_transformer.making import make_model
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.training.preparation import Text, prepare_text
 from keras_transformer.training.request import Run
@@ -42,14 +42,14 @@ def corpus(settings: Settings) -> Corpus[Pair]:
 
 def loss(settings: Settings) -> keras.losses.Loss:
     """Cross entropy with label smoothing (paper, 5.4)."""
-    from keras_transformer.training.losses import SmoothedCrossEntropy
+    from keras_transformer.losses import SmoothedCrossEntropy
 
     return SmoothedCrossEntropy(settings.label_smoothing)
 
 
 def metrics() -> list[keras.metrics.Metric]:
     """Accuracy and perplexity, of tokens."""
-    from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+    from keras_transformer.metrics import Perplexity, TokenAccuracy
 
     return [TokenAccuracy(), Perplexity()]
 

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 
 import keras_transformer.models  # noqa: F401  registers Transformer: no other import is needed to load one
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.schedules import InverseSquareRootDecay
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import Perplexity, TokenAccuracy
+from keras_transformer.schedules import InverseSquareRootDecay
 from tests.models.variants import cached_logits, make_batch, make_inputs
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from keras_transformer import family, models
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models.inspection import difference_in_parts
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import TokenAccuracy
 from tests.layer_check import array, assert_close, assert_equal, randomize
 from tests.models import variants
 from tests.models.combinations import COMBINATIONS, MODELS

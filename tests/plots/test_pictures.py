@@ -14,7 +14,7 @@ from keras_transformer.layers import position_biases, positions, rotary
 from keras_transformer.plots import WordLines, fonts
 from keras_transformer.plots.certificate import PANELS, certificate_picture
 from keras_transformer.plots.curves import learning_curves
-from keras_transformer.training.schedules import InverseSquareRootDecay
+from keras_transformer.schedules import InverseSquareRootDecay
 from tests.plots.some_attention import some_attention
 
 STRANGE = ("$x$", "</s>", "_a^b", "\\frac", "%")

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import Perplexity
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.batches import BatchPlan
 from keras_transformer.text.corpora import corpus_from_files
@@ -20,8 +22,6 @@ from keras_transformer.text.datasets import Epochs, _PyEpochs, datasets_from_fil
 from keras_transformer.text.feeding import Batch
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity
 from tests.text.plans import batches_of, real
 from tests.tiny_corpus import write_corpus
 

@@ -13,12 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer import optimizers
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import LanguageModel
 from keras_transformer.text.batches import Batch, shard
-from keras_transformer.training import devices, optimizers
+from keras_transformer.training import devices
 from keras_transformer.training.checkpoints import unchanged
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 
 Trained = tuple[list[np.ndarray], dict[str, list[float]]]  # the weights, and what `fit` told
 STEPS = 2

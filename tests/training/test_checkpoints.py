@@ -14,12 +14,12 @@ import pytest
 from keras_transformer import run_folder as runs
 from keras_transformer.__main__ import main
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import LanguageModel
+from keras_transformer.optimizers import Adam
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints, average
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.optimizers import Adam
 
 PROGRESS = {"step": 7, "best_score": 12.5}
 SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12, "dropout": 0.1}

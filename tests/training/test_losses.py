@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.losses import SmoothedCrossEntropy, smoothed_cross_entropy
+from keras_transformer.metrics import Perplexity, TokenAccuracy
 from keras_transformer.models import Encoder, ImageClassifier
-from keras_transformer.training.losses import SmoothedCrossEntropy, smoothed_cross_entropy
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.schedules import InverseSquareRootDecay
+from keras_transformer.schedules import InverseSquareRootDecay
 from tests.gradients import gradient
 from tests.layer_check import random
 from tests.models.variants import make_batch, make_model

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import optimizers
+from keras_transformer.losses import SmoothedCrossEntropy
+from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models import Transformer
-from keras_transformer.training import devices, optimizers, replicas
-from keras_transformer.training.losses import SmoothedCrossEntropy
-from keras_transformer.training.metrics import TokenAccuracy
+from keras_transformer.training import devices, replicas
 from tests.graphs import nodes_of_a_step
 from tests.training.replicated import LONG, QUICK, adam, assert_same, batches, mean_loss, model_of, sgd, train
 from tests.training.runs import run_module

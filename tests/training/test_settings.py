@@ -13,13 +13,13 @@ import pytest
 import train
 from keras_transformer.errors import RequestError
 from keras_transformer.images import recipes
-from keras_transformer.models.presets import AUTO_ROWS, PRESETS
+from keras_transformer.presets import AUTO_ROWS, PRESETS
 from keras_transformer.run_folder import read_config
+from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.text import corpora, labelled, logs, prose
 from keras_transformer.training import translation
 from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
 from keras_transformer.training.request import Run, open_run
-from keras_transformer.training.schedules import InverseSquareRootDecay
 from keras_transformer.training.settings import Settings, check, resolve
 from keras_transformer.training.stored_settings import resumed
 from tests.golden.stored import unpack
