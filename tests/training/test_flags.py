@@ -191,14 +191,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def test_flags_are_told_by_help_and_spelled_out_and_version_0_1_s_are_known():
+def test_flags_are_told_by_help_and_spelled_out():
     assert all(action.help for action in parser()._actions)
     found = " ".join(parser().format_help().split())
     for told in ("(default: post_norm; preset modern pre_norm)", "from 5,000 pairs: --num-layers 4"):
         assert told in found
-    given = vars(parser().parse_args(["--normalize-first", "--learned-positions"]))
-    assert (given["residual"], given["positions"], given["steps"]) == ("pre_norm", "learned", None)
-    given = vars(parser().parse_args(["--no-normalize-first", "--no-learned-positions", "--no-xla"]))
-    assert (given["residual"], given["positions"], given["xla"]) == ("post_norm", "sinusoidal", False)
+    given = vars(parser().parse_args(["--no-xla"]))
+    assert (given["residual"], given["steps"], given["xla"]) == (None, None, False)
     with pytest.raises(SystemExit):
         parser().parse_args(["--num-lay", "2"])
