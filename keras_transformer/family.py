@@ -14,8 +14,10 @@ from collections import ChainMap
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from keras_transformer.options import Fault as Fault
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
+from keras_transformer.options import Unknown as Unknown
 from keras_transformer.options import load as load
 from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
 from keras_transformer.slots import SLOTS as SLOTS
@@ -23,10 +25,6 @@ from keras_transformer.slots import key_dim as key_dim
 
 # The slots of all models. Tests add rows to `SLOTS`, and a map sees them.
 ALL_SLOTS = ChainMap(SLOTS, IMAGE_SLOTS)
-
-
-class Unknown(ValueError):
-    """No argument, part or option has this name. A later version may have it."""
 
 
 def _size(default: int | None, help: str, most: int, is_optional: bool = False) -> Option:
@@ -166,21 +164,19 @@ def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str
         argument: the argument's name in error messages; by default the slot's.
 
     Raises:
-        ValueError: the slot has no such part, the part has no such option, or an option's value is not allowed.
+        Fault: the slot has no such part, the part has no such option, or an option's value is not allowed.
     """
     argument = argument or slot
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise ValueError(
-            f"`{argument}` must be a name, or a dictionary with a name. Received: {argument}={value!r:.60}"
-        )
+        raise Fault(f"{{{argument}}} must be a name, or a dictionary with a name", {argument: f"{value!r:.60}"})
     name = given["name"]
     if name not in ALL_SLOTS[slot]:
-        raise Unknown(f"`{argument}` must be one of {', '.join(ALL_SLOTS[slot])}. Received: {argument}={name!r:.60}")
+        raise Unknown(f"{{{argument}}} must be one of {', '.join(ALL_SLOTS[slot])}", {argument: f"{name!r:.60}"})
     options = ALL_SLOTS[slot][name].options
     if unknown := sorted(map(str, given.keys() - {"name", *options})):
         known = f"has the options {', '.join(options)}" if options else "has no options"
-        raise Unknown(f"`{argument}`: {name!r} {known}. Received: {unknown[0]:.60}")
+        raise Unknown(f"{{{argument}}}: {name!r} {known}", {"": f"{unknown[0]:.60}"})
     checked = {
         key: option.checked(f"{argument}:{key}", given.get(key, option.default)) for key, option in options.items()
     }
@@ -194,7 +190,7 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
         The part's complete configuration.
 
     Raises:
-        ValueError: see `part`; or an option is given twice.
+        Fault: see `part`; or an option is given twice.
     """
     name, _, rest = text.partition(":")
     options = ALL_SLOTS[slot][name].options if name in ALL_SLOTS[slot] else {}
@@ -202,7 +198,7 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
         if key in given:
-            raise ValueError(f"`{argument or slot}`: an option may be given once. Received: {text!r:.60}")
+            raise Fault(f"{{{argument or slot}}}: an option may be given once", {"": f"{text!r:.60}"})
         given[key] = options[key].parsed(value) if key in options else value
     return part(slot, given, argument)
 
@@ -211,7 +207,7 @@ def spelled(value: str | dict[str, Any], slot: str) -> str:
     """The text that stands for a part on a command line. Options at their defaults are left out.
 
     Raises:
-        ValueError: see `part`.
+        Fault: see `part`.
     """
     config = part(slot, value)
     options = ALL_SLOTS[slot][config["name"]].options
@@ -223,7 +219,7 @@ def row(slot: str, value: str | dict[str, Any]) -> Part:
     """The part's row in the table.
 
     Raises:
-        ValueError: see `part`.
+        Fault: see `part`.
     """
     return ALL_SLOTS[slot][part(slot, value)["name"]]
 
@@ -236,25 +232,21 @@ def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]
         kind: the model's kind, a key of `KINDS`.
 
     Raises:
-        ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
+        Fault: an argument is unknown, its value is not allowed, or two arguments contradict each other.
     """
     arguments = KINDS[kind].arguments
     if unknown := sorted(map(str, config.keys() - arguments.keys())):
-        raise Unknown(f"expected arguments among {', '.join(arguments)}; received {unknown[0]!r:.60}")
+        raise Unknown(f"expected arguments among {', '.join(arguments)}", {"": f"{unknown[0]!r:.60}"})
     config = {name: _checked(name, option, config.get(name, option.default)) for name, option in arguments.items()}
     if config["key_dim"] is None and config["hidden_dim"] % config["num_heads"]:
-        raise ValueError(
-            "`num_heads` must divide `hidden_dim`, or `key_dim` must be given. "
-            f"Received: num_heads={config['num_heads']}, hidden_dim={config['hidden_dim']}"
-        )
+        sizes = {name: config[name] for name in ("num_heads", "hidden_dim")}
+        raise Fault("{num_heads} must divide {hidden_dim}, or {key_dim} must be given", sizes)
     if "vocabulary_size" in config and config["num_control_ids"] >= config["vocabulary_size"]:
-        raise ValueError(
-            "`vocabulary_size` must be larger than `num_control_ids`. Received: "
-            f"vocabulary_size={config['vocabulary_size']}, num_control_ids={config['num_control_ids']}"
-        )
+        sizes = {name: config[name] for name in ("vocabulary_size", "num_control_ids")}
+        raise Fault("{vocabulary_size} must be larger than {num_control_ids}", sizes)
     for name, option in arguments.items():
         if option.slot and config[name] is not None and (fault := row(option.slot, config[name]).fault(config)):
-            raise ValueError(fault)
+            raise fault
     return config
 
 

@@ -3,10 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
+
+
+class Fault(ValueError):
+    """What is wrong with the arguments of a model: for people who write Python, as an error says it, or for those who
+    write flags.
+
+    Args:
+        text: what was expected. `{name}` stands for an argument, `{name:option}` for an option of a part.
+        received: values, or texts of them, by such names without braces; by "" a value that has none.
+    """
+
+    def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: Any):
+        super().__init__(text)
+        self.text = text
+        self.received = {**(received or {}), **more}
+
+    def __str__(self) -> str:
+        received = ", ".join(f"{name}={value}" if name else value for name, value in self.received.items())
+        return _named(self.text, lambda name: f"`{name}`") + (f". Received: {received}" if received else "")
+
+    def in_flags(self) -> str:
+        """The same in the words of a command line."""
+        told = [(f"{flag_of(name)} " if len(self.received) > 1 else "") + f"{v}" for name, v in self.received.items()]
+        return _named(self.text, flag_of) + (f"; received: {', '.join(told)}" if told else "")
+
+
+class Unknown(Fault):
+    """No argument, part or option has this name. A later version may have it."""
+
+
+def flag_of(name: str) -> str:
+    """The flag of an argument; `norm:epsilon`, the option of a part, is told as --norm epsilon."""
+    argument, _, option = name.partition(":")
+    return " ".join(["--" + argument.replace("_", "-"), *([option] if option else [])])
+
+
+def _named(text: str, spelling: Callable[[str], str]) -> str:
+    """A text with the names in braces spelled."""
+    parts = string.Formatter().parse(text)
+    return "".join(
+        before + ("" if name is None else spelling(f"{name}:{option}" if option else name))
+        for before, name, option, _ in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +96,7 @@ class Option:
         """Returns a number, a switch or a list if it is allowed. `family.part` checks parts.
 
         Raises:
-            ValueError: the value is not allowed.
+            Fault: the value is not allowed.
         """
         if value is None and self.is_optional:
             return None
@@ -61,7 +105,7 @@ class Option:
         kinds = (int, float) if self.kind is float else (self.kind,)
         if type(value) in kinds and (self.kind is bool or self.least <= value <= self.most and value < self.below):
             return float(value) if self.kind is float else value
-        raise ValueError(f"`{name}` must be {self.expected}. Received: {name}={value!r:.60}")
+        raise Fault(f"{{{name}}} must be {self.expected}", {name: f"{value!r:.60}"})
 
     def parsed(self, text: str) -> Any:
         """The value that a text on a command line stands for. A text that stands for none is returned as it is."""
@@ -87,7 +131,7 @@ class Part:
         help: what the part is, in a few words.
         source: where the part is defined, such as a section of the paper.
         options: the part's options by name.
-        fault: a function of a model's complete configuration. It returns why this part does not fit there, or "".
+        fault: a function of a model's complete configuration. It returns why this part does not fit there, or None.
         of_layer: a function of this part's complete configuration and a layer's number, from 0. It returns the part
             that a stack has in this layer.
     """
@@ -96,7 +140,7 @@ class Part:
     help: str
     source: str
     options: dict[str, Option] = field(default_factory=dict)
-    fault: Callable[[dict[str, Any]], str] = lambda model: ""
+    fault: Callable[[dict[str, Any]], Fault | None] = lambda model: None
     of_layer: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, layer: config
 
     @property

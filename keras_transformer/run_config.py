@@ -83,13 +83,14 @@ def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     model = dict(model)
     kind = model.pop("kind", "translator")
     try:
-        if kind not in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
-            raise family.Unknown(f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}")
-        return {"kind": kind, **family.complete(model, kind)}
+        if kind in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
+            return {"kind": kind, **family.complete(model, kind)}
+        unknown = f"expected a model of the kinds {', '.join(family.KINDS)}; received {kind!r:.40}"
     except family.Unknown as error:
-        if _is_newer(writer(config)):
-            raise NewerVersion(_newer_version_message(config, str(error))) from error
-        raise
+        unknown = str(error)
+    if _is_newer(writer(config)):
+        raise NewerVersion(_newer_version_message(config, unknown))
+    raise ValueError(unknown)
 
 
 def _check(config: Any) -> None:

@@ -10,117 +10,114 @@ from __future__ import annotations
 from typing import Any
 
 from keras_transformer.lengths import longest
-from keras_transformer.options import Option, Part
+from keras_transformer.options import Fault, Option, Part
 
 LAYERS = "keras_transformer.layers"
 MAX_ATTENTIVE_SIZE = 64  # pixels have 16 million scores then, for each image
 
 
-def _needs_even_width(model: dict[str, Any]) -> str:
-    width = model["hidden_dim"]
-    return f"`hidden_dim` must be even for sinusoidal positions. Received: hidden_dim={width}" if width % 2 else ""
+def _needs_even_width(model: dict[str, Any]) -> Fault | None:
+    return _odd("hidden_dim", model["hidden_dim"], "sinusoidal positions")
 
 
-def _needs_two_stacks_to_separate(model: dict[str, Any]) -> str:
+def _odd(name: str, size: int, what: str) -> Fault | None:
+    return Fault(f"{{{name}}} must be even for {what}", {name: size}) if size % 2 else None
+
+
+def _needs_two_stacks_to_separate(model: dict[str, Any]) -> Fault | None:
     if "max_source_length" in model or not model["positions"]["separate"]:
-        return ""
-    return "`positions:separate` needs an encoder and a decoder. Received: separate=True for a model of one stack"
+        return None
+    return Fault("{positions:separate} needs an encoder and a decoder", {"": "separate=True for a model of one stack"})
 
 
-def _needs_whole_groups(model: dict[str, Any]) -> str:
+def _needs_whole_groups(model: dict[str, Any]) -> Fault | None:
     for argument in ("attention", "decoder_attention"):
         groups, heads = (model.get(argument) or {}).get("num_key_value_heads"), model["num_heads"]
         if groups and heads % groups:
             name = f"{argument}:num_key_value_heads"
-            return f"`{name}` must divide `num_heads`. Received: {name}={groups}, num_heads={heads}"
-    return ""
+            return Fault(f"{{{name}}} must divide {{num_heads}}", {name: groups, "num_heads": heads})
+    return None
 
 
-def _needs_even_key_dim(model: dict[str, Any]) -> str:
-    size = key_dim(model)
-    name = model["positions"]["name"]
-    return f"`key_dim` must be even for {name} positions. Received: key_dim={size}" if size % 2 else ""
+def _needs_even_key_dim(model: dict[str, Any]) -> Fault | None:
+    return _odd("key_dim", key_dim(model), f"{model['positions']['name']} positions")
 
 
-def _needs_as_many_experts(model: dict[str, Any]) -> str:
-    top_k, num_experts = model["feed_forward"]["top_k"], model["feed_forward"]["num_experts"]
-    if top_k <= num_experts:
-        return ""
-    received = f"feed_forward:top_k={top_k}, feed_forward:num_experts={num_experts}"
-    return f"`feed_forward:top_k` must be at most `feed_forward:num_experts`. Received: {received}"
+def _needs_as_many_experts(model: dict[str, Any]) -> Fault | None:
+    received = {f"feed_forward:{name}": model["feed_forward"][name] for name in ("top_k", "num_experts")}
+    if model["feed_forward"]["top_k"] <= model["feed_forward"]["num_experts"]:
+        return None
+    return Fault("{feed_forward:top_k} must be at most {feed_forward:num_experts}", received)
 
 
-def _needs_even_width_for_coordinates(model: dict[str, Any]) -> str:
-    width = model["hidden_dim"]
-    return f"`hidden_dim` must be even for a universal stack. Received: hidden_dim={width}" if width % 2 else ""
+def _needs_even_width_for_coordinates(model: dict[str, Any]) -> Fault | None:
+    return _odd("hidden_dim", model["hidden_dim"], "a universal stack")
 
 
-def _needs_keys_in_range(model: dict[str, Any]) -> str:
+def _needs_keys_in_range(model: dict[str, Any]) -> Fault | None:
     if "image_size" in model:  # only a decoder scales keys
         return _needs_even_key_dim(model)
     name = "max_source_length" if "max_source_length" in model else "context_length"
     length, scale_base = model[name], model["positions"]["scale_base"]
     if length > 4 * scale_base:
-        return (
-            f"`{name}` must be at most four times `positions:scale_base`, {4 * scale_base}: later keys "
-            f"would leave the range of float16. Received: {name}={length}"
+        return Fault(
+            f"{{{name}}} must be at most four times {{positions:scale_base}}, {4 * scale_base}: later keys would leave "
+            "the range of float16",
+            {name: length},
         )
     if name == "max_source_length" and longest(length) > 7 * scale_base:  # a translation may be longer than its source
-        return (
-            f"`positions:scale_base` must be at least a seventh of the longest translation, {longest(length)}: later "
-            f"keys would leave the range of float16. Received: scale_base={scale_base}"
+        return Fault(
+            f"{{positions:scale_base}} must be at least a seventh of the longest translation, {longest(length)}: later "
+            "keys would leave the range of float16",
+            scale_base=scale_base,
         )
     return _needs_even_key_dim(model)
 
 
-def _needs_distances_for_buckets(model: dict[str, Any]) -> str:
+def _needs_distances_for_buckets(model: dict[str, Any]) -> Fault | None:
     num_buckets, max_distance = (model["positions"][name] for name in ("num_buckets", "max_distance"))
     if num_buckets % 2:
-        return f"`positions:num_buckets` must be even. Received: num_buckets={num_buckets}"
+        return Fault("{positions:num_buckets} must be even", num_buckets=num_buckets)
     if max_distance > num_buckets // 2:
-        return ""
-    return (
-        f"`positions:max_distance` must be greater than half of `positions:num_buckets`, {num_buckets // 2}. "
-        f"Received: max_distance={max_distance}"
-    )
+        return None
+    text = f"{{positions:max_distance}} must be greater than half of {{positions:num_buckets}}, {num_buckets // 2}"
+    return Fault(text, max_distance=max_distance)
 
 
-def _needs_full_attention(model: dict[str, Any]) -> str:
+def _needs_full_attention(model: dict[str, Any]) -> Fault | None:
     for argument in ("attention", "decoder_attention"):
         name = (model.get(argument) or model["attention"])["name"]
         if name != "full":
-            return (
-                f"`{argument}` must be 'full' for the score 'location', which needs the positions of all keys. "
-                f"Received: {argument}={name!r}"
-            )
-    return ""
+            text = f"{{{argument}}} must be 'full' for the score 'location', which needs the positions of all keys"
+            return Fault(text, {argument: repr(name)})
+    return None
 
 
-def _needs_added_positions_and_layers(model: dict[str, Any]) -> str:
+def _needs_added_positions_and_layers(model: dict[str, Any]) -> Fault | None:
     allowed = {"positions": ("sinusoidal", "learned", "none"), "stack": ("layers",)}
     for slot, names in allowed.items():
         name = model[slot]["name"]
         if name not in names:
-            return f"`{slot}` must be {' or '.join(names)} with compressed attention. Received: {slot}={name!r}"
-    return ""
+            return Fault(f"{{{slot}}} must be {' or '.join(names)} with compressed attention", {slot: repr(name)})
+    return None
 
 
-def _needs_whole_patches(model: dict[str, Any]) -> str:
-    size, patch_size, channels = model["image_size"], model["patch_size"], model["channels"]
-    if size % patch_size:
-        return f"`patch_size` must divide `image_size`. Received: patch_size={patch_size}, image_size={size}"
+def _needs_whole_patches(model: dict[str, Any]) -> Fault | None:
+    channels = model["channels"]
+    sizes = {name: model[name] for name in ("patch_size", "image_size")}
+    if model["image_size"] % model["patch_size"]:
+        return Fault("{patch_size} must divide {image_size}", sizes)
     for name in ("pixel_mean", "pixel_std"):
         if isinstance(model[name], list) and len(model[name]) != channels:
-            return f"`{name}` must be one number, or one for each channel, {channels}. Received: {name}={model[name]}"
-    return ""
+            return Fault(f"{{{name}}} must be one number, or one for each channel, {channels}", {name: model[name]})
+    return None
 
 
-def _needs_few_pixels(model: dict[str, Any]) -> str:
+def _needs_few_pixels(model: dict[str, Any]) -> Fault | None:
     if model["image_size"] > MAX_ATTENTIVE_SIZE:
-        return (
-            f"`image_size` must be at most {MAX_ATTENTIVE_SIZE} for an attentive stem, where every pixel looks at "
-            f"every other. Received: image_size={model['image_size']}"
-        )
+        most = f"{MAX_ATTENTIVE_SIZE} for an attentive stem, where every pixel looks at every other"
+        text = f"{{image_size}} must be at most {most}"
+        return Fault(text, image_size=model["image_size"])
     return _needs_whole_patches(model)
 
 

@@ -77,7 +77,7 @@ def test_complete_fills_in_every_default_is_data_and_its_own_fixed_point():
 
 # A value, or the spelling of a kind of positions, and how the message about it begins.
 REFUSED: list[tuple[dict | str, str]] = [
-    ({5: 3}, f"expected arguments among {', '.join(family.ARGUMENTS)}; received '5'"),
+    ({5: 3}, f"expected arguments among {', '.join(family.ARGUMENTS)}. Received: '5'"),
     ({"positions": {"name": "learned", "offsets": 2}},
      "`positions`: 'learned' has the options offset, separate. Received: offsets"),
     ({"residual": {"name": "pre_norm", "offset": 2}}, "`residual`: 'pre_norm' has no options. Received: offset"),

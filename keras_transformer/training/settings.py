@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
+from keras_transformer.options import flag_of as flag_of
 from keras_transformer.presets import AUTO, AUTO_ROWS, PRESETS, auto_row
 from keras_transformer.training.combinations import check_together
 from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, is_foreign, tasks_of
@@ -343,19 +344,8 @@ def spelled(name: str, value: Any) -> Any:
 
 @contextmanager
 def _told_as_flags() -> Iterator[None]:
-    """Rewrites an error of the family in the words of a command line."""
+    """Tells an error of the family in the words of a command line."""
     try:
         yield
-    except ValueError as error:
-        if isinstance(error, RequestError):
-            raise
-        told, _, received = str(error).partition(". Received: ")
-        told = re.sub(r"`(\w+):?(\w*)`", lambda found: f"{flag_of(found[1])} {found[2]}".rstrip(), told)
-        values = re.sub(r"(\w+):?(\w*)=", lambda found: f"{flag_of(found[1])} {found[2]}".rstrip() + " ", received)
-        value = received if ", " not in values else values
-        raise RequestError(f"{told}; received: {re.sub(r'^[a-z_:]+=', '', value)}") from error
-
-
-def flag_of(setting: str) -> str:
-    """The flag of a setting."""
-    return "--" + setting.replace("_", "-")
+    except family.Fault as error:
+        raise RequestError(error.in_flags()) from error
