@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.commands import (
     attention,
@@ -24,6 +24,7 @@ from keras_transformer.commands import (
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import command_line, exit_status
 from keras_transformer.training import flags
+from keras_transformer.version import __version__
 
 export = export_module("__main__")
 
@@ -56,7 +57,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "train": Command(train, "train a translator, or with --task another model", flags.add_flags, takes=""),
+    "train": Command(train, "train a translator, or with TASK another model", takes=""),
     "translate": Command(
         translate.translate, "translate standard input to standard output, a line for a line", translate.add_options,
         takes=RUN_OR_EXPORT,
@@ -126,7 +127,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Trains Transformers, translates with them, and exports them.",
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_parser)  # type: ignore[call-overload]
     for name, command in COMMANDS.items():
         description = f"{command.help[0].upper()}{command.help[1:]}."
         one = commands.add_parser(name, help=command.help, description=description, allow_abbrev=False)
@@ -135,6 +137,12 @@ def make_parser() -> argparse.ArgumentParser:
             one.add_argument("run", metavar="RUN", help=command.takes)
         command.add_options(one)
     return parser
+
+
+def _parser(**options: Any) -> argparse.ArgumentParser:
+    """The parser of a command; that of `train` takes the flags of the task that its words name."""
+    is_train = options["prog"].endswith(" train")
+    return flags.TrainParser(**options) if is_train else argparse.ArgumentParser(**options)
 
 
 if __name__ == "__main__":

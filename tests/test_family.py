@@ -11,6 +11,7 @@ import pytest
 from keras_transformer import family
 from keras_transformer.layers.parts import parameters_of
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
+from keras_transformer.tasks import TASKS
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import model_settings, resolve
 
@@ -161,11 +162,12 @@ def test_the_readme_names_source_and_test_of_every_variant():
 
 def test_every_argument_is_a_setting_of_train():
     """All but two: train.py has another setting for separate vocabularies, and its tokenizers have four control ids."""
-    assert set(family.ARGUMENTS) - set(model_settings("translation")) == {"source_vocabulary_size", "num_control_ids"}
-    help = parser().format_help()
-    for slot, name in ROWS:  # a long word goes on in the next line
-        assert "".join(family.ALL_SLOTS[slot][name].usage(name).split()) in "".join(help.split())
-    assert help.isascii(), "a terminal may show only ASCII"
+    not_settings = set(family.ARGUMENTS) - set(model_settings(TASKS["translation"].settings))
+    assert not_settings == {"source_vocabulary_size", "num_control_ids"}
+    for slot, task in [*((slot, "translation") for slot in family.SLOTS), ("stem", "images")]:
+        help = " ".join(parser(task).format_help().split())
+        assert f"{', '.join(family.ALL_SLOTS[slot])} (" in help
+        assert help.isascii(), "a terminal may show only ASCII"
 
 
 def test_a_flag_becomes_an_argument():

@@ -42,15 +42,16 @@ keras_transformer.options keras_transformer.lengths keras_transformer.errors ker
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder", "written_runs")}
-ONE_NAME[f"{PACKAGE}.making"] = f"{PACKAGE}.models"
+ONE_NAME |= {f"{PACKAGE}.making": f"{PACKAGE}.models", f"{PACKAGE}.tasks": f"{PACKAGE}.training"}
 # Circles that are there.
 CIRCLES = [
     {f"{PACKAGE}.decoding.{name}" for name in ("keras_decoder", "decoder")},
     {f"{PACKAGE}.decoding.{name}" for name in ("onnx_decoder", "probes", "evaluation", "translator")},
     {
         f"{PACKAGE}.training.{name}"
-        for name in ("tasks", "request", "stored_settings", "workspace", "settings", "fine_tuning", "combinations")
-    },
+        for name in ("request", "stored_settings", "workspace", "settings", "fine_tuning", "callbacks")
+    }
+    | {f"{PACKAGE}.tasks.__init__", f"{PACKAGE}.tasks.text_settings"},
     {f"{PACKAGE}.commands.{name}" for name in ("recommend", "classify")},
 ]
 # They run where this project is not installed.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
+from keras_transformer.tasks.text_settings import PairSettings
 from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
 from keras_transformer.training.request import Run
 
@@ -20,7 +21,7 @@ def clean(run: Run) -> None:
 
     The text is read when the run first asks for it. A run that goes on with text that is tokenised already does not.
     """
-    if not run.settings.clean:
+    if not (isinstance(run.settings, PairSettings) and run.settings.clean):
         return
     corpus, folder = run.corpus, run.folder
     run.corpus = cleaned(corpus, lambda found: _tell(run, corpus.name, found, folder.cleaning))

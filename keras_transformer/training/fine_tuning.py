@@ -6,25 +6,18 @@ from dataclasses import fields, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import Settings, flag_of, model_settings, resolve, spelled
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.training.settings import Settings, flag_of, model_settings, resolve, settings_of, spelled
 from keras_transformer.training.stored_settings import check_types
-from keras_transformer.training.tasks import DEFAULT_TASK, TASKS
 
 # A run that is fine-tuned keeps the parent's sizes, except for these.
 NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 # The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
 # Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
 USUAL_PEAK = 5e-5
-# The parent's text, how it was cleaned, the machine that it ran on, and how many of its checkpoints were averaged, are
-# not handed on.
-NOT_INHERITED = (
-    "dataset", "data_dir", "source", "target", "valid_source", "valid_target", "text", "valid_text", "log", "images",
-    "valid_images", "clean", "more_source", "more_target", "more_tag", "copies", "both_directions",
-    "byte_fallback", "tokenizer", "init_from", "word_vectors", "devices", "threads", "average_last",
-)  # fmt: skip
 
 
-def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any], num_pairs: int = 0) -> Settings:
+def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any], num_pairs: int = 0) -> Any:
     """The settings of a run that fine-tunes another.
 
     The sizes are the parent's. A flag wins over the recipe of the corpus, the recipe over the parent's settings, these
@@ -42,7 +35,8 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
     task = given.get("task") or parent["settings"].get("task", DEFAULT_TASK)
     if task not in TASKS or TASKS[task].kind != parent["model"]["kind"]:
         raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
-    sizes = _sizes_of(parent["model"], task)
+    cls = TASKS[task].settings
+    sizes = _sizes_of(parent["model"], cls)
     for name, size in sizes.items():
         if name in given and given[name] != size:
             flag = flag_of(name)
@@ -56,24 +50,25 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
         asked |= recipe.keys()
     peak = USUAL_PEAK
     if stored:
-        parent_settings = Settings(**{**stored, "hidden_dim": settings.hidden_dim})
+        parent_settings = cls(**{**stored, "hidden_dim": settings.hidden_dim})
         peak = parent_settings.learning_rate(parent_settings.steps)
     fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in asked)
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
-def _sizes_of(model: dict[str, Any], task: str) -> dict[str, Any]:
-    has_own_source = model.get("source_vocabulary_size") is not None
-    return {
-        **{name: spelled(name, model[name]) for name in _fixed_by_parent(task)},
-        **({"vocabulary_size": model["vocabulary_size"]} if "vocabulary_size" in model else {}),
-        **({"separate_vocabularies": has_own_source} if task == "translation" else {}),
-    }
+def _sizes_of(model: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
+    names = {setting.name for setting in fields(settings)}
+    sizes = {name: spelled(settings, name, model[name]) for name in _fixed_by_parent(settings)}
+    if "vocabulary_size" in names and "vocabulary_size" in model:
+        sizes["vocabulary_size"] = model["vocabulary_size"]
+    if "separate_vocabularies" in names:
+        sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
+    return sizes
 
 
-def _fixed_by_parent(task: str) -> list[str]:
+def _fixed_by_parent(settings: type[Any]) -> list[str]:
     """The settings of the model that a run which is fine-tuned hands on."""
-    return [name for name in model_settings(task) if name not in NOT_FIXED]
+    return [name for name in model_settings(settings) if name not in NOT_FIXED]
 
 
 def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
@@ -82,9 +77,12 @@ def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: a setting has a value that no flag could have given.
     """
-    known = [setting.name for setting in fields(Settings) if setting.name in stored]
-    check_types({name: stored[name] for name in known})
-    return {name: stored[name] for name in known if name not in NOT_INHERITED}
+    if not stored:
+        return {}
+    settings = settings_of(stored.get("task", DEFAULT_TASK))
+    known = {setting.name: setting for setting in fields(settings) if setting.name in stored}
+    check_types({name: stored[name] for name in known}, settings)
+    return {name: stored[name] for name, setting in known.items() if setting.metadata["is_inherited"]}
 
 
 def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str, Any]:
@@ -106,7 +104,8 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str
 def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
     """One line for people: the learning rate, and which settings the parent changed."""
     usual = resolve(given, recipe, {"task": settings.task}).as_dict()
-    own = {*_fixed_by_parent(settings.task), *NOT_INHERITED, "preset", "vocabulary_size", "separate_vocabularies"}
+    own = {*_fixed_by_parent(type(settings)), "preset", "vocabulary_size", "separate_vocabularies"}
+    own |= {setting.name for setting in fields(settings) if not setting.metadata["is_inherited"]}
     own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
     kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
     highest = settings.learning_rate(min(settings.warmup_steps, settings.steps))

@@ -1,66 +1,140 @@
-"""The command line of training: a flag for each setting."""
+"""The command line of training: a flag for each setting of a task."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
+import shutil
+import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import command_line
-from keras_transformer.images.recipes import RECIPES as OF_IMAGES
-from keras_transformer.presets import AUTO, AUTO_ROWS, PRESETS
-from keras_transformer.text import corpora, labelled, logs, prose
-from keras_transformer.training.settings import Settings, flag_of
+from keras_transformer.presets import PRESETS
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.training.settings import GROUPS, flag_of, settings_of, whose_flag
+from keras_transformer.version import __version__
 
-DESCRIPTION = (
-    "Trains a Transformer on parallel text, without arguments on number words, English to German; "
-    "with --task another model."
-)
+# What other toolkits call some flags.
+ELSEWHERE = {
+    "--batch-size": "--token-budget", "--batch": "--token-budget", "--epochs": "--steps", "--max-steps": "--steps",
+    "--lr": "--learning-rate-factor", "--learning-rate": "--learning-rate-factor", "--gpus": "--devices",
+    "--layers": "--num-layers", "--heads": "--num-heads", "--d-model": "--hidden-dim", "--d-ff": "--intermediate-dim",
+    "--fp16": "--mixed-precision", "--amp": "--mixed-precision", "--bf16": "--mixed-precision", "--output": "--out",
+    "--src": "--source", "--tgt": "--target", "--train-source": "--source", "--warmup": "--warmup-steps",
+    "--vocab-size": "--vocabulary-size", "--grad-clip": "--clip-norm", "--early-stopping": "--patience",
+}  # fmt: skip
 
 
-class _WholeFlags(argparse.HelpFormatter):
-    """Breaks lines at spaces alone, so that a reader finds flags, and copies them, whole."""
+class _Compact(argparse.HelpFormatter):
+    """Puts a flag and its help into one line where they fit, and breaks lines at spaces alone, so that a reader finds
+    flags, and copies them, whole."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28, width=shutil.get_terminal_size().columns)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.option_strings[0].removeprefix('--')}"
+        return super()._format_action_invocation(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.fill(
-            " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+
+def parser(task: str = DEFAULT_TASK) -> TrainParser:
+    """The command line of train.py, whose help is that of a task."""
+    return TrainParser(prog=command_line("train"), task=task)
+
+
+class TrainParser(argparse.ArgumentParser):
+    """Takes the flags of the task that the words name: first, as in `images --steps 9`, or with --task.
+
+    A run that goes on, or that is fine-tuned, names its task itself.
+    """
+
+    def __init__(self, *arguments: Any, task: str = DEFAULT_TASK, **options: Any):
+        self.task = task
+        super().__init__(*arguments, **{**options, "add_help": False})  # the parser of a task has it
+
+    def of_task(self, task: str) -> argparse.ArgumentParser:
+        """The parser of a task; a flag that is not given is None."""
+        parser = argparse.ArgumentParser(
+            prog=self.prog,
+            usage=self.usage or f"{self.prog} [TASK] [flags]",
+            description=" ".join(filter(None, [self.description, f"Learns {TASKS[task].help}. {_others(task)}"])),
+            epilog="The recipe of a named corpus wins over --preset, flags win over both. BUILD.md has the presets.",
+            formatter_class=_Compact,
+            allow_abbrev=False,
+            parents=[self],
         )
+        parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
+        groups = {name: parser.add_argument_group(name) for name in GROUPS}
+        settings = settings_of(task)
+        for setting in fields(settings):
+            help = setting.metadata["help"] + _default(setting, settings.defaults)
+            options = {"default": None, "help": help, **setting.metadata["options"]}
+            groups[setting.metadata["group"]].add_argument(flag_of(setting.name), **options)
+        return parser
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As in `argparse`. A flag that does not exist ends the program, with a word on the one that is meant."""
+        words = sys.argv[1:] if args is None else [*args]
+        words = ["--task", *words] if words and words[0] in TASKS else words
+        task = _task_of(words)
+        parser = self.of_task(task)
+        found, rest = parser.parse_known_args(words, namespace)
+        if rest:
+            parser.error(_unknown(rest, task, parser))
+        return found, []
+
+    def format_help(self) -> str:
+        """The help of a task."""
+        return self.of_task(self.task).format_help()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of train.py."""
-    parser = argparse.ArgumentParser(prog=command_line("train"), description=DESCRIPTION, allow_abbrev=False)
-    add_flags(parser)
-    return parser
+def _others(task: str) -> str:
+    return f"Other tasks: {', '.join(name for name in TASKS if name != task)}."
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting; a flag that is not given is None."""
-    by_corpus = {**corpora.RECIPES, **prose.RECIPES, **labelled.RECIPES, **logs.RECIPES, **OF_IMAGES}
-    recipes = "; ".join(f"{corpus}: {_as_flags(recipe)}" for corpus, recipe in by_corpus.items())
-    parser.formatter_class = _WholeFlags
-    rows = "; ".join(f"from {least:,} pairs: {_as_flags(row)}" for least, row in AUTO_ROWS.items())
-    parser.epilog = (
-        f"A named corpus brings a recipe, which wins over the preset; flags win over both. {recipes}. "
-        f"--preset {AUTO} takes, {rows}."
-    )
-    for setting in fields(Settings):
-        help = setting.metadata["help"] + _default(setting)
-        parser.add_argument(flag_of(setting.name), default=None, help=help, **setting.metadata["options"])
+def _task_of(words: Sequence[str]) -> str:
+    """The task that the words name, or the run that goes on or is fine-tuned; the default one where they name none."""
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--task", "--out", "--init-from"):
+        named.add_argument(flag, nargs="?")
+    named.add_argument("--resume", action="store_true")
+    found, _ = named.parse_known_args(words)
+    run = found.out if found.resume else found.init_from
+    task = found.task or (_task_of_run(Path(run)) if run else None)
+    return task if task in TASKS else DEFAULT_TASK
 
 
-def _default(setting: Field) -> str:
-    """The value of a setting if neither a flag nor a recipe gives one: of each preset, or one for all."""
-    by_preset = [f"{name} {preset[setting.name]}" for name, preset in PRESETS.items() if setting.name in preset]
-    if by_preset:
-        default = "" if len(by_preset) == len(PRESETS) else f"default: {setting.default}; "
-        return f" ({default}preset {', '.join(by_preset)})"
-    return "" if setting.default in (None, False) else f" (default: {setting.default})"
+def _task_of_run(folder: Path) -> str | None:
+    """The task in a run's config.json, if it has one; whoever reads the run tells what is wrong with it."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]["task"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
-def _as_flags(settings: dict[str, Any]) -> str:
-    return " ".join(f"{flag_of(name)} {value}" for name, value in settings.items())
+def _unknown(rest: Sequence[str], task: str, parser: argparse.ArgumentParser) -> str:
+    """What is wrong with words that the parser of a task does not know."""
+    flag = next((word.partition("=")[0] for word in rest if word.startswith("--")), None)
+    if flag is None:
+        return f"unrecognized arguments: {' '.join(rest)}"
+    known = [name for action in parser._actions for name in action.option_strings]
+    meant = ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), "")
+    told = whose_flag(flag, task)
+    return f"{told}; did you mean {meant}?" if meant and told.startswith("there is no") else told
+
+
+def _default(setting: Field, of_task: dict[str, Any]) -> str:
+    """The value of a setting if neither a flag nor a recipe gives one."""
+    if setting.name not in of_task and any(setting.name in preset for preset in PRESETS.values()):
+        return " (preset)"
+    is_told = setting.default in (None, False) or "default" in setting.metadata["help"]
+    return "" if is_told else f" (default: {setting.default})"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from keras_transformer.errors import JobError, command_line, say
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import Plan
 from keras_transformer.training.request import Run
-from keras_transformer.training.tasks import Prepared
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _begin(run: Run, model: Any) -> None:
     if settings.init_from:
         has_same_labels = read_config(settings.init_from).get("labels") == run.config.get("labels")
         inherit(model, load_model(settings.init_from), has_same_labels)
-    if settings.word_vectors and run.vocabulary is not None:
+    if run.vocabulary is not None and settings.word_vectors:
         start_from_word_vectors(model, run.vocabulary, settings.word_vectors)
 
 

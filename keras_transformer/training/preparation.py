@@ -233,19 +233,19 @@ def _tokenizers_of(run: Run, tags: list[str]) -> Tokenizers:
         with naming_files(training_files(settings)):
             tokenizers = _learned_tokenizers(run, tags)
     if run.is_chief:
-        are_two = settings.separate_vocabularies or tokenizers.source.model != tokenizers.target.model
+        are_two = settings.has_two_vocabularies or tokenizers.source.model != tokenizers.target.model
         for path, tokenizer in zip(folder.tokenizers(are_two), tokenizers, strict=True):
             tokenizer.save(path)
     return tokenizers
 
 
 def _files(folder: RunFolder, settings: Settings) -> tuple[Path, Path]:
-    return folder.tokenizers(settings.separate_vocabularies or folder.has_two_tokenizers)
+    return folder.tokenizers(settings.has_two_vocabularies or folder.has_two_tokenizers)
 
 
 def _learned_tokenizers(run: Run, tags: list[str]) -> Tokenizers:
     pairs, names = run.corpus.train, split_normalization(run.settings.normalization)
-    if run.settings.separate_vocabularies:
+    if run.settings.has_two_vocabularies:
         source = learned(run, lambda: (source for source, _ in pairs()), tags=tags, normalization=names[0])
         target = learned(run, lambda: (target for _, target in pairs()), normalization=names[1])
         return Tokenizers(source, target)
@@ -288,7 +288,7 @@ def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
     run.vocabulary = tokenizers.source
     model = run.config["model"]
     model["vocabulary_size"] = tokenizers.target.vocabulary_size
-    if run.settings.separate_vocabularies:
+    if run.settings.has_two_vocabularies:
         model["source_vocabulary_size"] = tokenizers.source.vocabulary_size
     run.config["parameters"] = count_parameters(run.config["model"])
     if run.is_chief:

@@ -12,15 +12,16 @@ from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.presets import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
+from keras_transformer.tasks import DEFAULT_TASK, TASKS, Task
+from keras_transformer.tasks.text_settings import TextSettings
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices, workers
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, fitting_warm_up, inherited_from
-from keras_transformer.training.settings import OWN, Settings, as_given, flag_of, resolve
+from keras_transformer.training.settings import Settings, as_given, flag_of, own_data, resolve, settings_of
 from keras_transformer.training.stored_settings import resumed
-from keras_transformer.training.tasks import DEFAULT_TASK, TASKS, Task
 from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
 
 
@@ -87,8 +88,9 @@ def open_run(given: dict[str, Any]) -> Run | None:
 
 def _new_run(given: dict[str, Any]) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
-    given = as_given(given)
-    usual = resolve(given, {}, parent and {"task": inherited_from(parent["settings"]).get("task", DEFAULT_TASK)})
+    task = given.get("task") or (inherited_from(parent["settings"]).get("task") if parent else None) or DEFAULT_TASK
+    given = as_given(given, settings_of(task))
+    usual = resolve(given, {}, parent and {"task": task})
     corpus = _corpus(usual)
     if parent is None:
         settings = resolve(given, corpus.recipe, num_pairs=corpus.num_pairs)
@@ -127,9 +129,10 @@ def _new_run(given: dict[str, Any]) -> Run:
 
 
 def _check_vocabulary_files(settings: Settings) -> None:
-    if settings.word_vectors:
-        check_word_vectors(settings.word_vectors, settings.hidden_dim)
-    split_normalization(settings.normalization)
+    if isinstance(settings, TextSettings):
+        if settings.word_vectors:
+            check_word_vectors(settings.word_vectors, settings.hidden_dim)
+        split_normalization(settings.normalization)
 
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
@@ -161,9 +164,9 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
 
 
 def _folder_to_resume(given: dict[str, Any]) -> Path:
-    named = ("dataset", *OWN, "preset", "out")
-    known = {name: given[name] for name in named if given.get(name) is not None}
-    return Settings(**{**TASKS[given.get("task") or DEFAULT_TASK].defaults, **known}).folder
+    settings = settings_of(given.get("task") or DEFAULT_TASK)
+    named = ("dataset", *own_data(settings), "preset", "out")
+    return settings(**{name: given[name] for name in named if given.get(name) is not None}).folder
 
 
 def _described_end(config: dict[str, Any], settings: Settings) -> str:
@@ -242,21 +245,20 @@ def warn_of_a_long_warm_up(settings: Settings) -> None:
 
 
 def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
-    if settings.xla and not settings.static_shapes and settings.task == "translation":
+    if settings.xla and getattr(settings, "static_shapes", None) == 0:
         warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
 
 
 def _model_config(settings: Settings, parent: dict[str, Any] | None) -> dict[str, Any]:
     config = settings.model_arguments()
-    if settings.tokenizer:
+    if isinstance(settings, TextSettings) and settings.tokenizer:
         config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
-    if settings.separate_vocabularies:
+    if settings.has_two_vocabularies:
         config["source_vocabulary_size"] = config["vocabulary_size"]
     if parent is not None:
         inherited = ("source_vocabulary_size", "num_control_ids")
         config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
-    kind = TASKS[settings.task].kind
-    return {"kind": kind, **family.complete(config, kind)}
+    return {"kind": settings.kind, **family.complete(config, settings.kind)}
 
 
 def _corpus_config(corpus: Corpus[Any]) -> dict[str, Any]:

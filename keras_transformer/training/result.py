@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from keras_transformer.errors import JobError, say
 from keras_transformer.making import make_model
 from keras_transformer.models.base import FamilyModel
+from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
 from keras_transformer.training.request import Run
-from keras_transformer.training.tasks import Prepared
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
 # The mean is over the last fifth of the run, which the learning rate of the paper leaves almost constant (it falls by a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import load_tensorflow, say
@@ -9,7 +10,7 @@ from keras_transformer.training.cleaning import clean
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.request import Run, open_run
 from keras_transformer.training.settings import flag_of
-from keras_transformer.training.workspace import READ, begun
+from keras_transformer.training.workspace import begun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -49,7 +50,8 @@ def shared_facts(run: Run) -> dict[str, Any]:
 
     The paths of what they read may differ, and so may the names of their devices.
     """
-    own = {*READ, "data_dir", "devices", "threads"}
+    own = {setting.name for setting in fields(run.settings) if setting.metadata["reads"]}
+    own |= {"data_dir", "devices", "threads"}
     settings = {flag_of(name): value for name, value in run.settings.as_dict().items() if name not in own}
     return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
 

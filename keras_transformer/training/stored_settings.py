@@ -7,10 +7,11 @@ from dataclasses import Field, fields
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import ABOUT_THE_FOLDER, Settings, as_given, check, flag_of
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.training.settings import as_given, check, flag_of
 
 
-def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Settings:
+def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Any:
     """The settings of a run that goes on: those that it began with, and perhaps more steps.
 
     Args:
@@ -21,19 +22,24 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
     Raises:
         RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
     """
-    names = {setting.name for setting in fields(Settings)} - set(ABOUT_THE_FOLDER)
     if not stored:
         raise RequestError("--resume: this run was imported or saved from Python: fine-tune it with --init-from")
+    task = stored.get("task", DEFAULT_TASK)
+    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
+        raise RequestError(f"the run's config.json is damaged: no --task is {task!r:.60}")
+    cls = TASKS[task].settings
+    kept = {setting.name: setting for setting in fields(cls) if setting.metadata["is_kept"]}
+    names = kept.keys()
     if unknown := sorted(stored.keys() - names):
         raise RequestError(
             f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
             f"not know, {unknown[0]}: install that version"
         )
-    check_types(stored)
-    defaults = {setting.name: setting.default for setting in fields(Settings) if setting.name in names}
+    check_types(stored, cls)
     # An older version knew fewer settings; its vocabularies have their own normalization.
-    stored = {**defaults, "normalization": None, **stored}
-    given = as_given(given)
+    defaults = {name: None if name == "normalization" else setting.default for name, setting in kept.items()}
+    stored = {**defaults, **stored}
+    given = as_given(given, cls)
     for name in sorted(names & given.keys()):
         may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
         if given[name] != stored[name] and not may_change:
@@ -41,15 +47,15 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
                 f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
                 "leave it out, or start another run with --out"
             )
-    settings = Settings(**{**stored, **given})
+    settings = cls(**{**stored, **given})
     check(settings)
     return settings
 
 
-def check_types(stored: dict[str, Any]) -> None:
+def check_types(stored: dict[str, Any], settings: type[Any]) -> None:
     """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
-    for setting in fields(Settings):
-        if setting.name in ABOUT_THE_FOLDER or setting.name not in stored:
+    for setting in fields(settings):
+        if not setting.metadata["is_kept"] or setting.name not in stored:
             continue
         value = stored[setting.name]
         # Of the user's own text, and of a vocabulary that the run did not learn.

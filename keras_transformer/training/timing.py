@@ -16,13 +16,13 @@ import numpy as np
 from keras_transformer.errors import command_line, say
 from keras_transformer.plots.curves import learning_curves
 from keras_transformer.run_folder import write_config
+from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.fine_tuning import fitting_warm_up
 from keras_transformer.training.progress_line import clock
 from keras_transformer.training.request import Run, warn_of_a_long_warm_up
 from keras_transformer.training.settings import Settings, flag_of
-from keras_transformer.training.tasks import Prepared
 
 MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,31 +18,23 @@ from keras_transformer.training.settings import Settings, flag_of
 if TYPE_CHECKING:
     from keras_transformer.training.request import Run
 
-# What a run reads, and --overwrite must not remove.
-READ = (
-    "init_from", "word_vectors", "tokenizer", "source", "target", "valid_source", "valid_target", "more_source",
-    "more_target", "text", "valid_text", "log", "images", "valid_images",
-)  # fmt: skip
-# Folders of which everything is read; a run in them would be read with the next run.
-READ_WHOLE = ("images", "valid_images")
-
 
 def check_apart(settings: Settings) -> None:
     """Raises RequestError if something that the run reads lies in the folder that it writes."""
     folder = settings.folder.resolve()
-    for name in READ:
-        path = getattr(settings, name)
-        if path and Path(path).resolve().is_relative_to(folder):
+    for setting in fields(settings):
+        reads, path = setting.metadata["reads"], getattr(settings, setting.name)
+        if not (reads and path):
+            continue
+        if Path(path).resolve().is_relative_to(folder):
             raise RequestError(
-                f"{flag_of(name)} must not lie in the folder of the new run, {settings.folder}; received: {path}; "
-                "choose another folder with --out"
+                f"{flag_of(setting.name)} must not lie in the folder of the new run, {settings.folder}; received: "
+                f"{path}; choose another folder with --out"
             )
-    for name in READ_WHOLE:
-        path = getattr(settings, name)
-        if path and folder.is_relative_to(Path(path).resolve()):
+        if reads == "folder" and folder.is_relative_to(Path(path).resolve()):  # it would be read with the next run
             raise RequestError(
-                f"the new run must not lie in {flag_of(name)}, {path}; received: {settings.folder}; choose another "
-                "folder with --out"
+                f"the new run must not lie in {flag_of(setting.name)}, {path}; received: {settings.folder}; choose "
+                "another folder with --out"
             )
 
 

@@ -19,7 +19,10 @@ def run(capfd, monkeypatch, eager):
     def run(*words: Any, stdin: str | bytes = "") -> tuple[int, str, str]:
         source = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(source)))
-        status = command([str(word) for word in words])
+        try:
+            status = command([str(word) for word in words])
+        except SystemExit as refused:  # by the parser
+            status = int(refused.code or 0)
         return (status, *capfd.readouterr())
 
     return run

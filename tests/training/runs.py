@@ -54,7 +54,10 @@ def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False)
             stack.enter_context(eagerly())
         # Devices and threads are a process's own, and other tests run in this one.
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(devices, "configure", configured)
-        found = train.main(shlex.split(flags))
+        try:
+            found = train.main(shlex.split(flags))
+        except SystemExit as refused:  # by the parser
+            found = int(refused.code or 0)
     assert found == status, said.getvalue()
     return said.getvalue()
 

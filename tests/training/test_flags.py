@@ -1,5 +1,6 @@
 """Flags of train.py have effects: tables of flags, and what each changes. Those of one task are in its file."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 import train
 from keras_transformer import family
+from keras_transformer.__main__ import main
+from keras_transformer.presets import PRESETS, SIZES
 from keras_transformer.run_folder import read_tokenizers
 from keras_transformer.text.batches import Place
 from keras_transformer.text.normalization import normalizer_of
@@ -17,7 +20,7 @@ from keras_transformer.training import replicas, run
 from keras_transformer.training.flags import parser
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
-from tests.training.runs import Begun, begun
+from tests.training.runs import ROOT, Begun, begun
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +195,51 @@ def flag_of(name: str) -> str:
 
 
 def test_flags_are_told_by_help_and_spelled_out():
-    assert all(action.help for action in parser()._actions)
-    found = " ".join(parser().format_help().split())
-    for told in ("(default: post_norm; preset modern pre_norm)", "from 5,000 pairs: --num-layers 4"):
-        assert told in found
+    for task, others in {"translation": "images", "images": "translation", "next-item": "classification"}.items():
+        found = " ".join(parser(task).format_help().split())
+        assert "Other tasks: " in found and others in found and "(preset)" in found
+        assert all(action.help for action in parser().of_task(task)._actions)
     given = vars(parser().parse_args(["--no-xla"]))
     assert (given["residual"], given["steps"], given["xla"]) == (None, None, False)
+
+
+UNKNOWN = {
+    "--batch-size 32": "there is no flag --batch-size; did you mean --token-budget?",
+    "--epochs=3": "there is no flag --epochs; did you mean --steps?",
+    "--num-lay 2": "there is no flag --num-lay; did you mean --num-layers?",
+    "--zzz": "there is no flag --zzz",
+    "images --source a": "--source belongs to --task translation or language-model; received --task images",
+    "--task next-item --no-clean": "--no-clean belongs to --task translation or language-model; received --task next",
+    "classification stray": "unrecognized arguments: stray",
+}
+
+
+@pytest.mark.parametrize("command", [train.main, lambda words: main(["train", *words])], ids=["train.py", "train"])
+def test_a_flag_that_the_task_does_not_have_is_refused_with_the_one_that_is_meant(command, capsys):
+    for flags, told in UNKNOWN.items():
+        with pytest.raises(SystemExit, match="^2$"):
+            command(flags.split())
+        *_, error = capsys.readouterr().err.splitlines()
+        assert error.partition(": error: ")[2].startswith(told), flags
+    for words, shown in ((["images", "--help"], "--image-size N"), (["--version"], "keras-transformer 0")):
+        with pytest.raises(SystemExit, match="^0$"):
+            command(words)
+        assert shown in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_or_is_fine_tuned_names_its_task(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"settings": {"task": "images"}}))
+    for flags in ("--resume --out", "--init-from"):
+        assert parser().parse_args([*flags.split(), str(tmp_path), "--image-size", "64"]).image_size == 64
     with pytest.raises(SystemExit):
-        parser().parse_args(["--num-lay", "2"])
+        parser().parse_args(["--out", str(tmp_path), "--image-size", "64"])  # a new run
+    assert parser().parse_args(["--init-from", str(tmp_path), "--task", "translation", "--copies", "2"]).copies == 2
+
+
+def test_build_holds_the_presets():
+    build, names = (ROOT / "BUILD.md").read_text(encoding="utf-8"), [*PRESETS["base"]]
+    assert names == [*SIZES, "label_smoothing", "steps", "token_budget", "vocabulary_size"]
+    for told, preset in {"`tiny`, `modern`": "tiny", "`base`": "base", "`big`": "big"}.items():
+        values = [f"{value:,}" for name, value in PRESETS[preset].items() if name != "label_smoothing"]
+        assert f"| {told} | {' | '.join(values)} |\n" in build
+    assert PRESETS["tiny"].items() <= PRESETS["modern"].items()

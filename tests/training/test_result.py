@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from keras_transformer.bleu import bleu
-from keras_transformer.training import result, translation
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.translation import training as translation
+from keras_transformer.training import result
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.settings import Settings
-from keras_transformer.training.tasks import TASKS
 
 REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
+
+Settings: Any = TASKS["translation"].settings
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def write(monkeypatch):
     monkeypatch.setattr(result, "present_weights", lambda model: "the moving average")
     monkeypatch.setattr(result, "write_model", lambda folder, config, model, origin: written.append((model, origin)))
 
-    def write(settings: Settings, progress: Progress) -> tuple[Any, dict[str, Any]]:
+    def write(settings: Any, progress: Progress) -> tuple[Any, dict[str, Any]]:
         text: Any = SimpleNamespace(tokenizers=(None, None))
         text.bleu_sentences = lambda count: (["source"] * min(count, 2), REFERENCES[:count])
         kept: Any = SimpleNamespace(steps=lambda: [5, 6, 7], mean=lambda steps, model: f"the mean of {steps}")

@@ -16,15 +16,17 @@ from keras_transformer.images import recipes
 from keras_transformer.presets import AUTO_ROWS, PRESETS
 from keras_transformer.run_folder import read_config
 from keras_transformer.schedules import InverseSquareRootDecay
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora, labelled, logs, prose
-from keras_transformer.training import translation
 from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
 from keras_transformer.training.request import Run, open_run
-from keras_transformer.training.settings import Settings, check, resolve
+from keras_transformer.training.settings import check, resolve
 from keras_transformer.training.stored_settings import resumed
 from tests.golden.stored import unpack
 from tests.tiny_corpus import write_corpus
 
+Settings: Any = TASKS["translation"].settings
 NUMBERS = {"dataset": "numbers:en-de"}
 load_corpus = functools.cache(translation.load_corpus)  # the numbers are drawn once for all tests
 RECIPE: dict[str, Any] = {"dropout": 0.05, "steps": 2400}
@@ -108,7 +110,7 @@ EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"patch_size": 2}, "--patch-size belongs to --task images; received --task translation"),
     ({"task": "translation", "log": "a"}, "--log belongs to --task next-item; received --task translation"),
     ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for --task transl"),
-    ({"task": "images", "preset": "auto"}, "--preset auto goes by pairs of translation; received --task images"),
+    ({"task": "images", "preset": "auto"}, "--preset must be one of tiny, modern, base, big; received: auto"),
 ]
 
 

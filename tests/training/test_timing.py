@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.run_folder import read_config
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import timing
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import Settings
 from keras_transformer.training.timing import Estimate
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import assert_same_end, trained

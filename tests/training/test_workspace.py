@@ -15,9 +15,9 @@ import pytest
 
 from keras_transformer.errors import RequestError, Stopped
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.training import workspace
 from keras_transformer.training.request import open_run
-from keras_transformer.training.settings import Settings
 from tests.tiny_corpus import write_corpus
 
 

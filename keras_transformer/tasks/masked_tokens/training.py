@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
+from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACTERS, corpus_of_text, mean_loss
+from keras_transformer.tasks.translation.training import loss as loss
+from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.masked_batches import MaskedPlan, MaskedRows
 from keras_transformer.text.tokenizer import MASK, Tokenizer
-from keras_transformer.training.language_modelling import MAX_KEPT_CHARACTERS, mean_loss
-from keras_transformer.training.language_modelling import corpus as corpus
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
-from keras_transformer.training.translation import loss as loss
-from keras_transformer.training.translation import metrics as metrics
 
 if TYPE_CHECKING:
     import keras
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 SCORE = "validation loss"
 UNIT = "masked tokens"
 MAX_VALIDATION_LINES = 2_000  # what a round is validated on
+corpus = corpus_of_text
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from keras_transformer.images.labelled import LabelledImage, images_from_folder,
 from keras_transformer.images.reading import MODES
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import write_config
+from keras_transformer.tasks.classification.training import metrics as metrics
+from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.training.classification import metrics as metrics
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
-from keras_transformer.training.translation import loss as loss
 
 if TYPE_CHECKING:
     import keras

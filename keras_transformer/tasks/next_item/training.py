@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from keras_transformer.errors import say, warn
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.history_batches import HistoryPlan
@@ -18,7 +19,6 @@ from keras_transformer.text.logs import History, log_from_file, named_log
 from keras_transformer.text.tokenizer import UNKNOWN
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
-from keras_transformer.training.translation import loss as loss
 
 if TYPE_CHECKING:
     import keras

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.making import make_model
+from keras_transformer.tasks.language_modelling.pairs import Pairs, prepare_pairs
+
+# A language model has the loss and the metrics of a translator.
+from keras_transformer.tasks.translation.training import loss as loss
+from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.prose import named_text, text_from_file
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.text.windows import WindowPlan, tokenized_text
-from keras_transformer.training.pairs import Pairs, prepare_pairs
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
-
-# A language model has the loss and the metrics of a translator.
-from keras_transformer.training.translation import loss as loss
-from keras_transformer.training.translation import metrics as metrics
 
 if TYPE_CHECKING:
     import keras
@@ -65,6 +65,15 @@ def corpus(settings: Settings) -> Corpus[Any]:
     """
     if settings.source is not None and settings.target is not None:
         return corpus_from_files(settings.source, settings.target, settings.valid_source, settings.valid_target)
+    return corpus_of_text(settings)
+
+
+def corpus_of_text(settings: Settings) -> Corpus[str]:
+    """The user's own text, or a named text.
+
+    Raises:
+        RequestError: see `text_from_file` and `named_text`.
+    """
     if settings.text is not None:
         return text_from_file(settings.text, settings.valid_text)
     return named_text(settings.name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
+from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.labelled import Labelled, labelled_from_file, named_labelled
 from keras_transformer.text.labelled_batches import LabelledPlan, LabelledRows
@@ -16,7 +17,6 @@ from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
-from keras_transformer.training.translation import loss as loss
 
 if TYPE_CHECKING:
     import keras

@@ -1,0 +1,13 @@
+"""The settings of training an encoder to fill masked places."""
+
+from __future__ import annotations
+
+from keras_transformer.tasks.text_settings import OneLanguageSettings
+from keras_transformer.training.settings import DATA, flag, task_settings
+
+
+@task_settings("masked-tokens", "encoder", dataset="pydoc-topics", label_smoothing=0.0)
+class Settings(OneLanguageSettings):
+    """The settings of training an encoder to fill masked places."""
+
+    dataset: str | None = flag(DATA, None, "pydoc-topics", is_inherited=False, metavar="NAME")

@@ -1,0 +1,75 @@
+"""The settings of training a translator."""
+
+from __future__ import annotations
+
+import re
+
+from keras_transformer.errors import RequestError
+from keras_transformer.presets import AUTO, PRESETS
+from keras_transformer.tasks.text_settings import PairSettings, TextSettings
+from keras_transformer.training.settings import (
+    DATA,
+    MODEL,
+    RUN,
+    TRAINING,
+    count,
+    file,
+    flag,
+    rate,
+    switch,
+    task_settings,
+)
+
+
+@task_settings("translation", "translator", dataset="numbers:en-de")
+class Settings(TextSettings, PairSettings):
+    """The settings of training a translator."""
+
+    dataset: str | None = flag(
+        DATA, None, "numbers:SRC-TGT, pronouns:en-de or en-fr, multi30k:SRC-TGT, wmt14:SRC-TGT", is_inherited=False,
+        metavar="NAME",
+    )  # fmt: skip
+    data_dir: str | None = flag(
+        DATA, None, "where the named corpus lies; it is not fetched then", is_inherited=False, metavar="FOLDER"
+    )
+    separate_vocabularies: bool = switch(DATA, "a vocabulary for each language, not a joint one")
+    sampling: float = rate(DATA, 0.0, "subword sampling: unigram's alpha, bpe's dropout")
+    more_source: str | None = file("further text, such as --more-target translated back")
+    more_target: str | None = file("its translation; none of it is held out")
+    more_tag: str | None = flag(
+        DATA,
+        None,
+        "begin lines of --more-source with this tag: <bt>",
+        lambda x: bool(re.fullmatch(r"<[^<>\s]+>", x)) and x.isprintable(),
+        "a name in angle brackets, such as <bt>",
+        is_inherited=False,
+        metavar="TAG",
+    )
+    copies: int = count(DATA, 1, "times the corpus for each --more-source", is_inherited=False)
+    both_directions: bool = switch(DATA, "translate back too; sources begin with tags: <2de>", is_inherited=False)
+    preset: str = flag(
+        MODEL, AUTO, f"sizes and recipe: auto (by the number of pairs), {', '.join(PRESETS)}", choices=(AUTO, *PRESETS),
+        metavar="NAME",
+    )  # fmt: skip
+    static_shapes: int = count(TRAINING, 0, "pad batches to so many shapes, for XLA; 0: free widths", least=0)
+    bleu_sentences: int = count(RUN, 500, "validation sentences for BLEU; 0: none", least=0)
+
+    def check_together(self) -> None:
+        """Raises RequestError if one setting needs or excludes another."""
+        super().check_together()
+        if (self.more_source is None) != (self.more_target is None):
+            raise RequestError("--more-source and --more-target go together; received only one of them")
+        if self.more_source is None and (self.more_tag or self.copies > 1):
+            raise RequestError(
+                "--more-tag and --copies are for --more-source and --more-target; received neither of these"
+            )
+        if self.both_directions and self.separate_vocabularies:
+            raise RequestError(
+                "--both-directions takes a joint vocabulary; received --separate-vocabularies too: give one"
+            )
+        if self.vocabulary_type == "char":
+            raise RequestError("--vocabulary-type char is for tasks of one language; received --task translation")
+        if self.tokenizer and self.separate_vocabularies:
+            raise RequestError("--tokenizer goes neither with --separate-vocabularies nor with --init-from; give one")
+        if self.patience and not self.bleu_sentences:
+            raise RequestError("--patience needs validation BLEU: give --bleu-sentences of at least 1")
