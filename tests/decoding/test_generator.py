@@ -1,5 +1,6 @@
 """Continuing and scoring text, and answering, with a language model, against its logits in NumPy."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.commands.generate import options_of
 from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
@@ -174,3 +176,15 @@ def test_the_score_of_an_answer_is_its_probability_after_the_prompt(answering):
         assert score.num_tokens == len(added)
         assert score.log_prob == pytest.approx(log_prob_of(answering, read, added), abs=1e-4)
     assert answering.score_answers([], []) == []
+
+
+def test_prompts_are_drawn_for_and_answers_searched_for_unless_an_option_of_drawing_is_given():
+    def options(answers: bool, **given: Any) -> SearchOptions:
+        named = dict.fromkeys(("temperature", "top_k", "top_p", "seed", "beams")) | {"n_best": 1} | given
+        return options_of(SimpleNamespace(**named), answers)  # type: ignore[arg-type]
+
+    assert [options(answers).sampling for answers in (False, True)] == [True, False]
+    assert options(True, seed=3).sampling and options(True).num_beams == 1
+    assert (options(False, beams=2).sampling, options(False, beams=2).num_beams) == (False, 2)
+    with pytest.raises(RequestError, match="--top-k is for drawing, and --beams searches"):
+        options(True, beams=2, top_k=3)

@@ -13,6 +13,7 @@ from keras_transformer.commands.search import own_search_of, search_options
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface, translator_of
+from keras_transformer.importing.pieces import is_tag
 from keras_transformer.run_folder import read_config
 from tests.importing.test_torch_file import archive, state, tensor
 from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
@@ -149,3 +150,7 @@ def test_an_output_of_its_own_is_told_by_its_numbers(tmp_path):
         content = safetensors({**arrays, "lm_head.weight": output, "encoder.embed_tokens.weight": same})
         (tmp_path / "model.safetensors").write_bytes(content)
         assert read_huggingface(tmp_path).config["tied_output"] is is_tied
+
+
+def test_the_tag_of_a_language_has_a_name():
+    assert [is_tag(piece) for piece in (">>de<<", ">><<", ">>de", "de<<")] == [True, False, False, False]

@@ -122,6 +122,8 @@ REFUSED = [
     (row(state({"one": tensor("0", (2, 3), 7, row=True)}), ONE), "has 6 numbers, not 7"),
     (pickle.dumps({"one": 1}), "no file of `torch.save`"), (b"", "."), (b"\x80\x02X\xff\xff\xff\x7f", "."),
     (b"\x80\x02r\xff\xff\xff\x7f.", "."),  # a far place of the memo
+    (archive(b"\x80\x02}U\3onectorch\nSize\ns.", {}), "it calls torch.Size, which no file of weights needs"),
+    (archive(b"\x80\x02}U\3onecos\nFloatStorage\ns.", {}), "it calls os.FloatStorage, which"),
 ]  # fmt: skip
 
 

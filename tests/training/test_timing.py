@@ -95,3 +95,15 @@ def test_a_run_of_over_two_hours_that_nobody_asked_for_offers_others(monkeypatch
         said = capsys.readouterr().err
         assert said.startswith(f"about {'2:46:40' if steps == 1_000 else '1:56:40'} on this machine: {steps:,} steps")
         assert said.count("\n  ") == num_offered
+
+
+def test_timed_steps_end_when_there_are_enough_and_the_time_is_over(monkeypatch):
+    """The first step is left out, for it traces the graph."""
+    for seconds, last in (((0, 9, 20.5, 30), 3), ((0, 30), 3), ((0, 1, 2, 3, 20, 21), 6)):
+        clock = iter([*seconds, *range(100, 200)])
+        monkeypatch.setattr(timing.time, "monotonic", lambda clock=clock: next(clock))
+        watch = timing.Watch()
+        watch.set_model(SimpleNamespace(stop_training=False))
+        while not watch.model.stop_training:
+            watch.on_train_batch_end(0, {"loss": 1.0})
+        assert len(watch.trained) == last, seconds
