@@ -167,8 +167,8 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
 
 def _with_a_column(ids: Recorded) -> Recorded:
     """Ids (B, S), of a width of 0 with one column of pad: not all nodes take no numbers."""
-    width = ops.shape(ids)[1]
-    return ops.pad(ids, [[0, 0], [0, 1]])[:, : ops.maximum(width, 1)]
+    batch_size, width = ops.shape(ids)
+    return ops.concatenate([ids, ops.full((batch_size, 1 - ops.minimum(width, 1)), PAD, "int32")], axis=1)
 
 
 def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:

@@ -99,7 +99,15 @@ def _add(r: Recorder, one: Any, other: Any) -> Recorded:
         for x, y in ((one, other), (other, one)):
             if isinstance(x, Recorded) and (made := r.precision.added(r, x, y)) is not None:
                 return made
-    return binary(r, "Add", one, other)
+    made = binary(r, "Add", one, other)
+    if dtype.startswith("int") and all(_is_positive(r, x) for x in (one, other)):
+        r.positive.add(made.whole.name)
+    return made
+
+
+def _is_positive(r: Recorder, x: Any) -> bool:
+    """Whether numbers are known not to be negative."""
+    return x.whole.name in r.positive if isinstance(x, Recorded) else bool(np.all(r.array(x) >= 0))
 
 
 @operation
@@ -124,7 +132,9 @@ def _floor_divide(r: Recorder, one: Any, other: Any) -> Recorded:
     """Integers that are not negative take one node: ONNX rounds their quotient to 0."""
     if r.type_of(one, other).startswith("float"):
         return r.floor(r.divide(one, other))
-    if not (isinstance(one, Recorded) and one.whole.name in r.positive and isinstance(other, int) and other > 0):
+    if _is_neutral(r, other, 1):
+        return one
+    if not (_is_positive(r, one) and isinstance(other, int) and other > 0):
         one = r.subtract(one, r.mod(one, other))
     return binary(r, "Div", one, other)
 

@@ -220,7 +220,9 @@ def counted(r: Recorder, size: Any, **how: int) -> Recorded:
     """Numbers that count places (size,). Not by `Range`, which on a GPU reads its numbers on the host."""
     one = numpy_helper.from_array(np.ones(1, "int64"))
     ones = r.emit("ConstantOfShape", r.vector([size]), dtype="int64", sizes=[size], value=one)
-    return r.emit("CumSum", ones, np.array(0, "int32"), dtype="int64", sizes=[size], **how)
+    found = r.emit("CumSum", ones, np.array(0, "int32"), dtype="int64", sizes=[size], **how)
+    r.positive.add(found.name)
+    return found
 
 
 @operation

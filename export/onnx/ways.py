@@ -131,7 +131,7 @@ def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | Non
     num_sharing = r.num_sharing if are_shared(r, keys) else 1
     count = r.size(r.seen, -1) if are_shared(r, keys) else r.add(r.size(keys, -2), 1)
     count = count if most is None else r.minimum(count, most * num_sharing)
-    ages = r.floor_divide(r.subtract(counted(r, count, reverse=1), 1), num_sharing)
+    ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_sharing)
     return r.subtract(r.cast(index, "int64"), ages)
 
 

@@ -111,7 +111,7 @@ class WindowedAttention(MultiHeadAttention):
 
     def _count(self, length: int | Tensor) -> int | Tensor:
         """The number of blocks."""
-        return (length + self.width - 1) // self.width
+        return (length + (self.width - 1)) // self.width
 
     def _positions(self, count: int | Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the queries (blocks, r, 1) and keys (blocks, 1, 2r) of each block. Not all of them exist."""

@@ -66,7 +66,7 @@ def test_a_token_sees_those_before_it_in_steps_too_and_neither_a_later_one_nor_p
 
 def test_what_a_language_model_cannot_have_is_refused():
     for name in ("encoder_layers", "decoder_attention", "max_source_length"):
-        with pytest.raises(ValueError, match=f"received '{name}'"):
+        with pytest.raises(ValueError, match=f"Received: '{name}'"):
             LanguageModel(**SIZES, **{name: 2})
     with pytest.raises(ValueError, match="`positions:separate` needs an encoder and a decoder"):
         LanguageModel(**SIZES, positions={"name": "learned", "separate": True})
