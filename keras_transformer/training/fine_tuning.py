@@ -33,7 +33,7 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
         RequestError: a flag asks for another size than the parent's, or the settings are wrong.
     """
     task = given.get("task") or parent["settings"].get("task", DEFAULT_TASK)
-    if task not in TASKS or TASKS[task].kind != parent["model"]["kind"]:
+    if task not in [*TASKS] or TASKS[task].kind != parent["model"]["kind"]:
         raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
     cls = TASKS[task].settings
     sizes = _sizes_of(parent["model"], cls)

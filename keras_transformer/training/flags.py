@@ -110,7 +110,7 @@ def _task_of(words: Sequence[str]) -> str:
     found, _ = named.parse_known_args(words)
     run = found.out if found.resume else found.init_from
     task = found.task or (_task_of_run(Path(run)) if run else None)
-    return task if task in TASKS else DEFAULT_TASK
+    return task if task in [*TASKS] else DEFAULT_TASK  # a list, because config.json may hold what has no hash
 
 
 def _task_of_run(folder: Path) -> str | None:

@@ -264,7 +264,7 @@ def settings_of(task: str) -> type[Any]:
     Raises:
         RequestError: there is no such task.
     """
-    if task not in TASKS:
+    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
         raise RequestError(f"--task must be one of {', '.join(TASKS)}; received: {task!s:.60}")
     return TASKS[task].settings
 

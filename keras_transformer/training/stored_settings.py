@@ -7,8 +7,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.tasks import DEFAULT_TASK, TASKS
-from keras_transformer.training.settings import as_given, check, flag_of
+from keras_transformer.tasks import DEFAULT_TASK
+from keras_transformer.training.settings import as_given, check, flag_of, settings_of
 
 
 def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Any:
@@ -24,10 +24,7 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
     """
     if not stored:
         raise RequestError("--resume: this run was imported or saved from Python: fine-tune it with --init-from")
-    task = stored.get("task", DEFAULT_TASK)
-    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
-        raise RequestError(f"the run's config.json is damaged: no --task is {task!r:.60}")
-    cls = TASKS[task].settings
+    cls = settings_of(stored.get("task", DEFAULT_TASK))
     kept = {setting.name: setting for setting in fields(cls) if setting.metadata["is_kept"]}
     names = kept.keys()
     if unknown := sorted(stored.keys() - names):
