@@ -1,4 +1,5 @@
-"""Trains a Transformer: `python train.py --help` lists every knob. `keras-transformer train` is the same command."""
+"""Trains a Transformer: `python train.py --help` lists the settings of translation, `python train.py images --help`
+those of images, and so on. `keras-transformer train` is the same command."""
 
 from __future__ import annotations
 

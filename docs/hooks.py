@@ -89,16 +89,25 @@ def package_name(package: str) -> str:
 
 
 def exported(package: str) -> dict[str, str]:
-    """The names that a package exports, with the modules that define them: its imports of `name as name`."""
+    """The names that a package or a module exports, with the modules that define them: its `__all__` where that is
+    written out, else its imports of `name as name`."""
     path = ROOT / "keras_transformer" / package.removeprefix(".")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
-    return {
-        alias.name: node.module or ""
+    imports = {
+        alias.name: (node.module or "", alias.asname)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.name == alias.asname and not alias.name.startswith("_")
     }
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List)
+        ):
+            names = ast.literal_eval(node.value)
+            return {name: imports.get(name, (f"keras_transformer{package}", ""))[0] for name in names}
+    return {name: module for name, (module, alias) in imports.items() if name == alias and not name.startswith("_")}
 
 
 def package_page(package: str) -> str:
@@ -117,8 +126,11 @@ def export_page() -> str:
 def commands_page() -> str:
     """What `--help` prints of each command."""
     from keras_transformer.__main__ import COMMANDS, make_parser
+    from keras_transformer.tasks import TASKS
 
     os.environ["COLUMNS"] = "110"
     subparsers: Any = next(action for action in make_parser()._actions if action.dest == "==SUPPRESS==")
-    helps = [(name, subparsers.choices[name].format_help()) for name in COMMANDS]
+    train = subparsers.choices["train"]
+    helps = [(f"train {task}", train.of_task(task).format_help()) for task in TASKS]
+    helps += [(name, subparsers.choices[name].format_help()) for name in COMMANDS if name != "train"]
     return "\n\n".join(["# Commands", *(f"## {name}\n\n```text\n{text}```" for name, text in helps)])
