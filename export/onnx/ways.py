@@ -62,12 +62,12 @@ def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection])
 
 def position_axis(r: Recorder, x: Recorded, keys: Recorded) -> int:
     """Beams that share keys are one sequence."""
-    return 1 if are_shared(r, keys) else -2
+    return 1 if num_sharing(r, keys) > 1 else -2
 
 
-def are_shared(r: Recorder, keys: Recorded) -> bool:
-    """Whether keys are those (B, 1, G, S, H) that the beams of a sentence share, not those of a memory."""
-    return r.num_sharing > 1 and keys.ndim == 5
+def num_sharing(r: Recorder, keys: Recorded) -> int:
+    """How many beams share keys: those (B, 1, G, S, H) of a cache, not those of a memory."""
+    return r.num_sharing if keys.ndim == 5 else 1
 
 
 def first_beams(r: Recorder, state: Any) -> Any:
@@ -105,20 +105,15 @@ def empty_cache(r: Recorder, shape: tuple, dtype: str) -> Recorded:
 
 def extended(r: Recorder, cache: Recorded, new: Recorded, index: Recorded) -> Recorded:
     """Longer by a position."""
-    return longer(r, cache, new)
-
-
-def longer(r: Recorder, cache: Recorded, new: Recorded) -> Recorded:
-    """A cache with the new keys or values behind it."""
-    if are_shared(r, cache) and not same(new.sizes[1], 1):
+    if num_sharing(r, cache) > 1 and not same(new.sizes[1], 1):
         raise r.unrecordable("a step that makes each beam a sequence: take the axis that `position_axis` gives")
     return r.concatenate([cache, new], axis=-2)
 
 
 def positions_in(r: Recorder, keys: Recorded) -> Recorded:
     """A position has a key of each beam that shares them; the first has one."""
-    num_sharing = r.num_sharing if are_shared(r, keys) else 1
-    return r.floor_divide(r.add(r.arange(r.size(keys, -2)), num_sharing - 1), num_sharing)
+    num_beams = num_sharing(r, keys)
+    return r.floor_divide(r.add(r.arange(r.size(keys, -2)), num_beams - 1), num_beams)
 
 
 def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
@@ -128,17 +123,17 @@ def key_positions(r: Recorder, keys: Recorded, index: Recorded) -> Recorded:
 
 def last_positions(r: Recorder, keys: Recorded, index: Recorded, most: int | None = None) -> Recorded:
     """The positions of such keys and of those of the step at `index`, or the last of them, which are `most`."""
-    num_sharing = r.num_sharing if are_shared(r, keys) else 1
-    count = r.size(r.seen, -1) if are_shared(r, keys) else r.add(r.size(keys, -2), 1)
-    count = count if most is None else r.minimum(count, most * num_sharing)
-    ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_sharing)
+    num_beams = num_sharing(r, keys)
+    count = r.size(r.seen, -1) if num_beams > 1 else r.add(r.size(keys, -2), 1)
+    count = count if most is None else r.minimum(count, most * num_beams)
+    ages = r.floor_divide(counted(r, count, reverse=1, exclusive=1), num_beams)
     return r.subtract(r.cast(index, "int64"), ages)
 
 
 def extended_ring(r: Recorder, cache: Recorded, new: Recorded, index: Recorded, size: int) -> Recorded:
     """Longer by a position, and cut to the last."""
-    most = size * r.num_sharing if are_shared(r, cache) else size
-    return r.part(longer(r, cache, new), (..., slice(-most, None), slice(None)))
+    most = size * num_sharing(r, cache)
+    return r.part(extended(r, cache, new, index), (..., slice(-most, None), slice(None)))
 
 
 def ring_positions(r: Recorder, keys: Recorded, size: int, index: Recorded) -> Recorded:

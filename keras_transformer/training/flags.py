@@ -16,7 +16,7 @@ from typing import Any
 from keras_transformer.errors import command_line
 from keras_transformer.presets import PRESETS
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
-from keras_transformer.training.settings import GROUPS, flag_of, settings_of, whose_flag
+from keras_transformer.training.settings import GROUPS, flag_of, foreign, owners_of, settings_of
 from keras_transformer.version import __version__
 
 # What other toolkits call some flags.
@@ -126,10 +126,11 @@ def _unknown(rest: Sequence[str], task: str, parser: argparse.ArgumentParser) ->
     flag = next((word.partition("=")[0] for word in rest if word.startswith("--")), None)
     if flag is None:
         return f"unrecognized arguments: {' '.join(rest)}"
+    if owners := owners_of(flag):
+        return foreign(flag, owners, task)
     known = [name for action in parser._actions for name in action.option_strings]
-    meant = ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), "")
-    told = whose_flag(flag, task)
-    return f"{told}; did you mean {meant}?" if meant and told.startswith("there is no") else told
+    meant = ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), None)
+    return f"there is no flag {flag}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _default(setting: Field, of_task: dict[str, Any]) -> str:

@@ -334,19 +334,23 @@ def as_given(given: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     known = {setting.name: setting for setting in fields(settings)}
     if unknown := [name for name in given if name not in known]:
-        raise RequestError(whose_flag(flag_of(unknown[0]), str(known["task"].default)))
+        flag, task = flag_of(unknown[0]), known["task"].default
+        owners = owners_of(flag)
+        raise RequestError(foreign(flag, owners, str(task)) if owners else f"there is no flag {flag}")
     parts = [name for name in given if known[name].metadata["slot"]]
     with told_as_flags():
         return given | {name: spelled(settings, name, _parsed(settings, name, given[name])) for name in parts}
 
 
-def whose_flag(flag: str, task: str) -> str:
-    """Whose a flag is that a task does not have, for an error."""
+def owners_of(flag: str) -> list[str]:
+    """The tasks that have a flag."""
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    owners = [other for other, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
-    if owners:
-        return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}"
-    return f"there is no flag {flag}"
+    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
+
+
+def foreign(flag: str, owners: list[str], task: str) -> str:
+    """That a flag is of other tasks than the one that is asked for."""
+    return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}"
 
 
 def _slot_of(settings: type[Any], name: str) -> str:

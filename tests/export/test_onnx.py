@@ -103,6 +103,19 @@ def test_beams_share_a_cache_that_grows(tmp_path, attention, is_shared):
     assert num_beams and {*num_beams} == {1 if is_shared else 3}
 
 
+@pytest.mark.parametrize("vocabulary_size", [7, 8])
+def test_a_small_vocabulary_has_no_continuations_of_one_beam_for_all(tmp_path, vocabulary_size):
+    """Four beams look at eight candidates."""
+    model, decoding = make_model(vocabulary_size=vocabulary_size), Decoding(4, max_length=5)
+    source_ids = np.array([[5, 6, 3], [6, 3, 0]], "int32")
+    ids, scores = of(translate_model(run_of(model), decoding, "float32"), tmp_path).run(
+        None, {"source_ids": source_ids}
+    )
+    expected, expected_scores = map(ops.convert_to_numpy, translate_ids(model, tf.constant(source_ids), decoding))
+    np.testing.assert_array_equal(padded_to(ids, 5), padded_to(expected[:, 0], 5))
+    np.testing.assert_allclose(scores, expected_scores[:, 0], atol=1e-4)
+
+
 def test_models_of_which_not_all_share_their_keys_search_as_one(tmp_path):
     joint: Any = Ensemble([make_model(attention=attention, max_source_length=11) for attention in ("full", "local")])
     source_ids, decoding = make_inputs()["source_ids"], Decoding(3, max_length=6)
