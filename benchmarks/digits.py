@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.contest import at_least_one, print_head, print_row
 from keras_transformer.errors import JobError, exit_status
-from keras_transformer.images.batches import shifted
-from keras_transformer.images.labelled import LabelledImage, named_images
+from keras_transformer.tasks.images.batches import shifted
+from keras_transformer.tasks.images.corpus import LabelledImage, named_images
 
 GRID = {"C": [1, 10, 100], "gamma": [0.0005, 0.001, 0.002, 0.004]}
 FOLDS = 5

@@ -24,11 +24,15 @@ from pathlib import Path
 import sacrebleu
 
 from benchmarks.contest import at_least_one
-from keras_transformer.commands.engines import add_engine_options, add_ensemble_option, open_translator
-from keras_transformer.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.files import write_text
 from keras_transformer.run_folder import read_config
+from keras_transformer.tasks.translation.commands.engines import (
+    add_engine_options,
+    add_ensemble_option,
+    open_translator,
+)
+from keras_transformer.tasks.translation.commands.search import add_search_options, own_search_of, search_options
 from keras_transformer.text.corpora import multi30k_file, read_lines
 
 

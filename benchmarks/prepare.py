@@ -92,8 +92,8 @@ def random_run(sizes: dict[str, Any]) -> TrainedRun:
     import keras
 
     from export.signatures import TrainedRun
-    from keras_transformer.decoding.translator import Translator
     from keras_transformer.models.transformer import Transformer
+    from keras_transformer.tasks.translation.pipeline import Translator
     from keras_transformer.text.tokenizer import Tokenizer
 
     keras.utils.set_random_seed(1)

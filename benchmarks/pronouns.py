@@ -24,10 +24,10 @@ import numpy as np
 import keras_transformer
 from benchmarks.contest import check_picture, print_head, print_row
 from keras_transformer.decoding.attention import Attention, Tokens
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.plots import WordLines, word_lines_picture
 from keras_transformer.run_folder import read_config
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.pronouns import ANIMALS, Example, known_examples, pronoun_examples
 
 ASKED = 200  # sentences whose attention is looked at, of each part

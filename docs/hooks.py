@@ -125,12 +125,12 @@ def export_page() -> str:
 
 def commands_page() -> str:
     """What `--help` prints of each command."""
-    from keras_transformer.__main__ import COMMANDS, make_parser
+    from keras_transformer.__main__ import commands, make_parser
     from keras_transformer.tasks import TASKS
 
     os.environ["COLUMNS"] = "110"
     subparsers: Any = next(action for action in make_parser()._actions if action.dest == "==SUPPRESS==")
     train = subparsers.choices["train"]
     helps = [(f"train {task}", train.of_task(task).format_help()) for task in TASKS]
-    helps += [(name, subparsers.choices[name].format_help()) for name in COMMANDS if name != "train"]
+    helps += [(name, subparsers.choices[name].format_help()) for name in commands() if name != "train"]
     return "\n\n".join(["# Commands", *(f"## {name}\n\n```text\n{text}```" for name, text in helps)])

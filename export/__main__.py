@@ -80,8 +80,8 @@ def export(arguments: argparse.Namespace) -> None:
     )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
-    sentences, references = text_to_certify_on(arguments, run.model.kind)
-    check_text(sentences, references, arguments.precision if run.model.kind == "translator" else [])
+    sentences, references = text_to_certify_on(arguments, run)
+    check_text(sentences, references, arguments.precision if run.signature.has_references else [])
     with write_folder_whole(folder) as aside:
         write_artefacts(run, aside, decoding, plan)
         certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
@@ -105,7 +105,6 @@ def verify_folder(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from .certificate import artefacts_in, certify, check_text, markdown, verify, with_missing
     from .certificate.stored import KeptCertificate
-    from .forms import form_of
     from .signatures import open_run
 
     folder = Path(arguments.verify)
@@ -116,10 +115,10 @@ def verify_folder(arguments: argparse.Namespace) -> None:
         certificate = verify(folder)
     else:
         run = open_run(arguments.run)
-        if form_of(run) is not kept.form:
+        if run.signature is not kept.signature:
             raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
-        sentences, references = text_to_certify_on(arguments, run.model.kind)
-        precisions = {artefact.precision for artefact in artefacts} if run.model.kind == "translator" else {}
+        sentences, references = text_to_certify_on(arguments, run)
+        precisions = {artefact.precision for artefact in artefacts} if run.signature.has_references else {}
         check_text(sentences, references, precisions)
         certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
     certificate = with_missing(certificate, folder)
@@ -183,18 +182,19 @@ def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
             require_own_parts(model, format, precision)
 
 
-def text_to_certify_on(arguments: argparse.Namespace, kind: str) -> tuple[list[str], list[str] | None]:
+def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:
     """Sentences and references: the given files, else the run's validation text."""
     from keras_transformer.text.corpora import read_lines
 
     from .certificate import validation_text
 
+    task = run.pipeline.task
     if arguments.references and not arguments.sentences:
         raise RequestError("--references needs --sentences, whose translations they are: give both")
-    if arguments.references and kind != "translator":
-        raise RequestError(f"--references are translations, and a model of the kind {kind} gives none: leave them out")
-    if arguments.sentences and kind in ("image-classifier", "sequence-encoder"):
-        raise RequestError(f"--sentences are texts, and a model of the kind {kind} takes none: leave them out")
+    if arguments.references and not run.signature.has_references:
+        raise RequestError(f"--references are translations, and a run of --task {task} gives none: leave them out")
+    if arguments.sentences and not run.tokenizers:
+        raise RequestError(f"--sentences are texts, and a run of --task {task} takes none: leave them out")
     if not arguments.sentences:
         return validation_text(arguments.run)
     references = list(read_lines(Path(arguments.references))) if arguments.references else None
@@ -207,7 +207,7 @@ def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Seq
         exporter = getattr(import_module(f".{format}", __package__), f"export_{format}")
         for path in exporter(run, folder, decoding, precision):
             say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
-    run.save_tokenizers(folder)
+    run.pipeline.save_vocabularies(folder)
 
 
 def num_bytes(path: Path) -> int:

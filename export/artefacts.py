@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+
+from keras_transformer.tasks import TASKS
 
 from .signatures import PRECISIONS, Decoding, stem
-
-
-class Kind(NamedTuple):
-    """A kind of artefact: its path in the export folder without precision and suffix, and its place in `Artefact`."""
-
-    name: str
-    suffix: str
-    format: str
-    takes: str
-
-
-KINDS = (
-    Kind("saved_model", "", "saved_model", "text"),
-    Kind("onnx/translate", ".onnx", "onnx", "ids"),
-    Kind("onnx/translate_text", ".onnx", "onnx", "text"),
-    Kind("onnx/encoder", ".onnx", "onnx", "halves"),
-    Kind("onnx/step", ".onnx", "onnx", "step"),
-    Kind("tflite/translate", ".tflite", "tflite", "ids"),
-    Kind("tflite/translate_text", ".tflite", "tflite", "text"),
-    Kind("ctranslate2", "", "ctranslate2", "pieces"),
-    *(
-        Kind(f"{format}/{name}", f".{format}", format, "text" if name.endswith("_text") else "ids")
-        for format in ("onnx", "tflite")
-        for name in ("generate", "generate_text", "classify", "classify_text", "fill", "embed_text", "recommend")
-    ),
-)
-
 
 LOOPED = ("halves", "step")
 
@@ -100,10 +75,22 @@ class Artefact:
 def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
     """The artefacts of an export folder, recognised by their file names."""
     candidates = [
-        Artefact(Path(folder) / f"{stem(kind.name, precision)}{kind.suffix}", kind.format, kind.takes, precision)
-        for kind in KINDS
+        Artefact(Path(folder) / f"{stem(name, precision)}{suffix}", format, takes, precision)
+        for name, suffix, format, takes in known_files()
         for precision in PRECISIONS
     ]
     found = [artefact for artefact in candidates if artefact.path.exists()]
     halved = {artefact.paths[-1] for artefact in found if artefact.takes == "halves"}
     return [artefact for artefact in found if artefact.takes != "step" or artefact.path not in halved]
+
+
+def known_files() -> Iterator[tuple[str, str, str, str]]:
+    """Of all artefacts that a task may have: path without precision and suffix, suffix, format, and what it takes."""
+    signatures = [one for task in TASKS.values() for one in task.module("signature").SIGNATURES]
+    yield "saved_model", "", "saved_model", "text"
+    stems = [pair for one in signatures for pair in ((one.ids_stem, "ids"), (one.text_stem, "text")) if pair[0]]
+    of_files = [*dict.fromkeys(stems)]
+    yield from ((f"onnx/{name}", ".onnx", "onnx", takes) for name, takes in of_files)
+    yield from (("onnx/encoder", ".onnx", "onnx", "halves"), ("onnx/step", ".onnx", "onnx", "step"))
+    yield from ((f"tflite/{name}", ".tflite", "tflite", takes) for name, takes in of_files)
+    yield "ctranslate2", "", "ctranslate2", "pieces"

@@ -45,7 +45,7 @@ def export_ctranslate2(
     decoding = decoding or run.decoding()
     with write_folder_whole(path) as aside:
         write_model(run, aside, precision)
-        run.save_tokenizers(aside)
+        run.pipeline.save_vocabularies(aside)
         metadata = {**run.metadata(decoding, precision), "search": search_of(run, decoding)}
         text = json.dumps(metadata, indent=2, ensure_ascii=False)
         (aside / "metadata.json").write_text(text + "\n", encoding="utf-8")

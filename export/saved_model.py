@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from keras_transformer.decoding.ids import pieces_of
+from keras_transformer.decoding.signature import LINE_BREAKS, Outputs, Signature
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import write_folder_whole
 from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .forms import LINE_BREAKS, Form, Outputs, form_of
 from .signatures import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
-from .traced import pieces_of
 
 
 def export_saved_model(
@@ -27,7 +27,7 @@ def export_saved_model(
 
     Signatures of a translator: `serving_default`, text string (B,) → translation string (B,), score float32 (B,);
     `n_best`, text string (B,) → translations string (B, K), scores float32 (B, K), the best first, "" and -inf where
-    fewer than K exist. Other models: see the `signatures` of their `forms.Form`. Loading it takes tensorflow, and
+    fewer than K exist. Other models: see the `signatures` of their `Signature`. Loading it takes tensorflow, and
     tensorflow_text imported first, which holds the tokenizer's operators.
 
     Args:
@@ -44,8 +44,8 @@ def export_saved_model(
         JobError: the SavedModel cannot be written.
     """
     require_precision("saved_model", precision)
-    form = form_of(run)(run, model_of_precision(run.model, precision), decoding)
-    module = _text_module(form) if form.text_stem else _ids_module(form)
+    given = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
+    module = _text_module(given) if given.text_stem else _ids_module(given)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
@@ -56,7 +56,7 @@ def export_saved_model(
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
-        metadata = json.dumps(run.metadata(form.decoding, precision), indent=2, ensure_ascii=False)
+        metadata = json.dumps(run.metadata(given.decoding, precision), indent=2, ensure_ascii=False)
         (extra / "metadata.json").write_text(metadata + "\n", encoding="utf-8")
     return [path]
 
@@ -73,48 +73,48 @@ def _save(module: Any, aside: Path, path: Path) -> None:
         ) from error
 
 
-def _module(form: Form) -> Any:
+def _module(given: Signature) -> Any:
     import tensorflow as tf
 
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
-    module.weights = [variable.value for variable in form.model.weights]
+    module.weights = [variable.value for variable in given.model.weights]
     return module
 
 
-def _ids_module(form: Form) -> Any:
+def _ids_module(given: Signature) -> Any:
     """A `tf.Module` with its one signature."""
     import tensorflow as tf
 
-    module = _module(form)
-    answer = tf.function(form.named, input_signature=[form.spec()], autograph=False)
+    module = _module(given)
+    answer = tf.function(given.named, input_signature=[given.spec()], autograph=False)
     module.functions = {"serving_default": answer}
     return module
 
 
-def _text_module(form: Form) -> Any:
+def _text_module(given: Signature) -> Any:
     """A `tf.Module` with its signatures, a function for each name."""
     import tensorflow as tf
 
-    library, module = import_optional("tensorflow_text"), _module(form)
+    library, module = import_optional("tensorflow_text"), _module(given)
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
     module.tokenizers = source, target = [
         library.SentencepieceTokenizer(each.model, out_type=tf.int32, name=resource_name(each))
-        for each in form.run.tokenizers
+        for each in given.pipeline.tokenizers
     ]
-    texts = partial(texts_of, target, form.is_one_line)
+    texts = partial(texts_of, target, given.is_one_line)
 
     def signature(function: Callable[..., Outputs]) -> Any:
         def answer(text: Tensor) -> Outputs:
-            return function(pieces_in(source, text, form.cleaning), texts)
+            return function(pieces_in(source, text, given.cleaning), texts)
 
         return tf.function(answer, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
 
     def ids_of(text: Tensor) -> dict[str, Tensor]:
-        pieces = pieces_in(source, text, form.cleaning)
+        pieces = pieces_in(source, text, given.cleaning)
         return {"ids": pieces.flat_values, "starts": pieces.row_splits}
 
-    module.functions = {name: signature(function) for name, function in form.signatures().items()}
+    module.functions = {name: signature(function) for name, function in given.signatures().items()}
     # No signature: what the tokenizer makes of text, for whoever checks it.
     module.read = tf.function(ids_of, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     return module

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_transformer.decoding.ids import pieces_of
+from keras_transformer.decoding.signature import Outputs, Signature
+from keras_transformer.decoding.texts import odd_texts, valid
 from keras_transformer.errors import say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.embedding import TokenEmbedding
@@ -23,10 +26,7 @@ from keras_transformer.tensor import Tensor
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .forms import Form, Outputs, form_of
-from .probes import odd_texts, valid
 from .signatures import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
-from .traced import pieces_of
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
@@ -57,7 +57,7 @@ def export_tflite(
 
     Both have one signature, of a translator `translate`: source_ids int32 (B, S), pieces and the end id, then pad, →
     target_ids int32 (B, T), score float32 (B,); or text string (B,) → translation string (B,), score float32 (B,).
-    Other models: see their `forms.Form`. For text the interpreter must register tensorflow-text's operators.
+    Other models: see their `Signature`. For text the interpreter must register tensorflow-text's operators.
 
     Args:
         run: what to export; `open_run` reads it from a run folder.
@@ -77,29 +77,28 @@ def export_tflite(
     folder = Path(folder) / "tflite"
     folder.mkdir(parents=True, exist_ok=True)
     model = _with_int8_embeddings(run.model) if precision == "int8" else run.model
-    form = form_of(run)(run, model, decoding, INTEGERS)
+    given = run.signature(run.pipeline, model, decoding, INTEGERS)
     paths = []
-    for name, module in _modules(form).items():
+    for name, module in _modules(given).items():
         path = folder / f"{stem(name, precision)}.tflite"
         with write_whole(path) as aside:
-            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == form.text_stem))
+            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == given.text_stem))
         paths.append(path)
     return paths
 
 
-def _modules(form: Form) -> dict[str, Any]:
+def _modules(given: Signature) -> dict[str, Any]:
     """What is written, by the stem of its file."""
-    if not form.text_stem:
-        return {form.ids_stem: _ids_module(form)}
-    if reason := _reason_against_text(form.run):
-        say(f"tflite/{form.text_stem}.tflite is left out: {reason}")
-        return {form.ids_stem: _ids_module(form)}
-    return {form.ids_stem: _ids_module(form), form.text_stem: _text_module(form)}
+    if not given.text_stem:
+        return {given.ids_stem: _ids_module(given)}
+    if reason := _reason_against_text(*given.pipeline.tokenizers):
+        say(f"tflite/{given.text_stem}.tflite is left out: {reason}")
+        return {given.ids_stem: _ids_module(given)}
+    return {given.ids_stem: _ids_module(given), given.text_stem: _text_module(given)}
 
 
-def _reason_against_text(run: TrainedRun) -> str:
-    """Why LiteRT's tokenizer cannot stand in for the run's; "" if it can."""
-    source, target = run.tokenizers
+def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
+    """Why LiteRT's tokenizer cannot stand in for the vocabularies'; "" if it can."""
     if others := {source.model_type, target.model_type} - {"unigram"}:
         kinds = "BPE vocabularies" if "bpe" in others else "vocabularies of characters"
         return f"for {kinds} LiteRT's tokenizer gives other ids"
@@ -134,33 +133,33 @@ def _with_int8_embeddings(model: Any) -> Any:
     return twin
 
 
-def _ids_module(form: Form) -> Any:
+def _ids_module(given: Signature) -> Any:
     def answer(ids: Tensor) -> Outputs:
-        return form.of_ids(form.padded(ids))  # LiteRT fails on a width of 0
+        return given.of_ids(given.padded(ids))  # LiteRT fails on a width of 0
 
-    return _module(form, answer, form.spec())
+    return _module(given, answer, given.spec())
 
 
-def _text_module(form: Form) -> Any:
+def _text_module(given: Signature) -> Any:
     import tensorflow as tf
 
     library = import_optional("tensorflow_text")
-    read, written = form.run.tokenizers
+    read, written = given.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
     target = library.FastSentencepieceTokenizer(written.decoding_model())
 
     def answer(text: Tensor) -> Outputs:
-        return form.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
+        return given.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
 
-    return _module(form, answer, tf.TensorSpec([None], tf.string, name="text"))
+    return _module(given, answer, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(form: Form, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
+def _module(given: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
     import tensorflow as tf
 
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
-    module.weights = [variable.value for variable in form.model.weights]
+    module.weights = [variable.value for variable in given.model.weights]
     module.answer = tf.function(answer, input_signature=[takes], autograph=False)
     return module
 

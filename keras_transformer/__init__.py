@@ -17,51 +17,51 @@ from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.classifier import Classifier as Classifier
-    from keras_transformer.decoding.classifier import load_classifier as load_classifier
-    from keras_transformer.decoding.ensembles import load_ensemble as load_ensemble
-    from keras_transformer.decoding.generator import Generator as Generator
-    from keras_transformer.decoding.generator import load_generator as load_generator
     from keras_transformer.decoding.neighbours import PieceVectors as PieceVectors
     from keras_transformer.decoding.neighbours import load_piece_vectors as load_piece_vectors
-    from keras_transformer.decoding.recognizer import Recognizer as Recognizer
-    from keras_transformer.decoding.recognizer import load_recognizer as load_recognizer
-    from keras_transformer.decoding.recommender import Recommender as Recommender
-    from keras_transformer.decoding.recommender import load_recommender as load_recommender
-    from keras_transformer.decoding.translator import Translator as Translator
-    from keras_transformer.decoding.translator import load as load
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.encoder import Encoder as Encoder
     from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
+    from keras_transformer.tasks.classification.pipeline import Classifier as Classifier
+    from keras_transformer.tasks.classification.pipeline import load_classifier as load_classifier
+    from keras_transformer.tasks.images.pipeline import Recognizer as Recognizer
+    from keras_transformer.tasks.images.pipeline import load_recognizer as load_recognizer
+    from keras_transformer.tasks.language_modelling.pipeline import Generator as Generator
+    from keras_transformer.tasks.language_modelling.pipeline import load_generator as load_generator
+    from keras_transformer.tasks.next_item.pipeline import Recommender as Recommender
+    from keras_transformer.tasks.next_item.pipeline import load_recommender as load_recommender
+    from keras_transformer.tasks.translation.ensembles import load_ensemble as load_ensemble
+    from keras_transformer.tasks.translation.pipeline import Translator as Translator
+    from keras_transformer.tasks.translation.pipeline import load as load
     from keras_transformer.text.datasets import datasets_from_files as datasets_from_files
     from keras_transformer.text.tokenizer import Tokenizer as Tokenizer
 
 _HOMES = {
-    "Classifier": "keras_transformer.decoding.classifier",
+    "Classifier": "keras_transformer.tasks.classification.pipeline",
     "Encoder": "keras_transformer.models.encoder",
-    "Generator": "keras_transformer.decoding.generator",
+    "Generator": "keras_transformer.tasks.language_modelling.pipeline",
     "ImageClassifier": "keras_transformer.models.image_classifier",
     "LanguageModel": "keras_transformer.models.language_model",
     "PieceVectors": "keras_transformer.decoding.neighbours",
-    "Recommender": "keras_transformer.decoding.recommender",
+    "Recommender": "keras_transformer.tasks.next_item.pipeline",
     "SequenceEncoder": "keras_transformer.models.sequence_encoder",
-    "Recognizer": "keras_transformer.decoding.recognizer",
+    "Recognizer": "keras_transformer.tasks.images.pipeline",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",
-    "Translator": "keras_transformer.decoding.translator",
+    "Translator": "keras_transformer.tasks.translation.pipeline",
     "datasets_from_files": "keras_transformer.text.datasets",
     "import_huggingface": "keras_transformer.importing.huggingface",
     "layers": "keras_transformer.layers",
-    "load": "keras_transformer.decoding.translator",
-    "load_classifier": "keras_transformer.decoding.classifier",
-    "load_ensemble": "keras_transformer.decoding.ensembles",
-    "load_generator": "keras_transformer.decoding.generator",
+    "load": "keras_transformer.tasks.translation.pipeline",
+    "load_classifier": "keras_transformer.tasks.classification.pipeline",
+    "load_ensemble": "keras_transformer.tasks.translation.ensembles",
+    "load_generator": "keras_transformer.tasks.language_modelling.pipeline",
     "load_piece_vectors": "keras_transformer.decoding.neighbours",
-    "load_recommender": "keras_transformer.decoding.recommender",
-    "load_recognizer": "keras_transformer.decoding.recognizer",
+    "load_recommender": "keras_transformer.tasks.next_item.pipeline",
+    "load_recognizer": "keras_transformer.tasks.images.pipeline",
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",

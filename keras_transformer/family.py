@@ -126,10 +126,12 @@ class Kind(NamedTuple):
     Args:
         home: the class, as "module:class".
         arguments: its arguments by name.
+        can_answer: whether a run of it may learn from pairs of a text and its answer, in one sequence.
     """
 
     home: str
     arguments: dict[str, Option]
+    can_answer: bool = False
 
 
 def _labels(help: str) -> Option:
@@ -138,7 +140,7 @@ def _labels(help: str) -> Option:
 
 KINDS = {
     "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
-    "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK),
+    "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK, can_answer=True),
     "encoder": Kind(
         "keras_transformer.models.encoder:Encoder",
         {
@@ -153,6 +155,14 @@ KINDS = {
     ),
     "sequence-encoder": Kind("keras_transformer.models.sequence_encoder:SequenceEncoder", ONE_STACK),
 }
+
+
+DEFAULT_KIND = next(iter(KINDS))  # of configurations that name none
+
+
+def kind_at(home: str) -> str | None:
+    """The kind of the models of a class, "module:class"; None if there is none."""
+    return next((name for name, kind in KINDS.items() if kind.home == home), None)
 
 
 def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str, Any]:
@@ -224,7 +234,7 @@ def row(slot: str, value: str | dict[str, Any]) -> Part:
     return ALL_SLOTS[slot][part(slot, value)["name"]]
 
 
-def complete(config: dict[str, Any], kind: str = "translator") -> dict[str, Any]:
+def complete(config: dict[str, Any], kind: str = DEFAULT_KIND) -> dict[str, Any]:
     """Checks the arguments of a model and fills in the defaults. Parts become complete dictionaries.
 
     Args:

@@ -61,7 +61,7 @@ def model_config(model: FamilyModel) -> dict[str, Any]:
 def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The kind of a model, and its complete arguments."""
     config = dict(config)
-    kind = config.pop("kind", "translator")
+    kind = config.pop("kind", family.DEFAULT_KIND)
     if kind not in family.KINDS:
         raise ValueError(f"`kind` must be one of {', '.join(family.KINDS)}. Received: kind={kind!r:.60}")
     return kind, family.complete(config, kind)

@@ -81,7 +81,7 @@ def read(path: Path) -> dict[str, Any]:
 def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """The model's configuration with its kind, complete."""
     model = dict(model)
-    kind = model.pop("kind", "translator")
+    kind = model.pop("kind", family.DEFAULT_KIND)
     try:
         if kind in list(family.KINDS):  # a list, because an unhashable kind cannot be looked up in a dictionary
             return {"kind": kind, **family.complete(model, kind)}
@@ -134,7 +134,7 @@ def _check_labels(labels: Any) -> None:
 
 def _check_answer_length(length: Any, model: dict[str, Any]) -> None:
     """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
-    if model["kind"] != "language-model":
+    if not family.KINDS[model["kind"]].can_answer:
         raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")
     most = model["context_length"] - 2
     if type(length) is not int or not 1 <= length <= most:

@@ -21,20 +21,12 @@ from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
 from keras_transformer.run_config import versions as versions
 from keras_transformer.run_config import writer as writer
+from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.weights_file import DAMAGED, checked_weights, number_of_the_machine
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
-
-# The command that takes a model of a kind.
-COMMANDS = {
-    "translator": "translate",
-    "language-model": "generate",
-    "encoder": "classify",
-    "image-classifier": "classify",
-    "sequence-encoder": "recommend",
-}
 
 
 class RunFolder:
@@ -125,9 +117,14 @@ def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
     config = read_config(run)
     if (received := config["model"]["kind"]) != kind:
         raise RequestError(
-            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{COMMANDS[received]}` takes"
+            f"{run.path}: expected a model of the kind {kind}; received {received}, which `{main_verb(config)}` takes"
         )
     return config
+
+
+def main_verb(config: dict[str, Any]) -> str:
+    """The command that takes a run with this configuration."""
+    return next(iter(TASKS[task_of(config)].commands))
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, str]]:

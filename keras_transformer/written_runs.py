@@ -2,104 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.files import check_writable, write_folder_whole, write_text
+from keras_transformer.files import check_writable, write_folder_whole
 from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.run_folder import RunFolder, save_model, versions, write_config
-from keras_transformer.text.lines import each_of, strings_of
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from keras_transformer.models.image_classifier import ImageClassifier
-    from keras_transformer.models.transformer import Transformer
-    from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.tasks import task_named
 
 
-def write_translator(
-    folder: str | os.PathLike[str],
-    model: Transformer,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    languages: tuple[str, str] | None = None,
-    validation: tuple[Sequence[str], Sequence[str]] | None = None,
-    overwrite: bool = False,
-    search: dict[str, Any] | None = None,
-    sentences_per_line: int = 1,
+def write_run(
+    path: Path, task: str, model: Any, sections: dict[str, Any], write_files: Callable[[RunFolder], None]
 ) -> None:
-    """Writes the run folder of a translator; see `Translator.save`.
-
-    Raises:
-        RequestError: see `Translator.save`.
-    """
-    path = Path(folder)
-    check_place(path, overwrite)
-    twin = _twin(model)
-    _check_vocabularies(model_config(twin), tokenizers)
-    if languages is not None and (isinstance(languages, str) or len(languages) != 2):
-        raise RequestError(f"expected two languages, such as ('en', 'de'); received: {languages!r}")
-    if validation is not None:
-        sides = each_of(validation, "sentences and of translations")
-        sentences, translations = (list(strings_of(side, "validation sentences")) for side in sides)
-        validation = sentences, translations
-    if validation is not None and not len(validation[0]) == len(validation[1]) > 0:
-        raise RequestError(
-            f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
-            f"{len(validation[1])} translations"
-        )
-    corpus: dict[str, Any] = dict(zip(("source_language", "target_language"), languages or (), strict=False))
-    if sentences_per_line > 1:
-        corpus["sentences_per_line"] = sentences_per_line
-    sections = {**({"search": search} if search else {}), "corpus": corpus}
-    _write(path, twin, sections, lambda run: _write_text(run, twin, tokenizers, validation))
-
-
-def write_recognizer(
-    folder: str | os.PathLike[str],
-    model: ImageClassifier,
-    labels: list[str],
-    images: np.ndarray | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Writes the run folder of a recognizer; see `Recognizer.save`.
-
-    Raises:
-        RequestError: see `Recognizer.save`.
-    """
-    import numpy as np  # late, as `import --help` needs no numbers
-
-    path = Path(folder)
-    check_place(path, overwrite)
-    if images is not None and (images.dtype != np.uint8 or images.shape[1:] != model.image_shape or not len(images)):
-        raise RequestError(
-            f"expected images (N, {', '.join(map(str, model.image_shape))}) of uint8; received {images.dtype} "
-            f"{images.shape}"
-        )
-
-    def write_images(run: RunFolder) -> None:
-        if images is not None:
-            np.savez_compressed(run.valid_images, images=images)
-
-    _write(path, _twin(model), {"labels": labels, "corpus": {}}, write_images)
-
-
-def _write(path: Path, model: Any, sections: dict[str, Any], write_files: Callable[[RunFolder], None]) -> None:
     """Writes a run folder, whole or not at all.
 
     Args:
         path: the folder.
-        model: as `_twin` makes it.
+        task: of the model, a key of `tasks.TASKS`.
+        model: as `twin_of` makes it.
         sections: of config.json, but those that every run has.
         write_files: writes the other files into the folder.
     """
     config = model_config(model)
     corpus = {"name": path.resolve().name, **sections["corpus"]}
-    rest = {"settings": {}, "versions": versions(), "parameters": count_parameters(config)}
+    usual = task_named(None, config["kind"], sections)  # what needs no word
+    settings = {} if task == usual else {"task": task}
+    rest = {"settings": settings, "versions": versions(), "parameters": count_parameters(config)}
     with write_folder_whole(path) as aside:
         run = RunFolder(aside)
         write_config(run, {"model": config, **sections, "corpus": corpus, **rest})
@@ -130,7 +61,7 @@ def check_place(path: Path, overwrite: bool) -> None:
         check_writable(written)
 
 
-def _twin(model: Any) -> Any:
+def twin_of(model: Any) -> Any:
     """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
 
     Raises:
@@ -149,33 +80,3 @@ def _twin(model: Any) -> Any:
         )
     twin.set_weights(model.get_weights())
     return twin
-
-
-def _check_vocabularies(config: dict[str, Any], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    """Raises RequestError unless the vocabularies of source and target are the model's."""
-    source, target = tokenizers
-    target_size = config["vocabulary_size"]
-    source_size = config["source_vocabulary_size"] or target_size
-    for tokenizer, size in ((source, source_size), (target, target_size)):
-        if tokenizer.vocabulary_size != size:
-            raise RequestError(f"expected a vocabulary of {size} pieces; received {tokenizer.vocabulary_size}")
-    sources, targets = (tokenizer.pieces(range(tokenizer.vocabulary_size)) for tokenizer in tokenizers)
-    if config["source_vocabulary_size"] is None and sources != targets:
-        raise RequestError("expected one vocabulary, for the model has one matrix for both; received two")
-
-
-def _write_text(
-    run: RunFolder,
-    model: Transformer,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    validation: tuple[Sequence[str], Sequence[str]] | None,
-) -> None:
-    """Writes the vocabularies of a translator, and its validation text."""
-    from keras_transformer.text.tokenizer import plain
-
-    are_two = model_config(model)["source_vocabulary_size"] is not None or tokenizers[0].model != tokenizers[1].model
-    for path, tokenizer in zip(run.tokenizers(are_two), tokenizers, strict=True):
-        tokenizer.save(path)
-    if validation is not None:
-        for path, lines in zip((run.valid_source, run.valid_target), validation, strict=True):
-            write_text(path, "".join(f"{plain(line)}\n" for line in lines))

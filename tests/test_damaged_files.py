@@ -11,11 +11,11 @@ import pytest
 from export import signatures
 from keras_transformer.bleu import tokenizer_for
 from keras_transformer.commands.runs import info
-from keras_transformer.commands.search import own_search_of
-from keras_transformer.decoding import translator as translating
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import exit_status
 from keras_transformer.run_folder import RunFolder, load_model, read_config, write_config
+from keras_transformer.tasks.translation import pipeline as translating
+from keras_transformer.tasks.translation.commands.search import own_search_of
 from keras_transformer.training.request import open_run
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack

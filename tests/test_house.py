@@ -13,21 +13,26 @@ from typing import NamedTuple
 
 import pytest
 
+from keras_transformer.tasks import TASKS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "keras_transformer"
 OURS = (PACKAGE, "export", "train", "benchmarks", "examples", "tests")
 # Who may import whom: what stands in a lower line. Names of one line do not know each other. The most exact name of a
 # module counts. Within a name, files import one another without circles.
 ORDER = """
-benchmarks notebooks export.__main__
+benchmarks notebooks examples
+keras_transformer.__main__ train export.__main__
+keras_transformer.__init__
 export.onnx export.saved_model export.tflite export.certificate
-export.forms export.probes export.ctranslate2
-export.traced export.artefacts export.ctranslate2_spec keras_transformer.__main__
-export.signatures train examples keras_transformer.commands
-keras_transformer keras_transformer.training
+export.ctranslate2
+export.artefacts export.ctranslate2_spec
+export.signatures
+tasks
+keras_transformer.commands
+keras_transformer.training
 keras_transformer.importing keras_transformer.plots
 keras_transformer.decoding
-keras_transformer.images
 keras_transformer.text
 keras_transformer.models
 keras_transformer.fit
@@ -37,22 +42,31 @@ keras_transformer.layers keras_transformer.optimizers keras_transformer.schedule
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
 keras_transformer.ops keras_transformer.ordering
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.tasks
 """  # noqa: E501
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder", "written_runs")}
-ONE_NAME |= {f"{PACKAGE}.making": f"{PACKAGE}.models", f"{PACKAGE}.tasks": f"{PACKAGE}.training"}
+ONE_NAME |= {f"{PACKAGE}.making": f"{PACKAGE}.models"}
+# The folders of the tasks may take from one another. The house reaches them by `tasks.TASKS` alone.
+ONE_NAME |= {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glob(f"{PACKAGE}/tasks/*/__init__.py")}
 # Circles that are there.
 CIRCLES = [
+    {f"{PACKAGE}.tasks.translation.{name}" for name in ("pipeline", "evaluation")},
     {f"{PACKAGE}.decoding.{name}" for name in ("keras_decoder", "decoder")},
-    {f"{PACKAGE}.decoding.{name}" for name in ("onnx_decoder", "probes", "evaluation", "translator")},
     {
         f"{PACKAGE}.training.{name}"
-        for name in ("request", "stored_settings", "workspace", "settings", "fine_tuning", "callbacks")
-    }
-    | {f"{PACKAGE}.tasks.__init__", f"{PACKAGE}.tasks.text_settings"},
-    {f"{PACKAGE}.commands.{name}" for name in ("recommend", "classify")},
+        for name in (
+            "request",
+            "stored_settings",
+            "workspace",
+            "settings",
+            "fine_tuning",
+            "callbacks",
+            "task",
+            "text_settings",
+        )
+    },
 ]
 # They run where this project is not installed.
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
@@ -204,6 +218,47 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
     environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# Where "encoder" is the stack of a model, or its graph, and not the kind of a model.
+THE_STACK = {
+    "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
+    *(f"{PACKAGE}/{name}.py" for name in (
+        "decoding/attention", "decoding/onnx_decoder", "importing/bart_layout", "importing/t5",
+        "layers/position_biases", "models/transformer", "plots/attention", "plots/page",
+    )),
+}  # fmt: skip
+
+
+def named_in(names: set[str], folder: str) -> set[str]:
+    """The files outside a folder that hold one of the names as a text, or as an identifier."""
+    files = set()
+    for path in python_files("train.py", PACKAGE, "export"):
+        place = path.relative_to(ROOT).as_posix()
+        nodes = [*ast.walk(ast.parse(source(path)))]
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        words = {str(getattr(node, "id", "") or getattr(node, "name", "")) for node in nodes}
+        words = {word for word in words if word[:1].isupper()}  # classes, not variables such as `translator`
+        if place in THE_STACK:
+            texts -= {"encoder"}
+        if names & (texts | words) and not place.startswith(folder):
+            files.add(place)
+    return files
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_named_outside_its_folder_in_two_files_at_most(task: str) -> None:
+    its = TASKS[task]
+    held = {
+        node.name
+        for node in ast.parse((ROOT / its.package.replace(".", "/") / "pipeline.py").read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and "Pipeline" in map(ast.unparse, node.bases)
+    }
+    # "translation" and "images" are names of inputs and outputs too. Tasks may share a kind of model.
+    names = {task, *held} - {"translation", "images"}
+    found = named_in(names, f"{its.package.replace('.', '/')}/") | named_in({its.kind}, f"{PACKAGE}/tasks/")
+    # The one table of the tasks, and the list of the package's public names.
+    assert len(found - {f"{PACKAGE}/tasks/__init__.py", f"{PACKAGE}/__init__.py"}) <= 2, found
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:

@@ -16,10 +16,10 @@ import pytest
 
 from export.__main__ import main as export
 from export.__main__ import make_parser as export_parser
-from keras_transformer.__main__ import COMMANDS, main, make_parser
-from keras_transformer.commands import engines
+from keras_transformer.__main__ import commands, main, make_parser
 from keras_transformer.errors import RequestError, Stopped, exit_status, say
 from keras_transformer.files import check_writable
+from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.training.flags import parser
 from train import main as train
 
@@ -35,7 +35,7 @@ def run(run_folder, translator, monkeypatch, capfdbinary):
     Commands are handed one decoder, whose graphs are traced already, in place of one from the disk.
     """
     monkeypatch.setattr(engines, "chosen_decoder", lambda *of_the_command: lambda: translator.decoder)
-    monkeypatch.setattr("keras_transformer.decoding.translator.load", lambda run: translator)
+    monkeypatch.setattr("keras_transformer.tasks.translation.pipeline.load", lambda run: translator)
 
     def run(command, *options, stdin=b""):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
@@ -149,10 +149,10 @@ def test_a_wrong_option_is_one_line_and_status_2(run, options, message):
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_every_option_has_help(command):
     parser = argparse.ArgumentParser()
-    COMMANDS[command].add_options(parser)
+    commands()[command].add_options(parser)
     assert all(action.help for action in parser._actions)
 
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer import ranking
 from keras_transformer.metrics import NDCGAt, RecallAt
-from keras_transformer.text.items import FIRST_ITEM
+from keras_transformer.tasks.next_item.items import FIRST_ITEM
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
 

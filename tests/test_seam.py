@@ -15,10 +15,10 @@ from export.__main__ import main as export
 from export.certificate.onnx_runner import nothing_yet
 from export.onnx import encoder_model, step_model, translate_model
 from export.signatures import Decoding
-from export.traced import translate_ids
 from keras_transformer import family
 from keras_transformer.__main__ import main as command
 from keras_transformer.models import Transformer, count_parameters, make_model, model_config
+from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.training.records import Records
 from tests import toys
 from tests.export.sessions import of, outputs_of, run_of

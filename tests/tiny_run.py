@@ -38,7 +38,7 @@ def tiny_model(tokenizer):
 
 @pytest.fixture(scope="session")
 def translator(tiny_model, tokenizer):
-    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.tasks.translation.pipeline import Translator
 
     return Translator(tiny_model, tokenizer)
 

@@ -3,69 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from keras_transformer.decoding.classifier import Classifier
-from keras_transformer.decoding.recognizer import Recognizer
-from keras_transformer.decoding.recommender import Recommender
-from keras_transformer.text.tokenizer import START, Tokenizer
+from keras_transformer.decoding.answers import Ranking, Seen
+from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.signature import NUM_FILLS, NUM_ITEMS, Signature
+from keras_transformer.decoding.texts import Texts, valid
+from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import NUM_FILLS, NUM_ITEMS, Form
-from ..probes import Texts, valid
 from .expected import Compared, Expected, Row
-
-MOST_STORED = 2 * NUM_ITEMS  # choices of a text, where the model is not there
-NUM_KNOWN = 4 * NUM_FILLS  # pieces of each place whose probabilities are kept
-
-
-class Ranking(NamedTuple):
-    """How probable the model finds the labels, the pieces of a place, or the items.
-
-    Args:
-        probabilities: of each choice, the best first.
-        others: the most that a choice has that is not among them.
-    """
-
-    probabilities: dict[Any, float]
-    others: float = 0.0
-
-    @property
-    def best(self) -> Any:
-        """The likeliest choice."""
-        return next(iter(self.probabilities))
-
-    def gap(self, choice: Any, probability: float) -> float:
-        """How far a probability is from the model's for this choice."""
-        if choice in self.probabilities:
-            return abs(probability - self.probabilities[choice])
-        return max(0.0, probability - self.others)
-
-    def shortened(self) -> Ranking:
-        """The ranking of the best choices alone."""
-        listed = [*self.probabilities.items()]
-        others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
-        return Ranking(dict(listed[:MOST_STORED]), others)
-
-    def loss(self, choice: Any) -> float:
-        """How much less probable the model finds a choice than its best one."""
-        return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
-
-
-class Seen(NamedTuple):
-    """What the model gives for a text: a ranking, or one for each place; and a vector (D,)."""
-
-    rankings: list[Ranking]
-    vector: np.ndarray
 
 
 class ExpectedArrays(Expected):
     """What an encoder gives.
 
     Args:
-        form, texts: as for `Expected`.
+        signature, texts: as for `Expected`.
         seen: what the model gives for each text.
         inputs: what an artefact of ids is given for each text.
         names: of labels, or of items; empty for masked tokens.
@@ -77,7 +33,7 @@ class ExpectedArrays(Expected):
 
     def __init__(
         self,
-        form: type[Form],
+        signature: type[Signature],
         texts: Texts,
         seen: Sequence[Seen],
         inputs: Sequence[Any],
@@ -85,7 +41,7 @@ class ExpectedArrays(Expected):
         first: int = 0,
         tokenizer: Tokenizer | None = None,
     ):
-        super().__init__(form, texts)
+        super().__init__(signature, texts)
         self.seen, self.given, self.names, self.first, self.tokenizer = seen, inputs, names, first, tokenizer
         self.tokenizers = [tokenizer] if tokenizer else []
 
@@ -193,61 +149,15 @@ def distance(one: Sequence[float], other: np.ndarray) -> float:
     return float(np.linalg.norm(np.subtract(one, other)) / max(float(np.linalg.norm(other)), 1e-9))
 
 
-def expected_labels(form: type[Form], classifier: Classifier, texts: Texts) -> ExpectedArrays:
-    """What a classifier of text gives."""
-    lines = [valid(text) for text in texts]
-    return ExpectedArrays(
-        form,
-        texts,
-        [
-            Seen([ranking_of(classifier.labels, row)], vector)
-            for row, vector in zip(classifier.probabilities(lines), classifier.embed(lines), strict=True)
-        ],
-        [classifier.ids(line) for line in lines],
-        classifier.labels,
-        tokenizer=classifier.tokenizer,
-    )
-
-
-def expected_pieces(form: type[Form], encoder: Classifier, texts: Texts) -> ExpectedArrays:
-    """What an encoder of masked tokens gives."""
-    lines = [valid(text) for text in texts]
-    found = zip(encoder.likeliest_pieces(lines, NUM_KNOWN), encoder.embed(lines), strict=True)
-    seen = []
-    for (probabilities, ids), vector in found:
-        places = zip(ids.tolist(), probabilities.tolist(), strict=True)
-        rankings = [Ranking(dict(zip(some, probs, strict=True)), probs[-1]) for some, probs in places]
-        seen.append(Seen(rankings, vector))
-    return ExpectedArrays(form, texts, seen, [encoder.ids(line) for line in lines], tokenizer=encoder.tokenizer)
-
-
-def expected_images(form: type[Form], recognizer: Recognizer, texts: Texts) -> ExpectedArrays:
-    """What a classifier of images gives."""
-    images = np.stack(texts)
-    found = zip(recognizer.probabilities(images), recognizer.embed(images), strict=True)
-    seen = [Seen([ranking_of(recognizer.labels, row)], vector) for row, vector in found]
-    return ExpectedArrays(form, texts, seen, [image.tolist() for image in images], recognizer.labels)
-
-
-def expected_items(form: type[Form], recommender: Recommender, texts: Texts) -> ExpectedArrays:
-    """What a model of histories gives."""
-    names = recommender.items.names
-    listed = recommender.recommend(texts, len(names))
-    seen = [
-        Seen([Ranking({one.item: one.probability for one in found})], vector)
-        for found, vector in zip(listed, recommender.embed(texts), strict=True)
-    ]
-    given = [[START, *recommender.items.encode(history)] for history in texts]
-    return ExpectedArrays(form, texts, seen, given, names, recommender.model.num_control_ids)
-
-
-def ranking_of(labels: Sequence[str], probabilities: np.ndarray) -> Ranking:
-    """The ranking of labels with these probabilities."""
-    return Ranking({labels[place]: float(probabilities[place]) for place in np.argsort(-probabilities, kind="stable")})
+def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts) -> ExpectedArrays:
+    """What a model gives that does not search."""
+    first, tokenizer = getattr(pipeline.model, "num_control_ids", 0), next(iter(pipeline.tokenizers), None)
+    seen, inputs = signature.seen(pipeline, texts), signature.inputs(pipeline, texts)
+    return ExpectedArrays(signature, texts, seen, inputs, pipeline.names, first, tokenizer)
 
 
 def stored_arrays(
-    form: type[Form],
+    signature: type[Signature],
     texts: Sequence[Any],
     num_probes: int,
     stored: Sequence[dict[str, Any]],
@@ -258,7 +168,7 @@ def stored_arrays(
     """What a certificate keeps of an encoder, where the model is not there.
 
     Args:
-        form, names, first, tokenizer: as for `ExpectedArrays`.
+        signature, names, first, tokenizer: as for `ExpectedArrays`.
         texts: as they were given to the model.
         num_probes: how many of them are probes.
         stored: what `ExpectedArrays.stored` gave.
@@ -277,5 +187,5 @@ def stored_arrays(
         text.tolist() if isinstance(text, np.ndarray) else one["ids"] for text, one in zip(texts, stored, strict=True)
     ]
     return ExpectedArrays(
-        form, Texts([], texts[:num_probes], texts[num_probes:]), seen, inputs, names, first, tokenizer
+        signature, Texts([], texts[:num_probes], texts[num_probes:]), seen, inputs, names, first, tokenizer
     )

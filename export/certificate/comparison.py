@@ -5,46 +5,35 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from keras_transformer import tasks
 from keras_transformer.bleu import bleu_signature
-from keras_transformer.decoding.generator import Generator
+from keras_transformer.decoding.options import Decoding
 from keras_transformer.decoding.parallel import num_cores
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
-from keras_transformer.decoding.recognizer import Recognizer
-from keras_transformer.decoding.recommender import Recommender
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.decoding.signature import Searching
+from keras_transformer.decoding.texts import QUICK_TEXTS, Texts
 from keras_transformer.errors import RequestError, say
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.text.corpora import read_lines
-from keras_transformer.text.items import Items
 
 from ..artefacts import LOOPED, Artefact, BrokenArtefact, artefacts_in
-from ..forms import Filling, Recognition, Recommending, Translation, form_of
-from ..probes import Texts, history_probes, image_probes, long_texts, odd_texts
-from ..signatures import Decoding, TrainedRun
-from .arrays import expected_images, expected_items, expected_labels, expected_pieces
+from ..signatures import TrainedRun
+from .arrays import expected_arrays
 from .contents import check_metadata, contents_of
 from .device import device_notes
-from .execution import QUICK_TEXTS, run_artefact, task_of
+from .execution import run_artefact, task_of
 from .expected import Expected
 from .judgement import judge
 from .records import Certificate, Entry, Machine
 from .rules import rule_of
-from .searches import ExpectedContinuations, ExpectedTranslations
+from .searches import ExpectedSearch
 from .stored import KeptCertificate, stored
 from .tokenizers import check_vocabularies, cut_tokenizer
-
-MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
-SEED = 1  # of made histories
 
 
 def certify(
@@ -72,16 +61,15 @@ def certify(
     if not artefacts:
         raise RequestError(f"expected at least one artefact to certify; found none in {folder}")
     precisions = {artefact.precision for artefact in artefacts}
-    form = form_of(run)
-    check_text(sentences, references, precisions if form is Translation else [])
+    check_text(sentences, references, precisions if run.signature.has_references else [])
     count = QUICK_TEXTS if precisions <= {"float32"} else len(sentences)
-    texts = texts_of(run, sentences[:count])
+    texts = run.signature.texts(run.pipeline, sentences[:count])
     searches = dict.fromkeys(artefact.search(decoding) for artefact in artefacts)
     expected = {search: expected_of(run, search, texts, references) for search in searches}
     about = {name: text for name, text in run.metadata(decoding, "float32").items() if name != "precision"}
     return replace(
         compared(expected, decoding, Path(folder), artefacts, threads, about),
-        kind=form.kind,
+        kind=run.model.kind,
         bleu_signature="" if references is None else bleu_signature(),
         stored=stored([*expected.values()]),
         probes=probes_of(run, expected.get(decoding), decoding),
@@ -90,7 +78,7 @@ def certify(
 
 def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[dict[str, Any]]:
     """By what ONNX graphs of a translator check themselves where they run; other models are not loaded from exports."""
-    if not isinstance(expected, ExpectedTranslations) or not isinstance(run.pipeline, Translator):
+    if "encoder" not in run.signature.halves or not isinstance(expected, ExpectedSearch):
         return []
     probes = expected.probes(range(expected.texts.first_given, len(expected.texts)))
     return as_json(probes if len(probes) == NUM_PROBES else chosen_probes(run.pipeline, [], decoding))
@@ -108,7 +96,7 @@ def verify(folder: str | os.PathLike[str], threads: int = 1) -> Certificate:
     if not {artefact.search(kept.decoding) for artefact in artefacts} <= expected.keys():
         raise RequestError(f"{kept.path} keeps no answers of the search of each artefact: give the run too")
     certificate = compared(expected, kept.decoding, folder, artefacts, threads, kept.about)
-    return replace(certificate, kind=kept.form.kind, against="stored")
+    return replace(certificate, kind=kept.content["kind"], against="stored")
 
 
 def with_missing(certificate: Certificate, folder: str | os.PathLike[str]) -> Certificate:
@@ -137,61 +125,14 @@ def compared(
     return Certificate(entries, run=about, versions=versions, machine=machine, bleu_signature="")
 
 
-def validation_text(run: str | os.PathLike[str]) -> tuple[list[str], list[str] | None]:
-    """The validation sentences of a run folder, and their references if it is one of a translator.
+def validation_text(run: str | os.PathLike[str]) -> tuple[list[Any], list[str] | None]:
+    """What the exports of a run folder are certified on, and references if it is one of a translator.
 
     Raises:
         RequestError: the run has none.
     """
-    folder = RunFolder(run)
-    config = read_config(folder)
-    if config["model"]["kind"] == Recognition.kind:
-        return images_of(folder), None
-    if config["model"]["kind"] == Recommending.kind:
-        return histories_of(folder, config["model"]["context_length"]), None
-    if config["model"]["kind"] != Translation.kind:
-        path = folder.valid_source if "answer_length" in config else folder.valid_text
-        return prompts_of(path, has_labels=bool(config.get("labels"))), None
-    if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
-        raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
-    return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
-
-
-def histories_of(folder: RunFolder, context_length: int) -> list[Any]:
-    """Made histories of the run's items, of all lengths up to more than the context: a run keeps none of its users'."""
-    names = Items.load(folder.items).names
-    draws = np.random.default_rng(SEED)
-    lengths = draws.integers(0, context_length + 5, QUICK_TEXTS)
-    return [[names[place] for place in draws.integers(0, len(names), length)] for length in lengths]
-
-
-def images_of(folder: RunFolder) -> list[Any]:
-    """The first validation images of a run, (S, S, channels) uint8 each.
-
-    Raises:
-        RequestError: there are none, or their file is damaged.
-    """
-    try:
-        with np.load(folder.valid_images, allow_pickle=False) as arrays:
-            images = arrays["images"]
-    except FileNotFoundError:
-        raise RequestError(
-            f"{folder.path} has no validation images, on which an export is certified: import it with --valid-images"
-        ) from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise RequestError(f"{folder.valid_images} is damaged: {str(error)[:200]}") from error
-    shape = (config := read_config(folder)["model"])["image_size"], config["image_size"], config["channels"]
-    if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
-        raise RequestError(f"{folder.valid_images}: expected images {shape} of uint8; received {images.shape}")
-    return list(images[: max(1, min(QUICK_TEXTS, MAX_NUMBERS // images[0].size))])
-
-
-def prompts_of(path: Path, has_labels: bool) -> list[str]:
-    """The first lines of a run's validation text that are not blank, without their labels."""
-    if not path.is_file():
-        raise RequestError(f"{path.parent} has no validation text: give some lines by --sentences")
-    lines = (line.partition("\t")[2] if has_labels else line for line in read_lines(path))
-    return list(islice((line for line in lines if line.strip()), QUICK_TEXTS))
+    folder, config = RunFolder(run), read_config(run)
+    return tasks.TASKS[tasks.task_of(config)].signature(config).validation(folder, config)
 
 
 def check_text(sentences: Sequence[str], references: Sequence[str] | None, precisions: Iterable[str]) -> None:
@@ -207,45 +148,12 @@ def check_text(sentences: Sequence[str], references: Sequence[str] | None, preci
         raise RequestError(f"{' and '.join(low)} are held by BLEU, which needs references: give --references too")
 
 
-def texts_of(run: TrainedRun, given: Sequence[Any]) -> Texts:
-    """The texts to certify on: the probes that every run of this kind gets, and those that are given."""
-    if isinstance(run.pipeline, Recognizer):
-        return Texts([], image_probes(run.model.image_shape), given)
-    if isinstance(run.pipeline, Recommender):
-        return Texts([], history_probes(run.pipeline.items.names, run.model.context_length - 1), given)
-    tokenizer = run.tokenizers[0]
-    given = without_ambiguous(run, given)
-    most = run.model.max_source_length if isinstance(run.pipeline, Translator) else run.model.context_length - 2
-    line = next((line for line in given if line.strip()), "")
-    return Texts(long_texts(line, most, lambda text: len(tokenizer.encode([text])[0])), odd_texts(tokenizer), given)
-
-
 def expected_of(run: TrainedRun, decoding: Decoding, texts: Texts, references: Sequence[str] | None) -> Expected:
     """What a run's model gives, if it searches so."""
-    form, pipeline = form_of(run), run.pipeline
-    if isinstance(pipeline, Translator):
-        return ExpectedTranslations(form, pipeline, decoding, texts, references)
-    if isinstance(pipeline, Generator):
-        return ExpectedContinuations(form, pipeline, decoding, texts)
-    if isinstance(pipeline, Recognizer):
-        return expected_images(form, pipeline, texts)
-    if isinstance(pipeline, Recommender):
-        return expected_items(form, pipeline, texts)
-    return (expected_pieces if form is Filling else expected_labels)(form, pipeline, texts)
-
-
-def without_ambiguous(run: TrainedRun, sentences: Sequence[str]) -> list[str]:
-    """The sentences, without those that a runtime's SentencePiece may read in other pieces. A message counts these.
-
-    Those of a translator are all kept, because its references belong to them.
-    """
-    if isinstance(run.pipeline, Translator):
-        return list(sentences)
-    tokenizer = run.tokenizers[0]
-    kept = [sentence for sentence in sentences if not tokenizer.is_ambiguous(sentence)]
-    if num_left := len(sentences) - len(kept):
-        say(f"{num_left} text(s) can be read in other pieces as well, so they are not certified on")
-    return kept or list(sentences)
+    if not issubclass(run.signature, Searching):
+        return expected_arrays(run.signature, run.pipeline, texts)
+    answers = run.signature.searched(run.pipeline, texts, decoding)
+    return ExpectedSearch(run.signature, texts, answers, decoding, references)
 
 
 def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int, about: dict[str, str]) -> Entry:
@@ -276,7 +184,7 @@ def certified(expected: Expected, folder: Path, artefact: Artefact, threads: int
         held_against="; ".join([rule, *device_notes(artefact, judgement.measured.device, execution.log)]),
         reason=judgement.reason,
         judgement=judgement,
-        verified="translations" if expected.form is Translation else "answers",
+        verified=expected.signature.noun,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_transformer.decoding.texts import QUICK_TEXTS
 from keras_transformer.errors import RequestError
 
 from ..artefacts import Artefact, BrokenArtefact
@@ -22,7 +23,6 @@ from .tokenizers import reads_of
 
 RUNNER = Path(__file__).with_name("runner.py")
 BATCH_SIZE = 32
-QUICK_TEXTS = 200  # enough to show that an artefact is the model; what a low precision costs takes all of them
 NUM_ALONE = 32  # so many texts also run alone and padded, unless that takes longer than
 ALONE_SECONDS = 5.0
 NUM_FEW = 4  # texts that signatures besides the main one get
@@ -52,7 +52,7 @@ def task_of(artefact: Artefact, expected: Expected, threads: int, tokenizer: Pat
         "paths": [str(path.resolve()) for path in artefact.paths],
         "format": artefact.format,
         "takes": artefact.takes,
-        "input": "text" if artefact.takes == "text" and expected.form.text_stem else expected.form.takes,
+        "input": "text" if artefact.takes == "text" and expected.signature.text_stem else expected.signature.takes,
         "gpu": may_use_gpu(artefact),
         "threads": threads,
         "texts": inputs,

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from keras_transformer.decoding.options import Decoding
+from keras_transformer.decoding.signature import Signature
+from keras_transformer.decoding.texts import Texts
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact
-from ..forms import Form
-from ..probes import Texts
-from ..signatures import Decoding
 from .near_ties import Choice
 
 Row = dict[str, Any]  # an artefact's outputs for one text, by their names
@@ -48,7 +48,7 @@ class Expected(ABC):
     """What a model gives for texts.
 
     Args:
-        form: of the model.
+        signature: of the model's artefacts.
         texts: the texts, in the order in which artefacts get them.
     """
 
@@ -57,12 +57,12 @@ class Expected(ABC):
     num_control_ids = 4
     context = 0
     references: Sequence[str] | None = None
-    has_model: ClassVar[bool] = True  # whether any answer can be scored
+    has_model = True  # whether any answer can be scored
     tokenizers: Sequence[Tokenizer] = ()  # of what is read and of what is written
     names: Sequence[str] = ()  # of labels, or of items
 
-    def __init__(self, form: type[Form], texts: Texts):
-        self.form = form
+    def __init__(self, signature: type[Signature], texts: Texts):
+        self.signature = signature
         self.texts = texts
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Expected(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The sizes of outputs that are fixed, by the letters of `forms`."""
+        """The sizes of outputs that are fixed, by the letters of `decoding.signature`."""
 
     @abstractmethod
     def answer(self, place: int) -> str:

@@ -72,10 +72,10 @@ def markdown(certificate: Certificate) -> str:
         "",
         *quality_table(certificate.entries),
         "",
-        (SEARCHED if certificate.kind in ("translator", "language-model") else AT_ONCE).format(
+        (SEARCHED if "decoding" in certificate.run else AT_ONCE).format(
             bleu=certificate.bleu_signature or "not measured, because there were no references"
         ),
-        *(["", UNSPLIT] if certificate.kind == "translator" else []),
+        *(["", UNSPLIT] if "splits_text" in certificate.run else []),
         "",
         *cost_table(certificate.entries),
         "",

@@ -13,9 +13,9 @@ import numpy as np
 from keras_transformer.bounds import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
 
 from ..artefacts import Artefact
-from ..probes import known_difference
 from .bleu_loss import BleuComparison, compare_bleu
 from .expected import Compared, Expected, Row
+from .known_differences import known_difference
 from .outputs import check_outputs
 from .runner import Answers, Result
 
@@ -179,7 +179,7 @@ def trials_of(expected: Expected, artefact: Artefact, result: Result, known: dic
             first = 0 if is_main else expected.texts.num_long  # long texts are given in one batch alone
             rows = rows_of(answers)  # type: ignore[arg-type]
             places = range(first, first + len(rows))
-            if artefact.format == "tflite" and artefact.takes == "text" and expected.form.is_one_line:
+            if artefact.format == "tflite" and artefact.takes == "text" and expected.signature.is_one_line:
                 rows = [
                     without_space(row, expected.texts.name(place), known)
                     for place, row in zip(places, rows, strict=True)

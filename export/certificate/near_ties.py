@@ -10,9 +10,8 @@ from keras import ops
 
 from keras_transformer.decoding import search
 from keras_transformer.decoding.loop import Cache, Step, permit
+from keras_transformer.decoding.options import Decoding
 from keras_transformer.text.tokenizer import END
-
-from ..signatures import Decoding
 
 
 class Choice(NamedTuple):

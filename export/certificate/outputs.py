@@ -7,27 +7,28 @@ from typing import Any
 
 import numpy as np
 
+from keras_transformer.decoding.signature import Output, Searching, Signature
+
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Output, Searching
 from .expected import Expected
 from .runner import Answers, Result
 
 
-def signatures_of(artefact: Artefact, form: type[Form]) -> list[str]:
+def signatures_of(artefact: Artefact, signature: type[Signature]) -> list[str]:
     """The names of the signatures that an artefact has to have."""
     if artefact.format == "saved_model":
-        return ["serving_default", *["n_best"] * issubclass(form, Searching)]
+        return ["serving_default", *["n_best"] * issubclass(signature, Searching)]
     return [artefact.signature]
 
 
 def check_outputs(expected: Expected, artefact: Artefact, result: Result) -> None:
     """Raises BrokenArtefact unless every signature gives what it has to give, and all numbers are finite."""
-    names = signatures_of(artefact, expected.form)
+    names = signatures_of(artefact, expected.signature)
     if sorted(result["signatures"]) != sorted(names):
         raise BrokenArtefact(f"expected the signatures {', '.join(names)}; it has {', '.join(result['signatures'])}")
     for signature, trials in result["signatures"].items():
         takes_text = artefact.takes == "text"
-        outputs = expected.form.outputs(signature, takes_text)
+        outputs = expected.signature.outputs(signature, takes_text)
         if artefact.takes == "pieces":
             outputs = {"target_pieces": Output("text", "L"), "score": outputs["score"]}
         for given, answers in trials.items():

@@ -42,7 +42,7 @@ class Entry:
     reason: str = ""
     contents: Contents | None = None
     judgement: Judgement | None = None
-    verified: Literal["translations", "answers", "graph", "nothing"] = "nothing"
+    verified: str = "nothing"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Certificate:
     versions: dict[str, str]
     machine: Machine
     bleu_signature: str
-    kind: str = "translator"
+    kind: str = ""
     stored: dict[str, Any] = field(default_factory=dict)
     probes: list[dict[str, Any]] = field(default_factory=list)
     against: Literal["model", "stored"] = "model"

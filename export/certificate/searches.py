@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from keras_transformer.decoding.generator import Generator
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.answers import Ids, Searched
+from keras_transformer.decoding.options import Decoding
 from keras_transformer.decoding.probes import MOST_PIECES, Answer, Probe, surest
-from keras_transformer.decoding.prompts import Prompted
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.decoding.signature import Signature
+from keras_transformer.decoding.texts import Texts, valid
 from keras_transformer.lengths import penalty
-from keras_transformer.text.lines import is_blank
-from keras_transformer.text.tokenizer import END, Tokenizer
+from keras_transformer.text.tokenizer import END
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Form, Translation
-from ..probes import Texts, valid
-from ..signatures import Decoding
-from ..traced import limits_of
 from .expected import Compared, Expected, Row
 from .near_ties import Choice, narrowest_choice
 
 SCORED_AT_ONCE = 32
-DIVISIONS = 8  # of a text into pieces, among which those may be that an artefact chose
-Ids = tuple[int, ...]
-
-
-class Known(NamedTuple):
-    """A hypothesis of the model."""
-
-    ids: Ids  # with its end, unless it was cut
-    text: str
-    score: float
 
 
 class Given(NamedTuple):
@@ -46,59 +29,32 @@ class Given(NamedTuple):
     ids: Ids | None = None  # None if the artefact gives text
 
 
-class Vocabularies:
-    """From text to ids and back, as the model's own pipeline does it.
-
-    Args:
-        form: of the model.
-        source, target: of what is read and of what is written.
-    """
-
-    def __init__(self, form: type[Form], source: Tokenizer, target: Tokenizer):
-        self.source, self.target = source, target
-        self.form = form
-
-    def read(self, text: str) -> list[int]:
-        """The pieces of a text that the model reads."""
-        if self.form is Translation and is_blank(text):
-            return []
-        return self.source.encode([text])[0] if self.form.is_one_line else self.source.encode_text(text)
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        """The text of ids that the model writes."""
-        return self.target.decode([ids])[0] if self.form.is_one_line else self.target.decode_text(ids)
-
-    def written(self, text: str) -> Iterator[list[int]]:
-        """The ids with which the model may have written a text, without an end."""
-        yield self.target.encode([text])[0] if self.form.is_one_line else self.target.encode_text(text)
-        yield from self.target.divisions(text, DIVISIONS)
-
-
 class ExpectedSearch(Expected):
     """The hypotheses of a model that searches.
 
     Args:
-        form, texts: as for `Expected`.
-        vocabularies: of the model.
+        signature, texts: as for `Expected`.
+        model: what the model answers to the texts, or what is stored of the model.
         decoding: how it searches.
-        hypotheses: of each text, the best first.
+        references: a translation of each text that is no probe, for BLEU; or None.
     """
 
     unit = "log_prob"
 
     def __init__(
         self,
-        form: type[Form],
+        signature: type[Signature],
         texts: Texts,
-        vocabularies: Vocabularies,
+        model: Searched,
         decoding: Decoding,
-        hypotheses: Sequence[Sequence[Known]],
+        references: Sequence[str] | None = None,
     ):
-        super().__init__(form, texts)
-        self.vocabularies, self.decoding = vocabularies, decoding
-        self.tokenizers = vocabularies.source, vocabularies.target
-        self.hypotheses = hypotheses
-        self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in hypotheses]
+        super().__init__(signature, texts)
+        self.model, self.vocabularies, self.decoding, self.references = model, model.vocabularies, decoding, references
+        self.num_control_ids, self.context, self.has_model = model.num_control_ids, model.context, model.has_model
+        self.tokenizers = self.vocabularies.source, self.vocabularies.target
+        self.hypotheses = model.hypotheses()
+        self._log_probs = [{one.ids: self.log_prob_of(one.score, one.ids) for one in some} for some in self.hypotheses]
 
     def inputs(self, artefact: Artefact) -> list[Any]:
         if artefact.takes == "text":
@@ -109,23 +65,27 @@ class ExpectedSearch(Expected):
         return [self.ids(place) if whole else self.read(place) for place in range(len(self.texts))]
 
     def pieces(self, place: int) -> list[int]:
-        return self.vocabularies.read(valid(self.texts[place]))
+        return self.model.pieces(place)
 
     def ids(self, place: int) -> list[int]:
         """What an artefact of ids is given."""
-        return [*self.pieces(place), END]
+        return self.model.given(place)
 
     def read(self, place: int) -> list[int]:
         """What the model reads of it."""
-        raise NotImplementedError
+        return self.model.read(place)
 
     def limit(self, place: int) -> int:
         """The most ids to emit."""
-        raise NotImplementedError
+        return self.model.limit(place)
 
-    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        """log P of these ids as answers to the texts at these places; NaN if nobody can say."""
-        raise NotImplementedError
+    def narrowest_choice(self, place: int) -> Choice | None:
+        begun = self.model.begun(place)
+        if begun is None:
+            return None
+        limit, control = begun.num_read + self.limit(place), self.num_control_ids
+        ids = (*[control] * begun.num_read, *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
+        return narrowest_choice(begun.step, begun.cache, limit, ids, self.decoding, control, begun.num_read)
 
     def sizes(self) -> dict[str, int]:
         return {"n": self.decoding.num_listed}
@@ -231,7 +191,7 @@ class ExpectedSearch(Expected):
         whole = [one for one in unknown if is_whole(one[1], self.limit(one[0]), self.num_control_ids)]
         for first in range(0, len(whole), SCORED_AT_ONCE):
             some = whole[first : first + SCORED_AT_ONCE]
-            found = self.log_probs([place for place, _ in some], [ids for _, ids in some])
+            found = self.model.log_probs([place for place, _ in some], [ids for _, ids in some])
             for (place, ids), log_prob in zip(some, found, strict=True):
                 self._log_probs[place][ids] = log_prob
         for place, ids in unknown:
@@ -266,101 +226,6 @@ class ExpectedSearch(Expected):
             log_prob = self._log_probs[place][ids]
             rows.append((ids, log_prob, (self.log_prob_of(given.score, ids) - log_prob) / max(1, len(ids))))
         return min(rows, key=lambda row: math.inf if math.isnan(row[2]) else abs(row[2]))
-
-
-class ExpectedTranslations(ExpectedSearch):
-    """A translator's.
-
-    Args:
-        form, translator, decoding: the model, and how it searches.
-        texts: what is translated.
-        references: a translation of each text that is no probe, for BLEU; or None.
-    """
-
-    def __init__(
-        self,
-        form: type[Form],
-        translator: Translator,
-        decoding: Decoding,
-        texts: Texts,
-        references: Sequence[str] | None = None,
-    ):
-        self.translator, self.model, self.decoding = translator, translator.decoder.joint, decoding
-        self.num_control_ids, self.references = self.model.num_control_ids, references
-        beams = decoding.num_beams
-        vocabularies = Vocabularies(form, translator.source_tokenizer, translator.target_tokenizer)
-        options = SearchOptions(beams, decoding.length_penalty, decoding.max_length, n_best=beams)
-        self._read = [vocabularies.read(valid(text)) for text in texts]
-        cut = [ids[: translator.max_source_length] for ids in self._read]
-        blank = [Known((END,), "", 0.0)]
-        found = [
-            [Known(one.ids, one.text, one.score) for one in some] if ids else blank
-            for ids, some in zip(cut, translator.search_ids(cut, options), strict=True)
-        ]
-        super().__init__(form, texts, vocabularies, decoding, found)
-
-    def pieces(self, place: int) -> list[int]:
-        return self._read[place]
-
-    def read(self, place: int) -> list[int]:
-        return [*self._read[place][: self.translator.max_source_length], END]
-
-    def limit(self, place: int) -> int:
-        return int(limits_of(np.array([self.read(place)]), self.decoding.max_length)[0])
-
-    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        sources = [self.read(place)[:-1] for place in places]
-        found = self.translator.log_probs(sources, [list(ids) for ids in rows])
-        return [float(one) if source else 0.0 for one, source in zip(found, sources, strict=True)]
-
-    def narrowest_choice(self, place: int) -> Choice:
-        model, source_ids, limit = self.model, np.array([self.read(place)], "int32"), self.limit(place)
-        cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, limit)
-        ids = self.hypotheses[place][0].ids
-        return narrowest_choice(model.step, cache, limit, ids, self.decoding, model.num_control_ids)
-
-
-class ExpectedContinuations(ExpectedSearch):
-    """A language model's.
-
-    Args:
-        form, generator, decoding: the model, and how it searches.
-        texts: the prompts.
-    """
-
-    def __init__(self, form: type[Form], generator: Generator, decoding: Decoding, texts: Texts):
-        self.generator, self.model = generator, generator.model
-        self.num_control_ids, self.context = self.model.num_control_ids, self.model.context_length
-        self._prompts = [generator.ids_of_prompt(valid(text)) for text in texts]
-        beams = decoding.num_beams
-        options = SearchOptions(beams, decoding.length_penalty, n_best=beams, batch_size=SCORED_AT_ONCE)
-        read = [generator.fitting(ids) for ids in self._prompts]
-        found = [
-            [Known(one.ids, one.text, one.score) for one in some]
-            for some in generator.search_ids(read, options, decoding.max_length)
-        ]
-        super().__init__(form, texts, Vocabularies(form, generator.tokenizer, generator.tokenizer), decoding, found)
-
-    def ids(self, place: int) -> list[int]:
-        return self._prompts[place]
-
-    def read(self, place: int) -> list[int]:
-        return self.generator.fitting(self._prompts[place])
-
-    def limit(self, place: int) -> int:
-        return min(self.decoding.max_length or self.context, self.context - len(self.read(place)))
-
-    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
-        return self.generator.log_probs([self.read(place) for place in places], rows)
-
-    def narrowest_choice(self, place: int) -> Choice:
-        prompt, control = self.read(place), self.num_control_ids
-        prompt_ids = np.array([prompt], "int32").reshape(1, -1)
-        limit = len(prompt) + self.limit(place)
-        ids = (*[control] * len(prompt), *self.hypotheses[place][0].ids)  # while it reads, it emits placeholders
-        prompted = Prompted(self.model, prompt_ids)
-        cache = prompted.init_cache(self.decoding.num_beams, limit)
-        return narrowest_choice(prompted.step, cache, limit, ids, self.decoding, control, len(prompt))
 
 
 def size_of_gap(row: tuple[Ids, float, float]) -> float:

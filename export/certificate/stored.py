@@ -9,16 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularies
+from keras_transformer.decoding.options import Decoding
+from keras_transformer.decoding.signature import Searching
+from keras_transformer.decoding.texts import Texts, valid
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder, read_tokenizers
-from keras_transformer.text.items import Items
+from keras_transformer.tasks import TASKS, task_named
+from keras_transformer.text.tokenizer import Tokenizer
 
-from ..forms import Form, Labelling, Recognition, Recommending, Searching, form_called
-from ..probes import Texts, image_probes
-from ..signatures import Decoding
 from .arrays import stored_arrays
 from .expected import Expected
-from .searches import ExpectedSearch, Ids, Known, Vocabularies
+from .searches import ExpectedSearch
 
 NUM_STORED = 8  # of the texts that are no probes
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
@@ -27,8 +31,9 @@ UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeErr
 def stored(expected: Sequence[Expected]) -> dict[str, Any]:
     """What certificate.json keeps: of each search what the model gave for the probes and for some texts."""
     texts = expected[0].texts
-    is_image = expected[0].form is Recognition  # its probes are made again
-    last = texts.first_given + (0 if is_image else min(NUM_STORED, len(texts) - texts.first_given))
+    # What is no text, such as images, is not kept: its probes are made again.
+    num_kept = 0 if isinstance(texts[0], np.ndarray) else min(NUM_STORED, len(texts) - texts.first_given)
+    last = texts.first_given + num_kept
     places = range(texts.num_long, last)
     return {
         "num_probes": texts.num_probes,
@@ -41,39 +46,35 @@ def float_of(name: str) -> float:
     raise ValueError(f"expected numbers; received {name}")
 
 
-class StoredSearch(ExpectedSearch):
+class StoredSearch(Searched):
     """What a certificate keeps of a model that searches, where the model is not there.
 
     Args:
-        form, vocabularies, decoding: as for `ExpectedSearch`.
-        num_probes: how many of the texts are probes.
+        vocabularies: of the model.
         stored: what `ExpectedSearch.stored` gave.
         config: of the model.
     """
 
     has_model = False
 
-    def __init__(
-        self,
-        form: type[Form],
-        vocabularies: Vocabularies,
-        decoding: Decoding,
-        num_probes: int,
-        stored: Sequence[dict[str, Any]],
-        config: dict[str, Any],
-    ):
-        self._stored, self._limits = stored, [int(one["limit"]) for one in stored]
+    def __init__(self, vocabularies: Vocabularies, stored: Sequence[dict[str, Any]], config: dict[str, Any]):
+        self.vocabularies, self._stored = vocabularies, stored
+        self._limits = [int(one["limit"]) for one in stored]
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
-        given = [one["text"] for one in stored]
-        hypotheses = [
-            [Known(tuple(each["ids"]), each["text"], each["score"]) for each in one["hypotheses"]] for one in stored
-        ]
-        if not all(hypotheses):
-            raise ValueError("expected hypotheses of each text")
-        texts = Texts([], given[:num_probes], given[num_probes:])
-        super().__init__(form, texts, vocabularies, decoding, hypotheses)
 
-    def ids(self, place: int) -> list[int]:
+    def hypotheses(self) -> list[list[Known]]:
+        found = [
+            [Known(tuple(each["ids"]), each["text"], each["score"]) for each in one["hypotheses"]]
+            for one in self._stored
+        ]
+        if not all(found):
+            raise ValueError("expected hypotheses of each text")
+        return found
+
+    def pieces(self, place: int) -> list[int]:
+        return self.vocabularies.read(valid(self._stored[place]["text"]))
+
+    def given(self, place: int) -> list[int]:
         return self._stored[place]["ids"]
 
     def read(self, place: int) -> list[int]:
@@ -84,6 +85,9 @@ class StoredSearch(ExpectedSearch):
 
     def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
         return [math.nan] * len(rows)
+
+    def begun(self, place: int) -> None:
+        return None
 
 
 class KeptCertificate:
@@ -106,7 +110,8 @@ class KeptCertificate:
             self.names = [str(entry["name"]) for entry in self.content["entries"]]
             self.config = json.loads(self.about["model"])
             self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
-            self.form = form_called(self.content["kind"], "labels" in self.about, "answer_length" in self.about)
+            task = task_named(self.about.get("task"), self.content["kind"], self.about)
+            self.signature = TASKS[task].signature(self.about)
         except UNREADABLE as error:
             raise self._damaged(error) from None
 
@@ -130,26 +135,18 @@ class KeptCertificate:
             raise self._damaged(error) from None
 
     def _restored(self, num_probes: int, kept: dict[str, Any]) -> Expected:
-        form, texts = self.form, kept["texts"]
-        folder = RunFolder(self.folder)
-        if form is Recognition:
-            size = self.config["image_size"]
-            images = image_probes((size, size, self.config["channels"]))
-            return stored_arrays(form, images, num_probes, texts, self._labels(), 0, None)
-        given = [one["text"] for one in texts]
-        if form is Recommending:
-            names = Items.load(folder.items).names
-            return stored_arrays(form, given, num_probes, texts, names, self.config["num_control_ids"], None)
-        sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
-        source, target = read_tokenizers(folder, *sizes)
-        if issubclass(form, Searching):
-            vocabularies = Vocabularies(form, source, target)
-            return StoredSearch(form, vocabularies, Decoding(**kept["decoding"]), num_probes, texts, self.config)
-        labels = self._labels() if form is Labelling else []
-        return stored_arrays(form, given, num_probes, texts, labels, 0, source)
-
-    def _labels(self) -> list[str]:
-        return json.loads(self.about["labels"])
+        signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
+        given = signature.stored_texts(stored, self.config)
+        tokenizers: tuple[Tokenizer, ...] = ()
+        if signature.text_stem:
+            sizes = self.config.get("source_vocabulary_size"), self.config["vocabulary_size"]
+            tokenizers = read_tokenizers(folder, *sizes)
+        if issubclass(signature, Searching):
+            model = StoredSearch(Vocabularies(signature, *tokenizers), stored, self.config)
+            texts = Texts([], given[:num_probes], given[num_probes:])
+            return ExpectedSearch(signature, texts, model, Decoding(**kept["decoding"]))
+        names, first = signature.names_in(folder, self.about), self.config.get("num_control_ids", 0)
+        return stored_arrays(signature, given, num_probes, stored, names, first, next(iter(tokenizers), None))
 
     def _damaged(self, error: Exception) -> RequestError:
         return RequestError(f"{self.path} is damaged: {type(error).__name__} {str(error)[:150]}; export again")

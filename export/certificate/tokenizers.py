@@ -10,13 +10,11 @@ from typing import Any
 
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder
-from keras_transformer.text.items import Items
 
 from ..artefacts import Artefact, BrokenArtefact
-from ..forms import Recommending
-from ..probes import known_difference
 from ..signatures import import_optional
 from .expected import Expected
+from .known_differences import known_difference
 
 
 def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:
@@ -68,9 +66,10 @@ def files_that_differ(artefact: Artefact, folder: Path, expected: Expected) -> I
     for path, tokenizer in zip(found, expected.tokenizers, strict=False):
         if path.read_bytes() != tokenizer.model:
             yield path.name
-    items = RunFolder(folder).items
-    if expected.form is Recommending and items.is_file() and Items.load(items).names != [*expected.names]:
-        yield items.name
+    beside = RunFolder(folder)
+    names = expected.signature.names_file(beside)
+    if names and names.is_file() and expected.signature.names_in(beside, {}) != [*expected.names]:
+        yield names.name
 
 
 def vocabularies_in(folder: Path) -> list[Path]:

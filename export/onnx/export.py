@@ -11,24 +11,12 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.decoding.signature import IDS, Output, Signature
 from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.ensemble import members_of
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.text.tokenizer import PAD, START
 
-from ..forms import (
-    IDS,
-    Answering,
-    Continuation,
-    Filling,
-    Form,
-    Labelling,
-    Output,
-    Recognition,
-    Recommending,
-    Translation,
-    form_of,
-)
 from ..signatures import Decoding, TrainedRun, require_precision, stem
 from .graph import TEXT, Model, ValueInfo, write_model
 from .halves import SOURCE, encoder_model, step_model
@@ -48,7 +36,7 @@ def export_onnx(
     run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
 ) -> list[Path]:
     """Writes the graphs of a model into `folder`/onnx: of a translator `translate`, `translate_text`, `encoder` and
-    `step`, of other models those of `MODELS`.
+    `step`, of other models those of `graphs_of`.
 
     All use opset 17; those of text need onnxruntime-extensions. float16 is meant for GPUs: states and weights are
     in half, softmax, norms and search in float32. int8 is meant for CPUs: weights have 8 bits and a scale for each
@@ -71,7 +59,7 @@ def export_onnx(
     decoding = decoding or run.decoding()
     folder = Path(folder) / "onnx"
     paths: list[Path] = []
-    for name, make in MODELS[form_of(run)].items():
+    for name, make in graphs_of(run.signature).items():
         model = make(run, decoding, precision)  # what has no form is refused before the folder is made
         folder.mkdir(parents=True, exist_ok=True)
         paths += write_model(folder / f"{stem(name, precision)}.onnx", model, run.metadata(decoding, precision))
@@ -79,17 +67,17 @@ def export_onnx(
 
 
 def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, precision: str) -> list[Path]:
-    """Writes one of the graphs, "translate", "encoder" or "step"; the translator gives `decoding.n_best` translations.
+    """Writes one of the graphs, see `graphs_of`; the one with a search gives `decoding.n_best` hypotheses.
     Several runs have only "translate".
 
     Raises:
         Unwritable: a part of the model computes what has no form in ONNX here.
     """
     require_recordable(run.model)
-    if name == "translate" and decoding.n_best != 1:
+    if name == run.signature.ids_stem and decoding.n_best != 1:
         model = translate_model(run, decoding, precision, with_n_best=True)
     else:
-        model = MODELS[form_of(run)][name](run, decoding, precision)
+        model = graphs_of(run.signature)[name](run, decoding, precision)
     return write_model(path, model, run.metadata(decoding, precision))
 
 
@@ -114,30 +102,28 @@ def require_recordable(model: Any) -> None:
 
 def _record_once(model: Any) -> None:
     run: Any = SimpleNamespace(model=model)
-    if model.kind in ("translator", "language-model"):
-        step_model(run, "float32")
-    if model.kind == "translator":
+    if hasattr(model, "encode"):
         encoder_model(run, "float32")
-    elif model.kind != "language-model":
-        r = recorder_of(model, "float32")
-        shape = ["batch", *model.image_shape] if model.takes == "images" else ["batch", "length"]
-        with ops.on(r):
-            model.states(r.input(ValueInfo(model.takes, np.int32, shape)))
+    if hasattr(model, "step"):
+        step_model(run, "float32")
+        return
+    r = recorder_of(model, "float32")
+    shape = ["batch", *model.image_shape] if model.takes == "images" else ["batch", "length"]
+    with ops.on(r):
+        model.states(r.input(ValueInfo(model.takes, np.int32, shape)))
 
 
 def ids_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
-    """The graph that takes ids, or images: what the run's form gives of them, see `forms`. Any ids are allowed, and
-    rows of any length, 0 included.
+    """The graph that takes ids, or images: what the run's `Signature` gives of them. Any ids are
+    allowed, and rows of any length, 0 included.
     """
-    r, form = recorder_of(run.model, precision), form_of(run)(run, run.model, decoding)
-    if isinstance(form, Recognition):
-        given = ValueInfo(form.takes, np.uint8, ["batch", *run.model.image_shape])
-    else:
-        given = ValueInfo(form.takes, np.int32, ["batch", LENGTHS.get(form.takes, "length")])
+    r, signature = recorder_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
+    shape = ["batch", *(signature.item_shape() or [LENGTHS.get(signature.takes, "length")])]
+    given = ValueInfo(signature.takes, np.dtype(signature.input_type), shape)
     with ops.on(r):
         taken = r.input(given)
-        found = form.of_ids(taken if isinstance(form, Recognition) else _with_a_column(taken))
-        outputs = [_output(name, output, found[name]) for name, output in form.ids_outputs.items()]
+        found = signature.of_ids(taken if signature.item_shape() else _with_a_column(taken))
+        outputs = [_output(name, output, found[name]) for name, output in signature.ids_outputs.items()]
     return model_of(r, [given], outputs)
 
 
@@ -151,9 +137,10 @@ def translate_model(run: TrainedRun, decoding: Decoding, precision: str, with_n_
     """
     if not with_n_best:
         return ids_model(run, decoding, precision)
-    r, form = recorder_of(run.model, precision), Translation(run, run.model, decoding)
+    r: Recorder = recorder_of(run.model, precision)
+    signature: Any = run.signature(run.pipeline, run.model, decoding)
     with ops.on(r):
-        ids, scores = form.search(_with_a_column(r.input(SOURCE)), decoding)
+        ids, scores = signature.search(_with_a_column(r.input(SOURCE)), decoding)
         ids, size = trimmed(ids[:, : decoding.num_listed]), decoding.num_listed
         scores = scores[:, :size]
         outputs = [
@@ -172,34 +159,35 @@ def _with_a_column(ids: Recorded) -> Recorded:
 
 
 def text_model(run: TrainedRun, decoding: Decoding, precision: str) -> Model:
-    """The graph that takes `text` (batch,): what the run's form gives of the ids of texts, with texts for ids."""
-    r, form = recorder_of(run.model, precision), form_of(run)(run, run.model, decoding)
+    """The graph that takes `text` (batch,): what the run's signature gives of the ids of texts, with texts for ids."""
+    r, signature = recorder_of(run.model, precision), run.signature(run.pipeline, run.model, decoding)
     source, target = run.tokenizers
     with ops.on(r):
-        found = form.of_ids(_ids_of_text(r, form, source))
+        found = signature.of_ids(_ids_of_text(r, signature, source))
         outputs = []
-        for name, output in form.text_outputs.items():
+        for name, output in signature.text_outputs.items():
             if name == "label":
                 best = r.emit("ArgMax", found["probabilities"], dtype="int64", sizes=[None], axis=-1, keepdims=0)
-                value = r.emit("Gather", np.array(run.labels, object), best, dtype=object, sizes=[None])
+                value = r.emit("Gather", np.array(run.pipeline.names, object), best, dtype=object, sizes=[None])
             elif output.type == "text":
-                ids = trimmed(found[next(iter(form.ids_outputs))])
-                value = Recorded(r, detokenized(r.graphs[0], ids.name, target, form.is_one_line), "object", [None], 0)
+                ids = trimmed(found[next(iter(signature.ids_outputs))])
+                name_of_text = detokenized(r.graphs[0], ids.name, target, signature.is_one_line)
+                value = Recorded(r, name_of_text, "object", [None], 0)
             else:
                 value = found[name]
             outputs.append(_output(name, output, value))
     return model_of(r, [TEXT], outputs)
 
 
-def _ids_of_text(r: Recorder, form: Form, tokenizer: Any) -> Recorded:
-    """Text (B,) → the ids (B, S) that `form.of_ids` takes."""
-    name = tokenized(r.graphs[0], TEXT.name, tokenizer, form.cleaning, form.max_pieces, form.closing)
+def _ids_of_text(r: Recorder, signature: Signature, tokenizer: Any) -> Recorded:
+    """Text (B,) → the ids (B, S) that `signature.of_ids` takes."""
+    name = tokenized(r.graphs[0], TEXT.name, tokenizer, signature.cleaning, signature.max_pieces, signature.closing)
     ids = r.input(ValueInfo(name, np.int32, [None, None]))
-    return r.concatenate([r.full((ids.sizes[0], 1), START, "int32"), ids], axis=1) if form.has_start else ids
+    return r.concatenate([r.full((ids.sizes[0], 1), START, "int32"), ids], axis=1) if signature.has_start else ids
 
 
 def _output(name: str, output: Output, value: Recorded) -> tuple[ValueInfo, Recorded]:
-    """An output of a form, described; ids of a search end where the longest ends."""
+    """An output of a signature, described; ids of a search end where the longest ends."""
     if output == IDS:
         value = trimmed(value)
     names = {"L": LENGTHS.get(name), "S": "length"}
@@ -220,14 +208,9 @@ HALVES: dict[str, Make] = {
     "encoder": lambda run, decoding, precision: encoder_model(run, precision),
     "step": lambda run, decoding, precision: step_model(run, precision),
 }
-OF_LANGUAGE_MODELS: dict[str, Make] = {"generate": ids_model, "generate_text": text_model, "step": HALVES["step"]}
-# The graphs of an export, by the stems of their files.
-MODELS: dict[type[Form], dict[str, Make]] = {
-    Translation: {"translate": translate_model, "translate_text": text_model, **HALVES},
-    Continuation: OF_LANGUAGE_MODELS,
-    Answering: OF_LANGUAGE_MODELS,
-    Labelling: {"classify": ids_model, "classify_text": text_model},
-    Recognition: {"classify": ids_model},
-    Recommending: {"recommend": ids_model},
-    Filling: {"fill": ids_model, "embed_text": text_model},
-}
+
+
+def graphs_of(signature: type[Signature]) -> dict[str, Make]:
+    """What makes the graphs of an export, by the stems of their files."""
+    of_text: dict[str, Make] = {signature.text_stem: text_model} if signature.text_stem else {}
+    return {signature.ids_stem: ids_model, **of_text, **{name: HALVES[name] for name in signature.halves}}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
+from keras_transformer.decoding.ids import limits_of, permitted
 from keras_transformer.layers.cache import KeysValues
 from keras_transformer.layers.masks import HIDDEN
 
 from ..signatures import TrainedRun
-from ..traced import limits_of, permitted
 from .graph import Model, ValueInfo
 from .recorded import Recorded
 from .recorder import Recorder, model_of, recorder_of
@@ -68,7 +68,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
     r, model = recorder_of(run.model, precision), run.model
     with ops.on(r):
         token_ids, index = r.input(TOKENS), r.input(INDEX)
-        memories, sentences = _memory_inputs(r, model, precision) if model.kind == "translator" else ([], [])
+        memories, sentences = _memory_inputs(r, model, precision) if hasattr(model, "encode") else ([], [])
         stack = model.decoder_stack if sentences else model.stack
         empty = stack.init_cache(r.zeros((token_ids.sizes[0], 1, model.hidden_dim)), 1, r.num_positions)["beams"]
         pasts: dict[str, ValueInfo] = {}

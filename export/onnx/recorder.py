@@ -33,9 +33,9 @@ class Unrecordable(Unwritable):
 def recorder_of(model: Any, precision: str) -> Recorder:
     """A recorder for a model, with tables of all its positions."""
     members = members_of(model)
-    if model.kind == "translator":
+    if hasattr(model, "max_source_length"):
         num_positions = max(longest(member.max_source_length) for member in members)
-    elif model.kind == "image-classifier":
+    elif hasattr(model, "image_shape"):
         arguments = model.arguments()
         num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
     else:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from keras_transformer.decoding.signature import LINE_BREAKS
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer
 
-from ..forms import LINE_BREAKS
 from .graph import TEXT_DOMAIN, Graph, Value, element_type
 
 SPACE = r"[\s\p{Z}\x0b\x1c-\x1f\x85]+"  # what Python's `strip` removes, as a regular expression (RE2)

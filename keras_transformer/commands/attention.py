@@ -7,22 +7,14 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.commands.recommend import history_of
 from keras_transformer.errors import RequestError, load_tensorflow, say
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.run_folder import read_config
+from keras_transformer.tasks import TASKS, task_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.attention import Attention
 
-# What loads a run of a kind.
-LOADS = {
-    "translator": "load",
-    "language-model": "load_generator",
-    "encoder": "load_classifier",
-    "sequence-encoder": "load_recommender",
-    "image-classifier": "load_recognizer",
-}
 SUFFIXES = (".html", ".png", ".svg", ".pdf")
 
 
@@ -57,23 +49,14 @@ def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attentio
 
     Args:
         run: the run folder.
-        text: a sentence; of a next-item run a history, items divided by tabs; of a classifier of images a file.
+        text: what the model takes: a sentence, a history with tabs between its items, or the path of an image.
         target: a translation, or an answer of a language model of pairs; by default the model's own.
 
     Raises:
         RequestError: the folder holds no run, or its model takes no target.
     """
-    import keras_transformer
-
-    kind = read_config(run)["model"]["kind"]
-    loaded = getattr(keras_transformer, LOADS[kind])(run)
-    if kind in ("translator", "language-model"):
-        return loaded.attention(text, target)
-    if target is not None:
-        raise RequestError(
-            f"--target is for translators and language models of pairs; {run} has a model of the kind {kind}"
-        )
-    return loaded.attention(history_of(text) if kind == "sequence-encoder" else text)
+    task = TASKS[task_of(read_config(run))]
+    return task.module("pipeline").load(run).attention_of_line(text, target)
 
 
 def _check(arguments: argparse.Namespace, out: Path) -> None:
@@ -125,7 +108,7 @@ def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `attention`."""
     add = parser.add_argument
-    add("text", help="a sentence; for a next-item run a history, items by tabs; for a classifier of images a file")
+    add("text", help="what the run takes: a sentence, a history with its items by tabs, or an image file")
     add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
     add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
     add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")

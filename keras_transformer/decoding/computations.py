@@ -200,7 +200,7 @@ class Start(NamedTuple):
 def start_of(model: Any, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
     """The start over source ids (B, S) with beginnings (B, L) and K beams; a language model has no source."""
     max_length = ops.shape(prefix_ids)[1]
-    if model.kind == "language-model":
+    if not hasattr(model, "encode"):
         prompted = Prompted(model, prefix_ids)
         return Start(prompted.step, prompted.init_cache(num_beams, max_length), None, num_read(prefix_ids))
     cache = model.init_cache(model.encode(source_ids), source_ids, num_beams, max_length)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.decoding.options import require_whole
 from keras_transformer.errors import RequestError
-from keras_transformer.run_folder import COMMANDS, RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_config, read_tokenizers
+from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import string_of
 from keras_transformer.text.tokenizer import SPACE, UNKNOWN, Tokenizer
-
-KINDS = ("translator", "language-model", "encoder")  # of models that take pieces of text
 
 
 class Neighbour(NamedTuple):
@@ -79,6 +78,11 @@ class PieceVectors:
         )
 
 
+def takes_text(config: dict[str, Any]) -> bool:
+    """Whether the model of a run's `config.json` takes text."""
+    return bool(TASKS[task_of(config)].signature(config).text_stem)
+
+
 def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
     """The vectors of a run folder of a model of text; of a translator those of the source. Nothing in it is executed.
 
@@ -86,12 +90,12 @@ def load_piece_vectors(run: str | os.PathLike[str]) -> PieceVectors:
         RequestError: the folder holds no run of a model of text, no model yet, or a file is damaged.
     """
     folder = RunFolder(run)
-    config = read_config(folder)["model"]
-    if config["kind"] not in KINDS:
+    if not takes_text(whole := read_config(folder)):
         raise RequestError(
-            f"{folder.path}: expected a model of text, of the kinds {', '.join(KINDS)}; received {config['kind']}, "
-            f"which `{COMMANDS[config['kind']]}` takes"
+            f"{folder.path}: expected a model of text, with a vocabulary of pieces; received "
+            f"{whole['model']['kind']}, which `{main_verb(whole)}` takes"
         )
+    config = whole["model"]
     model = load_model(folder)
     tokenizer, _ = read_tokenizers(folder, config.get("source_vocabulary_size"), config["vocabulary_size"])
     return PieceVectors(ops.convert_to_numpy(model.input_embedding().embeddings), tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -14,6 +14,9 @@ OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
 MAX_OWN_BEAMS = 1_000
 WAYS_TO_SPLIT = ("sentences", "lines", "off")
 OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
+
+
+GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,58 @@ class SearchOptions:
                 f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
                 "ask for fewer or search with more beams"
             )
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How an artefact searches. The options are baked into the artefact and recorded in it.
+
+    Args:
+        num_beams: K; 1 is greedy search.
+        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
+        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50, what the
+            context of a language model holds, or its longest answer.
+        n_best: how many hypotheses of each sentence a list holds; all K by default.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_length: int | None = None
+    n_best: int | None = None
+
+    def __post_init__(self) -> None:
+        SearchOptions(self.num_beams, self.length_penalty, self.max_length, self.num_listed)  # raises RequestError
+        object.__setattr__(self, "n_best", self.num_listed)
+
+    @property
+    def num_listed(self) -> int:
+        """How many hypotheses of each sentence a list holds."""
+        return self.num_beams if self.n_best is None else self.n_best
+
+    @classmethod
+    def of(cls, pipeline: Any, n_best: int | None = None, **given: Any) -> Decoding:
+        """The options of a pipeline's search, its own where none are given, or None is.
+
+        Raises:
+            RequestError: a value is out of its range, or the model does not search.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        own, longest = pipeline.own_search, pipeline.longest_answer
+        if own is None and (given or n_best is not None):
+            raise RequestError(
+                f"this model does not search; received {', '.join([*given, *['n_best'] * bool(n_best)])}"
+            )
+        decoding = cls(**{**(GREEDY if own is None else own), **given}, n_best=n_best)
+        return (
+            decoding if longest is None else replace(decoding, max_length=min(decoding.max_length or longest, longest))
+        )
+
+    def one_best(self) -> Decoding:
+        """The same search for the best hypothesis alone, which can stop earlier."""
+        return replace(self, n_best=1)
 
 
 def own_search(options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD
-
-if TYPE_CHECKING:
-    from keras_transformer.decoding.translator import Translator
 
 NUM_PROBES = 4
 NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chosen
@@ -70,7 +67,7 @@ class Differs(Exception):
         return cls(f"probe {number}: expected {next(told)}; received {next(told)}")
 
 
-def chosen_probes(translator: Translator, sentences: Iterable[str], options: Any) -> list[Probe]:
+def chosen_probes(translator: Any, sentences: Iterable[str], options: Any) -> list[Probe]:
     """The probes of a translator: of its shortest sentences those whose best translation is best by most.
 
     A low precision, too, gives such a translation. Of greedy search these are the likeliest ones.
@@ -104,7 +101,7 @@ def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 
 
-def short(translator: Translator, sentences: Iterable[str]) -> list[tuple[int, ...]]:
+def short(translator: Any, sentences: Iterable[str]) -> list[tuple[int, ...]]:
     """The pieces of the shortest sentences, each once; none with more pieces than a probe has."""
     texts = [text for text in sentences if not is_blank(text)]
     sources = dict.fromkeys(map(tuple, translator.source_tokenizer.encode(texts)))
@@ -112,7 +109,7 @@ def short(translator: Translator, sentences: Iterable[str]) -> list[tuple[int, .
     return sorted((ids for ids in sources if 0 < len(ids) <= most), key=len)[:NUM_CANDIDATES]
 
 
-def made_sentences(translator: Translator) -> list[str]:
+def made_sentences(translator: Any) -> list[str]:
     """Texts of one to six common pieces, always the same."""
     generator = np.random.default_rng(1)
     most = min(MOST_COMMON, translator.source_tokenizer.vocabulary_size)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from keras_transformer import family
 from keras_transformer.importing.pieces import Vocabulary
 from keras_transformer.importing.weights import Weights
+from keras_transformer.making import make_model
+from keras_transformer.tasks import task_named
 
 
 class Imported(NamedTuple):
@@ -26,6 +29,17 @@ class Imported(NamedTuple):
     search: dict[str, Any] = {}
     languages: tuple[str, str] | None = None
     labels: list[str] = []
+
+    @property
+    def task(self) -> str:
+        """The task that the model was trained for, a key of `tasks.TASKS`."""
+        return task_named(None, self.config.get("kind", family.DEFAULT_KIND), {"labels"} if self.labels else ())
+
+    def model(self) -> Any:
+        """The model, with its weights."""
+        model = make_model(self.config)
+        self.weights.assign_to(model)
+        return model
 
     @property
     def source(self) -> Vocabulary:

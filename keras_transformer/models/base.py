@@ -22,7 +22,13 @@ class FamilyModel(ReplicatedFit):
             quantization, or `keras.config.floatx()` is a half precision.
     """
 
-    kind: str
+    kind: str  # a key of `family.KINDS`
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        kind = family.kind_at(f"{cls.__module__}:{cls.__name__}")
+        if kind is not None:  # a user's own subclass has the kind of its base
+            cls.kind = kind
 
     def __init__(self, arguments: dict[str, Any], **kwargs: Any):
         if keras.config.floatx() in ("float16", "bfloat16"):

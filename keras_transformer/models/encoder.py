@@ -37,8 +37,6 @@ class Encoder(TokenModel):
         ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
     """
 
-    kind = "encoder"
-
     head_layer: HeadLayer | None
 
     def __init__(

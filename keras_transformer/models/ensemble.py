@@ -25,8 +25,6 @@ class Ensemble:
         ValueError: there is no model, or the sizes of the vocabularies or the numbers of control ids differ.
     """
 
-    kind = "translator"
-
     def __init__(self, models: Sequence[Transformer]):
         sizes = {(one.source_vocabulary_size, one.vocabulary_size, one.num_control_ids) for one in models}
         if len(sizes) != 1:
@@ -34,6 +32,7 @@ class Ensemble:
                 "expected models of one source vocabulary, one target vocabulary and one number of control ids; "
                 f"received {len(models)} model(s) of the sizes {sorted(sizes, key=str)}"
             )
+        self.kind = models[0].kind
         self.models = list(models)
         ((self.source_vocabulary_size, self.vocabulary_size, self.num_control_ids),) = sizes
         self.max_source_length = min(one.max_source_length for one in models)

@@ -48,7 +48,6 @@ class ImageClassifier(StackModel):
     (3, 10)
     """
 
-    kind = "image-classifier"
     takes = "images"
     stem: Any
     class_token: ClassToken

@@ -38,7 +38,6 @@ class LanguageModel(TokenModel):
     (1, 3, 90)
     """
 
-    kind = "language-model"
     is_decoder = True
 
     def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:

@@ -42,7 +42,6 @@ class SequenceEncoder(TokenModel):
     (1, 64)
     """
 
-    kind = "sequence-encoder"
     is_decoder = True
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -67,7 +67,6 @@ class Transformer(FamilyModel):
     (1, 2, 37000)
     """
 
-    kind = "translator"
     vocabulary_size: int
     num_layers: int
     num_heads: int

@@ -1,92 +1,56 @@
-"""The tasks that a run can learn. Each is a folder here. Keras is not imported."""
+"""The tasks that a run can learn. Each is a folder here, and a line in `TASKS`. Keras is not imported.
+
+What a folder holds, by the names of its modules:
+
+* `settings`: the class `Settings`, the flags of training.
+* `training`: corpus, batches, loss, metrics and validation; see `training.task.TaskModule`.
+* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see `decoding.pipeline.Pipeline`.
+* `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
+  `decoding.signature.Signature`.
+* `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import keras
-
-    from keras_transformer.text.corpora import Corpus
-    from keras_transformer.text.feeding import Plan
-    from keras_transformer.training.callbacks import Progress
-    from keras_transformer.training.request import Run
-
-
-class Prepared(Protocol):
-    """A run's data, ready to train on."""
-
-    @property
-    def plan(self) -> Plan:
-        """The batches of training."""
-
-    @property
-    def valid_plan(self) -> Plan:
-        """The batches of validation."""
-
-
-class TaskModule(Protocol):
-    """What the module `training` of a task defines: text, batches, loss, metrics, samples.
-
-    Attributes:
-        SCORE: the name of the score by which a round is judged, such as "BLEU".
-        UNIT: what has a label, such as "tokens".
-
-    A task that decodes in validation may have `decoding_seconds(run, data, model)`: how long that takes.
-    """
-
-    SCORE: str
-    UNIT: str
-
-    def corpus(self, settings: Any) -> Corpus[Any]:
-        """The corpus that the settings name."""
-
-    def prepare(self, run: Run, cache: Path, num_replicas: int) -> Any:
-        """Prepares the data, see `Prepared`."""
-
-    def loss(self, settings: Any) -> keras.losses.Loss:
-        """The loss."""
-
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """The metrics beside the loss."""
-
-    def validation(
-        self, run: Run, data: Any, model: Any, progress: Progress, show: Callable[[int, str], None] | None
-    ) -> list[keras.callbacks.Callback]:
-        """What happens after the validation of a round: samples, which `show` takes, and early stopping."""
-
-    def measured(self, run: Run, data: Any, model: Any) -> dict[str, float]:
-        """What is measured on the model that a run ends with."""
+from types import ModuleType
+from typing import Any, NamedTuple
 
 
 class Task(NamedTuple):
     """A task.
 
     Args:
-        package: its folder, with the modules `settings` and `training`.
+        package: its folder.
         help: what it learns, in a few words.
     """
 
     package: str
     help: str
 
-    def load(self) -> TaskModule:
-        """Imports the module that trains."""
-        return import_module(f"{self.package}.training")  # type: ignore[return-value]
+    def module(self, name: str) -> ModuleType:
+        """Imports a module of its folder."""
+        return import_module(f"{self.package}.{name}")
 
     @property
     def settings(self) -> type[Any]:
         """The class of its settings."""
-        return import_module(f"{self.package}.settings").Settings
+        return self.module("settings").Settings
 
     @property
     def kind(self) -> str:
         """The kind of its model, a key of `family.KINDS`."""
         return self.settings.kind
+
+    @property
+    def commands(self) -> Mapping[str, Any]:
+        """Its verbs, each a `commands.Command`."""
+        return self.module("commands").COMMANDS
+
+    def signature(self, keys: Container[str]) -> type[Any]:
+        """The class of its artefacts' signature, for a run whose configuration has these keys."""
+        return next(one for one in self.module("signature").SIGNATURES if one.mark is None or one.mark in keys)
 
 
 def _task(folder: str, help: str) -> Task:
@@ -101,4 +65,23 @@ TASKS = {
     "next-item": _task("next_item", "what comes next in users' histories"),
     "images": _task("images", "from a folder of images for each label"),
 }
-DEFAULT_TASK = "translation"
+DEFAULT_TASK = next(iter(TASKS))
+
+
+def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
+    """The task of a model, by the name that its folder says, if it says one; else by what the folder holds.
+
+    Args:
+        name: of the task; None in folders that were imported, or saved from Python.
+        kind: of the model.
+        keys: of the configuration. A task may have a `mark`, a key that all of its runs have.
+    """
+    fitting = [task for task, its in TASKS.items() if its.kind == kind]
+    marked = [task for task in fitting if TASKS[task].settings.mark in keys]
+    plain = [task for task in fitting if TASKS[task].settings.mark is None]
+    return next(task for task in [*[one for one in fitting if one == name], *marked, *plain])
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it."""
+    return task_named(config["settings"].get("task"), config["model"]["kind"], config)

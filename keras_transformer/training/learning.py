@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from keras_transformer.errors import JobError, command_line, say
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config
-from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import Plan
 from keras_transformer.training.request import Run
+from keras_transformer.training.task import Prepared
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _compile(run: Run, model: FamilyModel) -> None:
     from keras_transformer.optimizers import Adam
     from keras_transformer.schedules import InverseSquareRootDecay
 
-    settings, task = run.settings, run.task.load()
+    settings, task = run.settings, run.task
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
     ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
     model.compile(
@@ -129,7 +129,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
     if not stopped_early:
         stopped_early = _fit_rounds(run, data, model, strategy, progress, checkpoints)
     if stopped_early:
-        best = f"{run.task.load().SCORE} than {abs(progress.best_score):.2f}, of step {progress.best_step}"
+        best = f"{run.task.SCORE} than {abs(progress.best_score):.2f}, of step {progress.best_step}"
         say(f"no better {best}: stopped early")
     if run.is_chief:
         write_result(run, data, model, progress, checkpoints)
@@ -262,7 +262,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     follow = [c.Follow(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
     show = records.show if run.is_chief else None
-    validation = run.task.load().validation(run, data, model, progress, show)
+    validation = run.task.validation(run, data, model, progress, show)
     if not run.is_chief:
         return [*follow, *validation]
     twin = make_model(run.config["model"])
@@ -278,7 +278,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
         *validation,
         records,
         save,
-        ProgressLine(progress, settings.steps, run.task.load().UNIT),
+        ProgressLine(progress, settings.steps, run.task.UNIT),
         c.Interrupt(stop_on_nan.check_weights, save.save, resume_command),
     ]
 

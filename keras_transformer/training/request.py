@@ -12,8 +12,7 @@ from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.presets import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
-from keras_transformer.tasks import DEFAULT_TASK, TASKS, Task
-from keras_transformer.tasks.text_settings import TextSettings
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
@@ -22,6 +21,8 @@ from keras_transformer.training import devices, workers
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, fitting_warm_up, inherited_from
 from keras_transformer.training.settings import Settings, as_given, flag_of, own_data, resolve, settings_of
 from keras_transformer.training.stored_settings import resumed
+from keras_transformer.training.task import TaskModule
+from keras_transformer.training.text_settings import TextSettings
 from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
 
 
@@ -50,9 +51,9 @@ class Run:
     given: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TaskModule:
         """What the run learns."""
-        return TASKS[self.settings.task]
+        return TASKS[self.settings.task].module("training")  # type: ignore[return-value]
 
     @property
     def lowers_vocabulary(self) -> bool:
@@ -210,7 +211,7 @@ def _check_devices(settings: Settings) -> bool:
 
 
 def _corpus(settings: Settings) -> Corpus[Any]:
-    return TASKS[settings.task].load().corpus(settings)
+    return TASKS[settings.task].module("training").corpus(settings)
 
 
 def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], settings: Settings) -> None:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from keras_transformer.errors import JobError, say
 from keras_transformer.making import make_model
 from keras_transformer.models.base import FamilyModel
-from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
 from keras_transformer.training.request import Run
+from keras_transformer.training.task import Prepared
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
 # The mean is over the last fifth of the run, which the learning rate of the paper leaves almost constant (it falls by a
@@ -52,7 +52,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     if settings.ema:
         set_weights(twin, present_weights(model))
         chosen: dict[str, Any] = {"kind": "moving average"}
-        measured = run.task.load().measured(run, data, twin)
+        measured = run.task.measured(run, data, twin)
     else:
         if settings.average_last:
             found = [Candidate("mean", checkpoints.to_average(best_step))]
@@ -127,7 +127,7 @@ def _best(
     results = []
     for candidate in found:
         set_weights(twin, checkpoints.mean(candidate.steps, twin))
-        measured = run.task.load().measured(run, data, twin)
+        measured = run.task.measured(run, data, twin)
         if len(found) == 1:
             return candidate, measured
         loss = measured["val_loss"] if "val_loss" in measured else _validation_loss(run, data, twin, num_replicas)
@@ -142,7 +142,7 @@ def _best(
 
 def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
     """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
-    loss, plan, total, count = run.task.load().loss(run.settings), data.valid_plan, 0.0, 0.0
+    loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):
         is_label = (weights > 0).astype("float32")

@@ -59,7 +59,7 @@ def shared_facts(run: Run) -> dict[str, Any]:
 def _train(run: Run, strategy: tf.distribute.Strategy) -> None:
     with begun(run) as cache:
         clean(run)
-        data = run.task.load().prepare(run, cache, strategy.num_replicas_in_sync)
+        data = run.task.prepare(run, cache, strategy.num_replicas_in_sync)
         with strategy.scope():
             model = compiled_model(run)
         fit(run, data, model, strategy)

@@ -103,9 +103,10 @@ class Settings:
     """The settings of a training run, flat. The flags of train.py are made from them."""
 
     kind: ClassVar[str]  # of the task's model, a key of `family.KINDS`
+    mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
     defaults: ClassVar[dict[str, Any]] = {}  # of the task; they win over a preset's
 
-    task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=tuple(TASKS), metavar="TASK")
+    task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=TASKS, metavar="TASK")
     dataset: str | None = flag(DATA, None, "a named corpus", is_inherited=False, metavar="NAME")
     # Model
     preset: str = flag(MODEL, "tiny", f"sizes and recipe: {', '.join(PRESETS)}", choices=tuple(PRESETS), metavar="NAME")

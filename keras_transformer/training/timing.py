@@ -16,13 +16,13 @@ import numpy as np
 from keras_transformer.errors import command_line, say
 from keras_transformer.plots.curves import learning_curves
 from keras_transformer.run_folder import write_config
-from keras_transformer.tasks import Prepared
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.fine_tuning import fitting_warm_up
 from keras_transformer.training.progress_line import clock
 from keras_transformer.training.request import Run, warn_of_a_long_warm_up
 from keras_transformer.training.settings import Settings, flag_of
+from keras_transformer.training.task import Prepared
 
 MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run
@@ -118,7 +118,7 @@ def tell_time(run: Run, data: Prepared, model: Any, batches: Any, valid_batches:
 
 def estimate(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: Any) -> Estimate:
     """Times the first steps, some batches of validation, and a checkpoint; see `tell_time`."""
-    settings, task, watch = run.settings, run.task.load(), Watch()
+    settings, task, watch = run.settings, run.task, Watch()
     with unchanged(model):
         model.fit(
             batches, steps_per_epoch=1 + MOST_STEPS, epochs=1, callbacks=[watch], verbose=0, shuffle=False,

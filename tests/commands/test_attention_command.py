@@ -13,7 +13,9 @@ import keras_transformer
 from keras_transformer import plots
 from keras_transformer.__main__ import main
 from keras_transformer.commands import attention as command
+from keras_transformer.decoding.pipeline import Pipeline
 from keras_transformer.plots import attention_picture, word_lines_picture
+from keras_transformer.tasks import TASKS
 
 TEXT = "a dog and a cat"
 
@@ -89,16 +91,19 @@ def test_a_wrong_request_is_one_line_and_writes_nothing(run, tmp_path, monkeypat
 
 
 def test_every_kind_of_run_is_asked_as_it_takes_its_input(monkeypatch):
-    kinds: list[tuple[str, str, Any]] = [
-        ("language-model", "load_generator", "a\tb"), ("encoder", "load_classifier", "a\tb"),
-        ("sequence-encoder", "load_recommender", ["a", "b"]), ("image-classifier", "load_recognizer", "a\tb"),
-    ]  # fmt: skip
-    for kind, loads, given in kinds:
-        loaded = Mock(**{"attention.return_value": {}})
-        monkeypatch.setattr(command, "read_config", lambda run, kind=kind: {"model": {"kind": kind}})
-        monkeypatch.setattr(keras_transformer, loads, lambda run, loaded=loaded: loaded, raising=False)
+    items = ["a", "b"]
+    given = {"language-model": "a\tb", "classification": "a\tb", "next-item": items, "images": "a\tb"}
+    for task, expected in given.items():
+        module = TASKS[task].module("pipeline")
+        (held,) = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__
+                   and issubclass(one, Pipeline))  # fmt: skip
+        loaded: Any = object.__new__(held)
+        loaded.labels, loaded.attention = ["x"], Mock(return_value={})
+        config = {"settings": {"task": task}, "model": {"kind": TASKS[task].kind}}
+        monkeypatch.setattr(command, "read_config", lambda run, config=config: config)
+        monkeypatch.setattr(module, "load", lambda run, loaded=loaded: loaded)
         command.attentions_of("run", "a\tb", None)
-        loaded.attention.assert_called_once_with(*((given, None) if kind == "language-model" else (given,)))
-        if kind != "language-model":
-            with pytest.raises(keras_transformer.errors.RequestError, match="--target is for translators and language"):
+        loaded.attention.assert_called_once_with(*((expected, None) if task == "language-model" else (expected,)))
+        if task != "language-model":
+            with pytest.raises(keras_transformer.errors.RequestError, match="--target is for models that write texts"):
                 command.attentions_of("run", "a\tb", "b")

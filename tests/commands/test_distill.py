@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from keras_transformer.__main__ import main
-from keras_transformer.commands import distill as command
-from keras_transformer.commands import distilled_text
-from keras_transformer.decoding.ensembles import load_ensemble
-from keras_transformer.decoding.translator import Translator, load
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.tasks.translation.commands import distill as command
+from keras_transformer.tasks.translation.commands import distilled_text
+from keras_transformer.tasks.translation.ensembles import load_ensemble
+from keras_transformer.tasks.translation.pipeline import Translator, load
 from keras_transformer.text.distillation import EMPTY, RATIO, REPEATED, UNFINISHED
 from keras_transformer.text.tokenizer import END
 from tests.golden.cases import write_lines

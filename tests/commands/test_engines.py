@@ -19,9 +19,9 @@ import pytest
 from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main
-from keras_transformer.commands import engines, kept_graphs
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.run_folder import RunFolder, load_model, save_model
+from keras_transformer.tasks.translation.commands import engines, kept_graphs
 from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -198,7 +198,7 @@ def test_where_graphs_cannot_be_or_a_gpu_is_keras_translates(run_folder, transla
 def test_an_export_translates_and_scores(built_run, translate, translator, tmp_path):
     export = tmp_path / "export"
     export_onnx(TrainedRun(translator), export, Decoding(num_beams=2, max_length=5))
-    TrainedRun(translator).save_tokenizers(export)
+    TrainedRun(translator).pipeline.save_vocabularies(export)
     for beams in (2, 1):
         expected = lines_of(translator.translate(LINES, num_beams=beams, max_length=5))
         assert translate(export, "--beams", beams) == (0, expected, "")

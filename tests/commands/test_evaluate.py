@@ -15,10 +15,11 @@ from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun, open_run
 from keras_transformer.__main__ import main
 from keras_transformer.bleu import paired_quality
-from keras_transformer.commands import engines, progress
+from keras_transformer.commands import progress
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenized import TokenizedCorpus
 from tests.golden.cases import write_lines
 from tests.golden.stored import unpack
@@ -59,14 +60,14 @@ def test_the_target_language_of_a_run_or_of_its_export_chooses_the_tokenizer(
     write_config(RunFolder(run_folder), {**read_config(run_folder), "corpus": CHINESE})
     trained, export = open_run(run_folder), tmp_path / "export"
     export_onnx(trained, export, Decoding(num_beams=1))
-    trained.save_tokenizers(export)
+    trained.pipeline.save_vocabularies(export)
     monkeypatch.setattr(engines, "keras_decoder", lambda *_: translator.decoder)
     for folder, options in ((export, []), (export, ["--processes", 2]), (run_folder, ["--engine", "keras"])):
         status, figures, _ = evaluate(folder, ["two"], *options)
         assert status == 0 and "tok:zh" in figures["bleu_signature"]
     assert "tok:none" in evaluate(export, ["two"], "--tokenize", "none")[1]["bleu_signature"]
     assert main(["evaluate", str(run_folder), "--log", "log", "--tokenize", "char"]) == 2
-    assert "leave out --tokenize" in capsys.readouterr().err
+    assert "--log is for --task next-item; received it for --task translation" in capsys.readouterr().err
 
 
 SOURCES = ["to the sea", "seven hundred and two", "two dogs", "the cat sat on the mat"]
@@ -117,7 +118,7 @@ def test_each_run_has_its_figures_against_the_first(run_folder, other_run, texts
     """A folder, another folder, and an export of the first one with another search."""
     export = tmp_path / "export"
     export_onnx(TrainedRun(translator), export, Decoding(num_beams=1))
-    TrainedRun(translator).save_tokenizers(export)
+    TrainedRun(translator).pipeline.save_vocabularies(export)
     status, rows, err = compare(run_folder, other_run, export, *texts, "--beams", 2)
     options = SearchOptions(num_beams=2, max_length=4)
     translations = [[best.text for best, *_ in each.stream(SOURCES, options)] for each in (translator, other)]

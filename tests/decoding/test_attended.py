@@ -6,14 +6,14 @@ import pytest
 from keras import ops
 
 from keras_transformer.decoding.attention import Attention, Tokens
-from keras_transformer.decoding.classifier import Classifier
-from keras_transformer.decoding.generator import Generator
-from keras_transformer.decoding.recognizer import Recognizer
-from keras_transformer.decoding.recommender import Recommender
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
-from keras_transformer.text.items import Items
+from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 

@@ -13,15 +13,15 @@ from export.onnx import write_graph
 from export.signatures import Decoding, TrainedRun
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
-from keras_transformer.commands import engines
-from keras_transformer.commands.kept_graphs import graphs_of
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.translator import SearchOptions, Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import Graphs
 from keras_transformer.models import make_model, model_config
 from keras_transformer.run_folder import RunFolder, save_model
+from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands.kept_graphs import graphs_of
+from keras_transformer.tasks.translation.pipeline import SearchOptions, Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize
 from tests.tiny_text import lines

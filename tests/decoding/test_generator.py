@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.commands.generate import options_of
-from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.models import LanguageModel
+from keras_transformer.tasks.language_modelling.commands import options_of
+from keras_transformer.tasks.language_modelling.pipeline import Generator
 from keras_transformer.text.tokenizer import END, SEPARATOR, START, Tokenizer
 from tests.layer_check import randomize
 
@@ -78,7 +78,7 @@ def test_greedy_search_takes_the_likeliest_token_again_and_again(generator, monk
     assert len(continuation.ids) == 40 or continuation.ids[-1] == END
     divisor = ((5 + len(continuation.ids)) / 6) ** GREEDY.length_penalty
     assert continuation.score == pytest.approx(log_prob / divisor, rel=1e-5)
-    monkeypatch.setattr("keras_transformer.decoding.generator.STREAMED_TOKENS", 5)
+    monkeypatch.setattr("keras_transformer.tasks.language_modelling.pipeline.STREAMED_TOKENS", 5)
     for options in (DRAW, GREEDY):
         ((expected,),) = generator.generate(["the"], 40, options)
         pieces = list(generator.stream("the", 40, options))
@@ -119,7 +119,7 @@ def test_the_score_is_the_sum_over_windows(generator, monkeypatch):
         windows = [ids[first : first + CONTEXT] for first in range(0, len(ids), CONTEXT)]
         expected = sum(log_prob_of(generator, [], window) for window in windows)
         for tokens_at_once in (1_000, 1):
-            monkeypatch.setattr("keras_transformer.decoding.generator.SCORED_TOKENS", tokens_at_once)
+            monkeypatch.setattr("keras_transformer.tasks.language_modelling.pipeline.SCORED_TOKENS", tokens_at_once)
             score = generator.score(text)
             assert score.num_tokens == len(ids) and score.log_prob == pytest.approx(expected, rel=1e-5)
 

@@ -12,7 +12,7 @@ import pytest
 
 from export.signatures import Decoding
 from export.tflite import INTEGERS
-from export.traced import translate_ids
+from keras_transformer.tasks.translation.signature import translate_ids
 from tests.decoding.tables import make_table, search
 from tests.models.variants import make_model
 

@@ -11,7 +11,7 @@ from keras_transformer.__main__ import main as command
 from keras_transformer.decoding.neighbours import PieceVectors
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
-from keras_transformer.written_runs import write_translator
+from keras_transformer.tasks.translation.saving import write_translator
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.parallel import divided, num_cores
 from keras_transformer.decoding.sentences import Arrays
-from keras_transformer.decoding.translator import Translator, translator_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.translation.pipeline import Translator, translator_of
 from tests.export.conftest import ODD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def export(translator, tmp_path_factory) -> Path:
     folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
     for precision in ("float32", "int8"):
         export_onnx(run, folder, Decoding(num_beams=3), precision)
-    run.save_tokenizers(folder)
+    run.pipeline.save_vocabularies(folder)
     return folder
 
 

@@ -10,10 +10,10 @@ import keras_transformer
 from export.signatures import Decoding, open_run
 from keras_transformer.decoding.decoder import Decoder, Found
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.passages import Passages
 from keras_transformer.decoding.results import Hypothesis
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.tasks.translation.passages import Passages
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 

@@ -16,13 +16,13 @@ from bulk_translator import BulkTranslator
 from export.onnx import export_onnx
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import make_parser
-from keras_transformer.commands import engines
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import CPU, CUDA, OnnxDecoder, open_session, runtime_of
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
+from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.text.tokenizer import END
 from tests.test_damaged_files import put, strange
 from tests.tiny_text import lines
@@ -41,7 +41,7 @@ def exported(translator, probes, tmp_path_factory) -> Path:
     folder, run = tmp_path_factory.mktemp("exports") / "tiny", TrainedRun(translator)
     for precision in ("float32", "float16", "int8"):
         export_onnx(run, folder, SEARCH, precision)
-    run.save_tokenizers(folder)
+    run.pipeline.save_vocabularies(folder)
     (folder / "certificate.json").write_text(json.dumps({"holds": True, "entries": [], "probes": as_json(probes)}))
     return folder
 

@@ -11,11 +11,11 @@ import pytest
 import keras_transformer
 import train
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.models import model_config
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.run import compiled_model, open_run
 from tests.tiny_corpus import write_corpus

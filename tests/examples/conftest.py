@@ -23,7 +23,7 @@ def small_export(translator, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exports") / "small"
     run = TrainedRun(translator)
     export_onnx(run, folder, Decoding(num_beams=2), "float32")
-    run.save_tokenizers(folder)
+    run.pipeline.save_vocabularies(folder)
     return folder
 
 

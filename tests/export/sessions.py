@@ -16,7 +16,8 @@ from export.onnx.recorder import Recorder, model_of
 from export.signatures import TrainedRun
 from keras_transformer import ops
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.text.splitting import LearnedText
 from tests.golden.onnx_file import outputs_of
 from tests.golden.onnx_file import session_of as session
 
@@ -26,6 +27,7 @@ __all__ = ["keep_threads", "of", "computed", "outputs_of", "recorded", "run_of",
 def run_of(model) -> TrainedRun:
     """A run without vocabularies, for graphs that take ids."""
     translator = Translator.__new__(Translator)
+    translator.learned_text = LearnedText()
     translator.decoder = KerasDecoder(model)
     return TrainedRun(translator, "en-de", "tiny")
 

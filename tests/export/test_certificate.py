@@ -16,9 +16,9 @@ from export.certificate import Artefact, artefacts_in, certify, comparison, exec
 from export.certificate.stored import KeptCertificate
 from export.onnx.export import write_graph
 from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.models import make_model, model_config
+from keras_transformer.tasks.translation.pipeline import Translator
 from tests.export.conftest import DECODING, ROOT
 from tests.export.test_device import NO_LIBRARY
 from tests.golden.stored import unpack

@@ -17,9 +17,10 @@ from export.ctranslate2 import export_ctranslate2
 from export.ctranslate2_spec import require_held
 from export.signatures import Decoding, TrainedRun, Unwritable
 from keras_transformer import family
-from keras_transformer.decoding.translator import Translator
-from keras_transformer.importing.huggingface import read_huggingface, translator_of
+from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import LanguageModel, Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tasks.translation.pipeline import imported as translator_of
 from keras_transformer.text.tokenizer import END, START, UNKNOWN
 from tests.importing.marian_folder import write_marian
 from tests.layer_check import randomize
@@ -82,7 +83,7 @@ def test_it_gives_translations_the_probabilities_of_the_model(parts, tokenizer, 
     sources, targets = source.encode(SOURCES), target.encode(TARGETS)
     model = ctranslate2.Translator(str(path), intra_threads=1)
     found = model.score_batch([source.pieces(row) for row in sources], list(map(target.pieces, targets)))
-    expected = run.pipeline.log_probs(sources, [[*row, END] for row in targets])  # type: ignore[union-attr]
+    expected = run.pipeline.log_probs(sources, [[*row, END] for row in targets])  # type: ignore[attr-defined]
     assert [sum(one.log_probs) for one in found] == pytest.approx(list(expected), rel=1e-5, abs=1e-4)
 
 

@@ -113,7 +113,7 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path, capsys)
         (golden("translation"), "--format saved_model --precision int8", "saved_model has no int8"),
         (golden("bahdanau"), "--format onnx ctranslate2", "with Additive there"),
         (golden("classification"), "--beams 2", "does not search; received num_beams"),
-        (golden("images"), f"--sentences {__file__}", "image-classifier takes none: leave them out"),
+        (golden("images"), f"--sentences {__file__}", "--task images takes none: leave them out"),
         (tmp_path / "none", "", "expected a run folder"),
         (golden("windows"), "", "no model.keras yet"),
     ):

@@ -15,15 +15,16 @@ from keras import ops
 
 from export.artefacts import Artefact, BrokenArtefact
 from export.certificate import judgement
+from export.certificate.comparison import expected_of
 from export.certificate.judgement import Judgement, judge
 from export.certificate.near_ties import Choice, best_left_out
 from export.certificate.runner import Result
-from export.certificate.searches import ExpectedTranslations, Known, is_whole
-from export.forms import Translation
-from export.probes import Texts
-from export.signatures import Decoding
+from export.certificate.searches import ExpectedSearch, is_whole
+from export.signatures import Decoding, TrainedRun
 from keras_transformer.bounds import BOUNDS
+from keras_transformer.decoding.answers import Known
 from keras_transformer.decoding.probes import MOST_PIECES
+from keras_transformer.decoding.texts import Texts
 from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 
@@ -32,9 +33,9 @@ BEST = "target_ids"
 
 
 @pytest.fixture(scope="module")
-def expected(translator) -> ExpectedTranslations:
+def expected(translator) -> Any:
     """Untrained, the model would go on to its limit."""
-    found = ExpectedTranslations(Translation, translator, Decoding(max_length=8), Texts([], [], SENTENCES))
+    found = expected_of(TrainedRun(translator), Decoding(max_length=8), Texts([], [], SENTENCES), None)
     found.references = [found.answer(place) for place in range(100)]
     return found
 
@@ -46,7 +47,7 @@ def judged(expected, result: Result, precision: str = "float32") -> Judgement:
     return judge(expected, Artefact(Path("translate"), *kind, precision), result, "chip")
 
 
-def result_of(expected: ExpectedTranslations) -> Result:
+def result_of(expected: ExpectedSearch) -> Result:
     """What the runner would see of a perfect artefact that gives ids."""
 
     def answers(count: int, num_batches: int) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def result_of(expected: ExpectedTranslations) -> Result:
     return result
 
 
-def with_texts(expected: ExpectedTranslations, result: Result) -> Result:
+def with_texts(expected: ExpectedSearch, result: Result) -> Result:
     """The result of an artefact that gives text in a SavedModel, with lists of the best."""
     signatures: Any = {"serving_default": result["signatures"][""], "n_best": {}}
     types = {"translations": "text 2", "scores": "float32 2"}
@@ -190,7 +191,7 @@ def test_lists_of_hypotheses_are_judged_too(expected, monkeypatch):
         for precision in ("float32", "float16"):
             assert re.search(reason, reason_of_list(change, precision, expected))
     # A hypothesis that nobody can score excuses no other of its list.
-    monkeypatch.setattr(expected, "log_probs", lambda places, rows: [math.nan] * len(rows))
+    monkeypatch.setattr(expected.model, "log_probs", lambda places, rows: [math.nan] * len(rows))
     reason = reason_of_list(lambda t, s: ([t[0], "dog", *t[2:]], [*s[:3], s[3] + 1]), "float32", expected)
     assert "line 6 (n_best padded): its score differs" in reason
 
@@ -198,7 +199,7 @@ def test_lists_of_hypotheses_are_judged_too(expected, monkeypatch):
 @pytest.mark.parametrize("given", ["batched", "alone", "padded"])
 def test_one_sentence_that_is_worse_does_not_hold(expected, sure, given):
     result, ids = result_of(expected), (7, 8, END)
-    put(result, given, sure, ids, expected.log_probs([sure], [ids])[0] / expected.log_prob_of(1.0, ids))
+    put(result, given, sure, ids, expected.model.log_probs([sure], [ids])[0] / expected.log_prob_of(1.0, ids))
     found = judged(expected, result)
     assert found.reason.endswith(f"line {sure + 1} ({given})")
     (difference,) = found.differences
@@ -288,7 +289,7 @@ def test_space_that_litert_keeps_around_an_answer_is_a_known_difference():
 def test_bleu_compares_each_text_with_its_own_reference(translator):
     """The first text is left out: ONNX Runtime cuts it at its NUL."""
     texts = ["no\x00thing", *SENTENCES[:9]]
-    expected = ExpectedTranslations(Translation, translator, Decoding(max_length=8), Texts([], [], texts))
+    expected: Any = expected_of(TrainedRun(translator), Decoding(max_length=8), Texts([], [], texts), None)
     expected.references = [expected.answer(place) for place in range(10)]
     result = with_texts(expected, result_of(expected))
     result["signatures"] = {"": result["signatures"]["serving_default"]}
@@ -320,7 +321,7 @@ def test_the_best_continuation_that_a_step_leaves_out():
 def test_the_narrowest_choice_is_found(translator):
     """Of greedy search, by brute force: the smallest distance between the likeliest and the second likeliest token."""
     decoding = Decoding(1, max_length=5)
-    expected = ExpectedTranslations(Translation, translator, decoding, Texts([], [], SENTENCES[:2]))
+    expected: Any = expected_of(TrainedRun(translator), decoding, Texts([], [], SENTENCES[:2]), None)
     for place, [best, *_] in enumerate(expected.hypotheses):
         source_ids = np.array([expected.read(place)], "int32")
         inputs = {"source_ids": source_ids, "target_ids": np.array([[START, *best.ids[:-1]]])}

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from export.artefacts import Artefact, BrokenArtefact
-from export.certificate.arrays import expected_items, expected_labels, expected_pieces
+from export.certificate.comparison import expected_of
 from export.certificate.judgement import judge
-from export.certificate.searches import ExpectedContinuations
-from export.forms import Continuation, Filling, Labelling, Recommending
-from export.probes import Texts
-from export.signatures import Decoding
+from export.signatures import Decoding, TrainedRun
 from keras_transformer.bounds import BOUNDS
+from keras_transformer.decoding.texts import Texts
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.test_forms import HISTORIES, LABELS, PROMPTS, classifier_of, generator_of, recommender_of
 from tests.tiny_text import lines
@@ -23,6 +21,11 @@ TYPES = {
     "label": "text 1", "items": "text 2", "added_ids": "int32 2", "continuation": "text 1", "score": "float32 1",
     "probabilities": "float32 2", "vector": "float32 2", "piece_ids": "int32 3", "item_ids": "int32 2",
 }  # fmt: skip
+
+
+def expected(pipeline, texts, decoding=None) -> Any:
+    """What the model gives."""
+    return expected_of(TrainedRun(pipeline), decoding or Decoding(), Texts([], [], texts), None)
 
 
 def judged(expected, outputs, precision="float32", takes="ids"):
@@ -43,7 +46,7 @@ def vocabulary() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def labels_of_model(vocabulary):
-    return expected_labels(Labelling, classifier_of(vocabulary), Texts([], [], lines(5, 40)))
+    return expected(classifier_of(vocabulary), lines(5, 40))
 
 
 def perfect(expected):
@@ -96,12 +99,12 @@ def test_outputs_that_contradict_each_other_or_are_no_numbers_are_named_and_one_
 
 
 def test_ids_that_no_vocabulary_has_are_told_by_number_and_every_item_that_is_listed_counts(vocabulary):
-    fills = expected_pieces(Filling, classifier_of(vocabulary, []), Texts([], [], ["a dog"]))
+    fills = expected(classifier_of(vocabulary, []), ["a dog"])
     [seen], size = fills.seen, len(fills.seen[0].rankings)
     outputs: dict[str, list] = {"piece_ids": [[[10**6] * 5] * size], "probabilities": [[[0.1] * 5] * size]}
     with pytest.raises(BrokenArtefact, match="1000000, which the vocabulary lacks"):
         judged(fills, {**outputs, "vector": [seen.vector.tolist()]})
-    histories = expected_items(Recommending, recommender_of(), Texts([], [], HISTORIES[:2]))
+    histories = expected(recommender_of(), HISTORIES[:2])
     rankings = [[*one.rankings[0].probabilities.items()][:20] for one in histories.seen]
     outputs = {
         "item_ids": [[histories.names.index(item) + 4 for item, _ in some] for some in rankings],
@@ -118,21 +121,20 @@ def test_ids_that_no_vocabulary_has_are_told_by_number_and_every_item_that_is_li
 
 
 def test_continuations_of_the_model_hold_and_less_likely_ones_do_not():
-    texts = Texts([], [], [*PROMPTS, *lines(5, 7)])
     prose = Tokenizer.train(lines(0), 60, keeps_text=True)
-    continuations = ExpectedContinuations(Continuation, generator_of(prose), Decoding(2, 0.0, 6), texts)
+    continuations = expected(generator_of(prose), [*PROMPTS, *lines(5, 7)], Decoding(2, 0.0, 6))
     best = [one for one, *_ in continuations.hypotheses]
     scores = [one.score for one in best]
-    np.testing.assert_allclose(continuations.log_probs(range(12), [one.ids for one in best]), scores, atol=1e-4)
+    np.testing.assert_allclose(continuations.model.log_probs(range(12), [one.ids for one in best]), scores, atol=1e-4)
     ids: dict[str, list] = {"added_ids": [list(one.ids) for one in best], "score": scores}
     named: dict[str, list] = {"continuation": [one.text for one in best], "score": scores}
     for outputs, precision, takes in ((ids, "float32", "ids"), (named, "int8", "text")):
         found = judged(continuations, outputs, precision, takes)
         assert found.holds and found.measured.identical == found.measured.sentences == 12, found.reason
     other = (7, 8, 9, 7, 8, 9)
-    ids["added_ids"][2], scores[2] = list(other), continuations.log_probs([2], [other])[0]
+    ids["added_ids"][2], scores[2] = list(other), continuations.model.log_probs([2], [other])[0]
     found = judged(continuations, ids)
     assert "line 3 (batched)" in found.reason and found.differences[0].loss > 1
     rows = [other[: continuations.limit(place)] for place in range(12)]
-    outputs = {"added_ids": [*map(list, rows)], "score": continuations.log_probs(range(12), rows)}
+    outputs = {"added_ids": [*map(list, rows)], "score": continuations.model.log_probs(range(12), rows)}
     assert "finds its answers worse than its own by" in judged(continuations, outputs, "int8").reason

@@ -15,13 +15,12 @@ import pytest
 from export.__main__ import FORMATS, check_parts, write_artefacts
 from export.certificate import artefacts_in, certify, comparison, judgement, outputs, runner
 from export.certificate.execution import Execution
-from export.certificate.searches import ExpectedTranslations
-from export.forms import Form, Searching, Translation
-from export.probes import Texts
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
 from keras_transformer import family
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.decoding.signature import Searching, Signature
+from keras_transformer.decoding.texts import Texts
 from keras_transformer.models import Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
 from tests.export.sessions import keep_threads, sums_overflow
 from tests.layer_check import randomize
@@ -90,9 +89,9 @@ def translator_of(variant: str) -> Translator:
 
 
 @lru_cache(2)
-def expected_of(translator: Translator, decoding: Decoding) -> ExpectedTranslations:
+def expected_of(translator: Translator, decoding: Decoding) -> Any:
     """What a model gives for the sentences, with which all its artefacts are compared."""
-    return ExpectedTranslations(Translation, translator, decoding, Texts([], [], SENTENCES), SENTENCES)
+    return comparison.expected_of(TrainedRun(translator), decoding, Texts([], [], SENTENCES), SENTENCES)
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def run(request, monkeypatch) -> TrainedRun:
     monkeypatch.setattr(comparison, "expected_of", lambda run, decoding, *_: expected_of(run.pipeline, decoding))
     monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
     # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
-    monkeypatch.setattr(Searching, "signatures", Form.signatures)
+    monkeypatch.setattr(Searching, "signatures", Signature.signatures)
     monkeypatch.setattr(outputs, "signatures_of", lambda artefact, form: [artefact.signature])
     # Random weights write words in pieces that nobody would guess from the text.
     monkeypatch.setitem(judgement.MOST_UNKNOWN, True, 0.25)

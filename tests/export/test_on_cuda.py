@@ -4,14 +4,14 @@ import numpy as np
 import onnx
 import pytest
 
-from export.forms import form_of
-from export.onnx.export import MODELS, translate_model
+from export.onnx.export import graphs_of, translate_model
 from export.onnx.graph import all_nodes, write_model
-from export.signatures import Decoding, Pipeline, TrainedRun
+from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.keras_decoder import KerasDecoder
+from keras_transformer.decoding.pipeline import Pipeline
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export import test_forms as forms
 from tests.export.on_cuda import PICKING, WRITING, as_on_cuda
@@ -66,7 +66,7 @@ def written(model, path):
 def test_graphs_give_the_same_numbers_and_no_other_operator_picks_or_writes(runs, kind, tmp_path):
     """Those of a translator with all hypotheses. TopK and ScatterND are tried; an ArgMax reads finite probabilities."""
     run = runs[kind]
-    makers = MODELS[form_of(run)]
+    makers = graphs_of(run.signature)
     (name, make), *_ = makers.items()
     is_translator, searches = name == "translate", run.model.kind in ("translator", "language-model")
     for decoding, precision in SEARCHES if searches else NO_SEARCH:

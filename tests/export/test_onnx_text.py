@@ -12,8 +12,8 @@ from export.onnx.graph import Graph, Model, ValueInfo, write_model
 from export.onnx.text import detokenized, utf_8
 from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize
 from tests.text_operators import answers

@@ -22,11 +22,11 @@ from export.artefacts import Artefact, BrokenArtefact
 from export.certificate import artefacts_in, certify, comparison, runner, verify, write_certificate
 from export.certificate.execution import Execution
 from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.classifier import Classifier
-from keras_transformer.decoding.generator import Generator
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
-from keras_transformer.text.items import Items
+from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 from tests.export import test_forms as forms
 from tests.export.sessions import keep_threads
@@ -208,7 +208,7 @@ def saves_tokenizer(export: Export, path: Path) -> None:
 
 def other_items(export: Export, path: Path) -> None:
     """There are other items beside what takes their ids."""
-    Items(export.run.items[::-1]).save(path.parent.parent / "items.txt")
+    Items(export.run.pipeline.names[::-1]).save(path.parent.parent / "items.txt")
 
 
 SCORE = r"its scores? differs? from the model's log P|its scores differ by"

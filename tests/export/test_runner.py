@@ -16,8 +16,8 @@ from export.certificate.execution import run_artefact
 from export.certificate.runner import batch_of_ids
 from export.onnx import encoder_model, step_model, translate_model
 from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import make_model, model_config
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END
 from tests.export.sessions import of
 from tests.tiny_text import lines

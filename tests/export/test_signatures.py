@@ -7,11 +7,11 @@ from export.onnx import export_onnx
 from export.saved_model import export_saved_model
 from export.signatures import Decoding, TrainedRun, model_of_precision, require_own_parts
 from export.tflite import export_tflite
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import RequestError
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.models import make_model, model_config
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
 
 
 class GeluFeedForward(FeedForward):

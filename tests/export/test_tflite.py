@@ -11,13 +11,14 @@ from keras import ops
 
 from export import tflite
 from export.artefacts import Artefact
-from export.probes import TEXTS, Texts, known_difference
+from export.certificate.known_differences import known_difference
 from export.signatures import Decoding, TrainedRun
 from export.tflite import export_tflite
-from export.traced import translate_ids
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator
+from keras_transformer.decoding.texts import TEXTS, Texts
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer
 from tests.layer_check import randomize

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from export.certificate.comparison import expected_of
-from export.probes import Texts
 from export.signatures import open_run
+from keras_transformer.decoding.texts import Texts
 from keras_transformer.run_config import versions
 from tests.golden.cases import CASES, TASKS, task_of
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults

@@ -19,13 +19,13 @@ from export.__main__ import FORMATS, write_artefacts
 from export.certificate import artefacts_in, contents_of
 from export.certificate.onnx_runner import nothing_yet
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run, stem
-from keras_transformer.decoding.generator import Generator
 from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.recognizer import Recognizer
-from keras_transformer.decoding.recommender import Recommender
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.models import model_config
+from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tasks.next_item.pipeline import Recommender
+from keras_transformer.tasks.translation.pipeline import Translator
 from tests.golden.cases import IN_SAVED_MODEL, VARIANTS, task_of
 from tests.golden.onnx_file import described, outputs_of, run_text, session_of
 from tests.golden.stored import Entries, trained
@@ -221,7 +221,8 @@ def batch_of(run: TrainedRun, questions: list[Any], as_text: bool) -> np.ndarray
         return padded([[*ids, END] for ids in pipeline.source_tokenizer.encode(lines)])
     if isinstance(pipeline, Recommender):
         return padded([[START, *pipeline.items.encode(history)] for history in questions])
-    return padded([*map(pipeline.ids_of_prompt if isinstance(pipeline, Generator) else pipeline.ids, questions)])
+    reads: Any = pipeline
+    return padded([*map(reads.ids_of_prompt if isinstance(pipeline, Generator) else reads.ids, questions)])
 
 
 def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, Any], questions: list[Any]) -> Found:
@@ -244,7 +245,7 @@ def given(run: TrainedRun, file: str, batch: np.ndarray, outputs: Mapping[str, A
                     best += texts
                 yield f"{file} {name} | answer {place}", ranking(zip(texts, numbers, strict=True))
         elif "probabilities" in row:
-            yield f"{file} | answer {place}", (labels := by_label(run.labels, row["probabilities"]))
+            yield f"{file} | answer {place}", (labels := by_label([*run.pipeline.names], row["probabilities"]))
             assert row.get("label", labels[0][0]) == labels[0][0]
     if best and isinstance(best[0], list):
         pipeline: Any = run.pipeline

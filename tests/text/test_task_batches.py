@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from keras_transformer import ranking
-from keras_transformer.text.baselines import ItemToItem, Popularity, ranks
-from keras_transformer.text.history_batches import HistoryPlan, begun
-from keras_transformer.text.masked_batches import SHARE, MaskedPlan, MaskedRows
-from keras_transformer.text.pair_batches import PairPlan, PairRows
+from keras_transformer.tasks.language_modelling.pair_batches import PairPlan, PairRows
+from keras_transformer.tasks.masked_tokens.batches import SHARE, MaskedPlan, MaskedRows
+from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
+from keras_transformer.tasks.next_item.batches import HistoryPlan, begun
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, MASK, PAD, SEPARATOR, START, Tokenizer
 from tests.text.plans import batches_of, real, same

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from keras_transformer import load_classifier, load_recognizer
-from keras_transformer.decoding.recognizer import Recognizer
 from keras_transformer.errors import RequestError
 from keras_transformer.models import ImageClassifier
 from keras_transformer.run_folder import read_config
+from keras_transformer.tasks.images.pipeline import Recognizer
 from tests.golden.cases import CORNERS, LABELS, write_images, write_labelled
 from tests.golden.stored import unpack
 from tests.training.runs import begun

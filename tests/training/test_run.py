@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.__main__ import main as command
-from keras_transformer.decoding.translator import Translator
 from keras_transformer.errors import JobError
 from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.training import timing
 from keras_transformer.training.callbacks import Follow
 from keras_transformer.training.checkpoints import Checkpoints
@@ -44,7 +44,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         # Gives sentences back as they are: which translations a run shows is another test's.
         stand_in = SimpleNamespace(translate=lambda lines, **options: lines)
-        patch.setattr("keras_transformer.decoding.translator.Translator", lambda *made: stand_in)
+        patch.setattr("keras_transformer.tasks.translation.pipeline.Translator", lambda *made: stand_in)
         yield tmp_path_factory.mktemp("runs")
 
 
@@ -62,7 +62,7 @@ def learned(folder) -> Path:
         (folder / f"{name}.source").write_text("".join(lines))
         (folder / f"{name}.target").write_text(re.sub(r"\w+", lambda word: DICTIONARY[word[0]], "".join(lines)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keras_transformer.decoding.translator.Translator", Translator)
+        patch.setattr("keras_transformer.tasks.translation.pipeline.Translator", Translator)
         patch.setattr(timing, "SHORTEST", 1000)  # such a run is not timed
         trained(folder, f"{LEARNING} --out learned", with_graph=True)
     return folder / "learned"

@@ -12,13 +12,16 @@ import pytest
 
 import train
 from keras_transformer.errors import RequestError
-from keras_transformer.images import recipes
 from keras_transformer.presets import AUTO_ROWS, PRESETS
 from keras_transformer.run_folder import read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.classification import corpus as labelled
+from keras_transformer.tasks.images import recipes
+from keras_transformer.tasks.language_modelling import prose
+from keras_transformer.tasks.next_item import logs
 from keras_transformer.tasks.translation import training as translation
-from keras_transformer.text import corpora, labelled, logs, prose
+from keras_transformer.text import corpora
 from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
 from keras_transformer.training.request import Run, open_run
 from keras_transformer.training.settings import check, resolve

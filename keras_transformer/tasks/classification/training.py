@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
+from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
+from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.text.labelled import Labelled, labelled_from_file, named_labelled
-from keras_transformer.text.labelled_batches import LabelledPlan, LabelledRows
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
@@ -97,7 +97,7 @@ def validation(
 
 def measured(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
-    from keras_transformer.decoding.classifier import Classifier
+    from keras_transformer.tasks.classification.pipeline import Classifier
 
     found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
     right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))

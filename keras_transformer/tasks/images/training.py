@@ -11,12 +11,12 @@ import numpy as np
 
 from keras_transformer.errors import RequestError, say
 from keras_transformer.files import write_whole
-from keras_transformer.images.batches import ImagePlan, Pixels, read_pixels
-from keras_transformer.images.labelled import LabelledImage, images_from_folder, named_images
-from keras_transformer.images.reading import MODES
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import write_config
 from keras_transformer.tasks.classification.training import metrics as metrics
+from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
+from keras_transformer.tasks.images.corpus import LabelledImage, images_from_folder, named_images
+from keras_transformer.tasks.images.reading import MODES
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.training.request import Run
@@ -111,7 +111,7 @@ def validation(
 
 def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
-    from keras_transformer.decoding.recognizer import Recognizer
+    from keras_transformer.tasks.images.pipeline import Recognizer
 
     found = Recognizer(model, data.labels).classify(data.valid.images)
     right = sum(one.label == data.labels[label] for one, label in zip(found, data.valid.labels, strict=True))

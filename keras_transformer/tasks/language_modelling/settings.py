@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.tasks.text_settings import OneLanguageSettings, PairSettings, TextSettings
 from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.text_settings import OneLanguageSettings, PairSettings, TextSettings
 
 
 @task_settings("language-model", "language-model", dataset="pydoc-topics", label_smoothing=0.0)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.making import make_model
-from keras_transformer.tasks.language_modelling.pairs import Pairs, prepare_pairs
+from keras_transformer.tasks.language_modelling.corpus_of_pairs import Pairs, prepare_pairs
+from keras_transformer.tasks.language_modelling.prose import named_text, text_from_file
+from keras_transformer.tasks.language_modelling.windows import WindowPlan, tokenized_text
 
 # A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
@@ -19,9 +21,7 @@ from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
-from keras_transformer.text.prose import named_text, text_from_file
 from keras_transformer.text.tokenizer import PAD, Tokenizer
-from keras_transformer.text.windows import WindowPlan, tokenized_text
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
@@ -29,8 +29,8 @@ from keras_transformer.training.settings import Settings
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.decoding.generator import Generator
     from keras_transformer.models.language_model import LanguageModel
+    from keras_transformer.tasks.language_modelling.pipeline import Generator
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
@@ -125,7 +125,7 @@ def mean_loss(model: Any, plan: Plan) -> float:
     """The mean cross entropy of a plan's first epoch by a model of tokens, in nats a label."""
     from keras_transformer.decoding.compiling import CompiledComputations
     from keras_transformer.decoding.computations import TextLogProbs
-    from keras_transformer.decoding.generator import SCORED_TOKENS
+    from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS
 
     computations, log_prob, count = CompiledComputations(model), 0.0, 0
     for _, batch in islice(plan.iterate(), plan.num_batches(0)):
@@ -141,7 +141,7 @@ def mean_loss(model: Any, plan: Plan) -> float:
 
 def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
     """A function that gives samples of the model's present weights (their moving average, with --ema), in float32."""
-    from keras_transformer.decoding.generator import Generator
+    from keras_transformer.tasks.language_modelling.pipeline import Generator
     from keras_transformer.training.checkpoints import present_weights, set_weights
 
     twin = make_model(run.config["model"])

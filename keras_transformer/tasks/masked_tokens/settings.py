@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_transformer.tasks.text_settings import OneLanguageSettings
 from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.text_settings import OneLanguageSettings
 
 
 @task_settings("masked-tokens", "encoder", dataset="pydoc-topics", label_smoothing=0.0)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
 from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACTERS, corpus_of_text, mean_loss
+from keras_transformer.tasks.masked_tokens.batches import MaskedPlan, MaskedRows
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.lines import beginning
-from keras_transformer.text.masked_batches import MaskedPlan, MaskedRows
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run

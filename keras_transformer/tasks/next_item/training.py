@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from keras_transformer.errors import say, warn
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
+from keras_transformer.tasks.next_item.baselines import Baseline, ItemToItem, Popularity, ranks
+from keras_transformer.tasks.next_item.batches import HistoryPlan
+from keras_transformer.tasks.next_item.items import FIRST_ITEM, Items
+from keras_transformer.tasks.next_item.logs import History, log_from_file, named_log
 from keras_transformer.tasks.translation.training import loss as loss
-from keras_transformer.text.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.text.history_batches import HistoryPlan
-from keras_transformer.text.items import FIRST_ITEM, Items
-from keras_transformer.text.logs import History, log_from_file, named_log
 from keras_transformer.text.tokenizer import UNKNOWN
 from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
@@ -136,8 +136,8 @@ def validation(
 
 def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
     """Recall and NDCG of the model that the run ends with."""
-    from keras_transformer.decoding.recommender import Recommender
     from keras_transformer.ranking import mean_figures
+    from keras_transformer.tasks.next_item.pipeline import Recommender
 
     found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)
     return {f"val_{name}": value for name, value in found.items()}

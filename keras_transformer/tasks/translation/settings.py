@@ -6,7 +6,6 @@ import re
 
 from keras_transformer.errors import RequestError
 from keras_transformer.presets import AUTO, PRESETS
-from keras_transformer.tasks.text_settings import PairSettings, TextSettings
 from keras_transformer.training.settings import (
     DATA,
     MODEL,
@@ -19,6 +18,7 @@ from keras_transformer.training.settings import (
     switch,
     task_settings,
 )
+from keras_transformer.training.text_settings import PairSettings, TextSettings
 
 
 @task_settings("translation", "translator", dataset="numbers:en-de")

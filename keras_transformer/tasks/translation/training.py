@@ -71,7 +71,7 @@ def validation(
 
 def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     """BLEU of the model that the run ends with, counted as while training."""
-    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.tasks.translation.pipeline import Translator
 
     if not run.settings.bleu_sentences:
         return {}
@@ -86,7 +86,7 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
     One batch is translated with the present weights, which would not end: so its length is bounded, and the time of a
     position is counted for the longest reference of each batch.
     """
-    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.tasks.translation.pipeline import Translator
 
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
     if not sources:
@@ -104,7 +104,7 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
     """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
     outside of any strategy."""
-    from keras_transformer.decoding.translator import Translator
+    from keras_transformer.tasks.translation.pipeline import Translator
     from keras_transformer.training.checkpoints import present_weights, set_weights
 
     twin = make_model(run.config["model"])

@@ -1,0 +1,198 @@
+"""From text to labels and to vectors: an encoder and its vocabulary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.attention import Attention, text_attention
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
+from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.sentences import padded
+from keras_transformer.decoding.unread import UnreadCharacters
+from keras_transformer.errors import RequestError
+from keras_transformer.models.encoder import Encoder
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.tasks import TASKS, task_named
+from keras_transformer.tasks.classification.batches import with_ends
+from keras_transformer.text.lines import strings_of
+from keras_transformer.text.tokenizer import MASK, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.importing.imported import Imported
+
+TASK = "classification"
+
+
+class Prediction(NamedTuple):
+    """A label, and the probability that the model gives it."""
+
+    label: str
+    probability: float
+
+
+class Classifier(Pipeline):
+    """Tells labels, masked pieces and vectors of texts with one encoder:
+
+        classifier = keras_transformer.load_classifier("runs/number-languages-tiny")
+        [prediction] = classifier.classify(["siebenundzwanzig"])
+
+    Args:
+        model: the encoder.
+        tokenizer: its vocabulary.
+        labels: in the order of the model's logits; empty for an encoder without labels.
+    """
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str] = ()):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.labels = list(strings_of(labels, "labels"))
+        self._computations = CompiledComputations(model)
+
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<Classifier: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
+            f"{len(self.labels)} labels>"
+        )
+
+    @property
+    def task(self) -> str:
+        return TASK if self.labels else task_named(None, TASKS[TASK].kind)
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self.tokenizer, self.tokenizer
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.labels
+
+    def about(self) -> dict[str, str]:
+        return {"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}
+
+    def classify(self, lines: Iterable[str], batch_size: int = 64) -> list[Prediction]:
+        """The likeliest label of each text. A text of more pieces than the context is cut.
+
+        Raises:
+            RequestError: the model has no labels, or `lines` is no list of strings.
+        """
+        return list(self.stream(lines, batch_size))
+
+    def stream(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[Prediction]:
+        """`classify`, which yields predictions while lines come.
+
+        Raises:
+            RequestError: see `classify`.
+        """
+        for row in self.probabilities(lines, batch_size):
+            yield Prediction(self.labels[int(row.argmax())], float(row.max()))
+
+    def probabilities(self, lines: Iterable[str], batch_size: int = 64) -> Iterator[np.ndarray]:
+        """The probability (C,) float32 of each label, for each text.
+
+        Raises:
+            RequestError: see `classify`.
+        """
+        if not self.labels:
+            raise RequestError("expected a model with labels; this one has none: train with --task classification")
+        for some in self._read(lines, batch_size):
+            yield from self._computations.run(LabelProbs(), self._ids(some))[0]
+
+    def embed(self, lines: Iterable[str], batch_size: int = 64) -> np.ndarray:
+        """A vector for each text, (N, D) float32: the mean of its states."""
+        rows = [self._computations.run(Embedding(), self._ids(some))[0] for some in self._read(lines, batch_size)]
+        return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def fill(self, lines: Iterable[str], num_best: int = 5, batch_size: int = 64) -> list[list[list[Prediction]]]:
+        """For each `<mask>` in each text the likeliest pieces, the best first. A mask stands for one piece.
+
+        Raises:
+            RequestError: the model has labels and does not tell pieces, or its vocabulary has no mask.
+        """
+        require_whole("num_best", num_best, 1)
+        if self.labels or not self.tokenizer.has_mask:
+            raise RequestError("expected a model that fills masks; this one does not: train with --task masked-tokens")
+        found: list[list[list[Prediction]]] = []
+        for some in in_batches(lines, batch_size):
+            ids = padded([with_ends(self.tokenizer.encode_masked(line), self.model.context_length) for line in some])
+            probs, pieces = self._computations.run(Fills(num_best), ids)
+            found += [
+                [self._predictions(probs[row, place], pieces[row, place]) for place in np.flatnonzero(text == MASK)]
+                for row, text in enumerate(ids)
+            ]
+        return found
+
+    def likeliest_pieces(
+        self, lines: Iterable[str], num_best: int, batch_size: int = 64
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Probabilities and ids (S, K) of the likeliest pieces at each place of each text, the best first."""
+        for some in in_batches(lines, batch_size):
+            ids = self._ids(some)
+            probs, pieces = self._computations.run(Fills(num_best), ids)
+            for length, *found in zip(np.count_nonzero(ids, axis=1), probs, pieces, strict=True):
+                yield found[0][:length], found[1][:length]
+
+    def attention(self, text: str) -> dict[str, Attention]:
+        """Where the pieces of a text look: "self", with the start and the end of the text among them."""
+        return text_attention(self.model, self.ids(text), self.tokenizer)
+
+    def ids(self, line: str) -> list[int]:
+        """The ids of a text, between start and end, as the model takes them."""
+        (pieces,) = self.tokenizer.encode([line])
+        return with_ends(pieces, self.model.context_length)
+
+    def _read(self, lines: Iterable[str], batch_size: int) -> Iterator[list[str]]:
+        """The lines in batches; behind the last, a warning tells of what the vocabulary cannot read."""
+        unread = UnreadCharacters(self.tokenizer)
+        for some in in_batches(lines, batch_size):
+            unread.look(some)
+            yield some
+        unread.tell()
+
+    def _predictions(self, probs: np.ndarray, ids: np.ndarray) -> list[Prediction]:
+        return [Prediction(*one) for one in zip(self.tokenizer.pieces(ids.tolist()), probs.tolist(), strict=True)]
+
+    def _ids(self, lines: list[str]) -> np.ndarray:
+        return padded([with_ends(ids, self.model.context_length) for ids in self.tokenizer.encode(lines)])
+
+
+def in_batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of `size` lines, the last one perhaps shorter.
+
+    Raises:
+        RequestError: the size is not a whole number from 1, or `lines` is no list of strings.
+    """
+    require_whole("batch_size", size, 1)
+    iterator = strings_of(lines)
+    while some := list(islice(iterator, size)):
+        yield some
+
+
+def load_classifier(run: str | os.PathLike[str]) -> Classifier:
+    """The classifier of a run folder of an encoder. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of an encoder, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    model, labels = load_model(folder, TASKS[TASK].kind), read_config(folder).get("labels", [])
+    expected = model.num_labels or 0
+    if len(labels) != expected:
+        raise RequestError(f"{folder.path}: expected {expected} labels in config.json; received {len(labels)}")
+    return Classifier(model, read_tokenizers(folder, None, model.vocabulary_size)[1], labels)
+
+
+def imported(found: Imported) -> Classifier:
+    """The classifier of an encoder that was read from another format."""
+    return Classifier(found.model(), found.source.tokenizer, found.labels)
+
+
+load = load_classifier

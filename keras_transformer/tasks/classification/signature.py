@@ -1,0 +1,76 @@
+"""What the artefacts of a classifier of texts take and give: ids or text → probabilities of labels, and a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_transformer import ops
+from keras_transformer.decoding.answers import Seen, ranking_of
+from keras_transformer.decoding.ids import between_ends, permitted
+from keras_transformer.decoding.signature import (
+    TEXT,
+    VECTOR,
+    Detokenize,
+    Output,
+    Outputs,
+    Signature,
+    first_lines,
+    likeliest,
+)
+from keras_transformer.decoding.texts import valid
+from keras_transformer.models.encoder import Encoder, mean_state
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.classification.pipeline import Classifier
+from keras_transformer.tensor import Tensor
+
+
+class Reading(Signature):
+    """The base of the forms of encoders, whose texts stand between start and end."""
+
+    takes, has_start = "ids", True
+
+    @property
+    def max_pieces(self) -> int:
+        return self.model.context_length - 2
+
+    @classmethod
+    def inputs(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[Any]:
+        return [pipeline.ids(valid(text)) for text in texts]
+
+
+class Labelling(Reading):
+    """An encoder with labels: ids → the probability of each label, and a vector."""
+
+    mark = "labels"
+    ids_stem, text_stem = "classify", "classify_text"
+    ids_outputs = {"probabilities": Output("float32", "C"), "vector": VECTOR}
+    text_outputs = {"label": TEXT, **ids_outputs}
+
+    def of_ids(self, ids: Tensor) -> Outputs:
+        ids, states = encoded(self.model, ids)
+        logits = ops.cast(self.model.logits_of(states), "float32")
+        return {"probabilities": ops.softmax(logits), "vector": mean_state(states, ids)}
+
+    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+        found = self.of_ids(between_ends(pieces))
+        return {"label": likeliest(self.pipeline.labels, found["probabilities"]), **found}
+
+    @classmethod
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+        return first_lines(folder.valid_text, lambda line: line.partition("\t")[2]), None
+
+    @classmethod
+    def seen(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[Seen]:
+        lines = [valid(text) for text in texts]
+        found = zip(pipeline.probabilities(lines), pipeline.embed(lines), strict=True)
+        return [Seen([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
+
+
+def encoded(model: Encoder, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids (B, S) from outside → ids that the model takes, and their states."""
+    ids = permitted(ids, model.vocabulary_size, model.context_length - 1)
+    return ids, model.states(ids)
+
+
+SIGNATURES = (Labelling,)

@@ -1,0 +1,148 @@
+"""Labelled images as pixels on disk, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.files import write_whole
+from keras_transformer.tasks.images.corpus import LabelledImage, first_of
+from keras_transformer.tasks.images.reading import UnreadableImage, pixels_of, read_image
+from keras_transformer.text.feeding import Batch, Place, Plan
+
+
+class Pixels(NamedTuple):
+    """Images of one size, and the places of their labels."""
+
+    images: np.ndarray  # (N, S, S, channels) uint8
+    labels: np.ndarray  # (N,) int32
+
+
+def read_pixels(path: Path, images: Iterable[LabelledImage], labels: list[str], size: int, channels: int) -> Pixels:
+    """The pixels of images, memory-mapped from a file, which is written if it is not there yet.
+
+    Images that cannot be read are left out; a warning counts and names them.
+
+    Args:
+        path: the file; another beside it holds the labels.
+        images: what to read.
+        labels: all labels in their order.
+        size, channels: see `read_image`.
+    """
+    places, shape = {label: place for place, label in enumerate(labels)}, (size, size, channels)
+    beside = path.with_suffix(".labels.npy")
+    if not (path.is_file() and beside.is_file()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found, faults = [], []
+        with write_whole(path) as aside, aside.open("wb") as file:
+            for image in images:
+                try:
+                    pixels = read(image.source, size, channels)
+                except UnreadableImage as error:
+                    faults.append(f"{image.source} ({error})")
+                    continue
+                file.write(pixels.tobytes())
+                found.append(places[image.label])
+        with write_whole(beside) as aside:
+            np.save(aside, np.array(found, "int32"), allow_pickle=False)
+        if faults:
+            warn(f"{len(faults)} image(s) cannot be read and are left out: {first_of(faults)}")
+    known = np.load(beside, allow_pickle=False)
+    pixels = np.memmap(path, "uint8", "r", shape=(len(known), *shape)) if len(known) else np.zeros((0, *shape), "uint8")
+    return Pixels(pixels, known)
+
+
+def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
+    """The pixels of a file or of an array, see `read_image` and `pixels_of`."""
+    if isinstance(source, np.ndarray):
+        return pixels_of(source, size, channels)
+    return read_image(source, size, channels)
+
+
+class ImagePlan(Plan):
+    """Plans batches of labelled images, in each epoch in another order.
+
+    A batch has as many images as its budget of patches holds. Each real label weighs 1 / (images of the global batch).
+
+    Args:
+        pixels: the images.
+        positions: of an image in the model: its patches, and the class token.
+        token_budget: the most positions of a global batch.
+        seed: for shuffling and shifts. The same seed, epoch and index give the same batch in every process.
+        num_replicas: how many replicas share a global batch.
+        accumulate: how many micro-batches a replica makes of its share.
+        shuffle: False gives every epoch the images in their order.
+        random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
+            uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
+
+    Raises:
+        RequestError: the budget does not hold an image for every replica.
+    """
+
+    def __init__(
+        self,
+        pixels: Pixels,
+        positions: int,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        random_shift: int = 0,
+    ):
+        self.pixels = pixels
+        self.seed = seed
+        self.divisor = num_replicas * accumulate
+        self.shuffle = shuffle
+        self.random_shift = random_shift
+        self.rows = token_budget // positions // self.divisor * self.divisor
+        if not self.rows:
+            raise RequestError(
+                f"the token budget must hold an image of {positions} positions on each of {self.divisor} replicas and "
+                f"micro-batches: at least {positions * self.divisor}; received: {token_budget}"
+            )
+        self.like = self._batch_of(np.zeros(0, "int64"), np.random.default_rng(0))
+        self._order = lru_cache(maxsize=2)(self._planned)
+
+    def num_batches(self, epoch: int) -> int:
+        return -(-len(self.pixels.labels) // self.rows)
+
+    def num_tokens(self, place: Place) -> int:
+        return len(self._rows_of(place))
+
+    def batch(self, place: Place) -> Batch:
+        return self._batch_of(self._rows_of(place), np.random.default_rng((self.seed, place.epoch, place.batch)))
+
+    def _batch_of(self, rows: np.ndarray, random: np.random.Generator) -> Batch:
+        num_rows = -(-len(rows) // self.divisor) * self.divisor  # blank rows fill the last batch
+        images = np.zeros((num_rows, *self.pixels.images.shape[1:]), "uint8")
+        labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
+        for to, row in zip(images, rows, strict=False):
+            down, right = np.rint(random.uniform(-self.random_shift, self.random_shift, 2)).astype(int)
+            to[:] = shifted(self.pixels.images[row], down, right)
+        labels[: len(rows)] = self.pixels.labels[rows]
+        weights[: len(rows)] = 1 / max(1, len(rows))
+        return Batch({"images": images}, labels, weights)
+
+    def _rows_of(self, place: Place) -> np.ndarray:
+        return self._order(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
+
+    def _planned(self, epoch: int) -> np.ndarray:
+        """The images of an epoch in their order."""
+        places = np.arange(len(self.pixels.labels))
+        return np.random.default_rng((self.seed, epoch)).permutation(places) if self.shuffle else places
+
+
+def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
+    """An image (H, W, ...) moved by whole pixels, less than its size; black comes in at the edge."""
+    moved = np.zeros_like(image)
+    height, width = image.shape[:2]
+    moved[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = image[
+        max(-down, 0) : height + min(-down, 0), max(-right, 0) : width + min(-right, 0)
+    ]
+    return moved

@@ -1,0 +1,89 @@
+"""The command of a classifier of images: `classify`, a label for each file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_transformer.commands import Command
+from keras_transformer.commands.importing import Importing
+from keras_transformer.commands.lines import add_batch_size
+from keras_transformer.errors import JobError, RequestError, load_tensorflow, say, warn
+
+if TYPE_CHECKING:
+    from keras_transformer.importing.imported import Imported
+
+MAX_IMAGES = 100  # of validation, of a run that is imported
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """Prints the label of each file, a tab, its probability, a tab, and the file.
+
+    Raises:
+        RequestError: no file was given.
+        JobError: a file cannot be read as an image; the others were answered.
+    """
+    if not arguments.files:
+        raise RequestError(f"{arguments.run} classifies images: give their files, as in `classify RUN *.png`")
+    load_tensorflow()
+    from keras_transformer.tasks.images.pipeline import load_recognizer
+    from keras_transformer.tasks.images.reading import UnreadableImage
+
+    recognizer, num_unreadable = load_recognizer(arguments.run), 0
+    for file, found in zip(arguments.files, recognizer.stream(arguments.files, arguments.batch_size), strict=True):
+        if isinstance(found, UnreadableImage):
+            num_unreadable += 1
+            warn(f"{file} cannot be read: {found}")
+            continue
+        sys.stdout.write(f"{found.label}\t{found.probability:.4f}\t{file}\n")
+        sys.stdout.flush()
+    if num_unreadable:
+        raise JobError(f"{num_unreadable} of {len(arguments.files)} images cannot be read; the others are answered")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `classify`."""
+    add_batch_size(parser)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="images, right after RUN, for a classifier of images")
+
+
+def write_recognizer(imported: Imported, arguments: argparse.Namespace, images: list[Path] | None) -> None:
+    """Writes the run of a classifier of images."""
+    from keras_transformer.tasks.images.pipeline import imported as recognizer_of
+
+    recognizer = recognizer_of(imported)
+    recognizer.save(arguments.run, images, arguments.overwrite)
+    size, _, channels = recognizer.model.image_shape
+    say(
+        f"wrote {arguments.run}: {recognizer.model.count_params():,} parameters, images of {size} x {size} pixels with "
+        f"{channels} channels, {len(recognizer.labels):,} labels"
+    )
+
+
+def images_of(arguments: argparse.Namespace) -> list[Path] | None:
+    """The images to certify exports on: the first of a folder and of the folders in it, by their paths.
+
+    Raises:
+        RequestError: there are none.
+    """
+    if arguments.valid_images is None:
+        return None
+    from keras_transformer.tasks.images.corpus import files_under
+    from keras_transformer.tasks.images.reading import SUFFIXES
+
+    found = [path for path in files_under(Path(arguments.valid_images)) if path.suffix.lower() in SUFFIXES]
+    if not found:
+        raise RequestError(f"expected a folder of images with --valid-images; found none in {arguments.valid_images}")
+    return found[:MAX_IMAGES]
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `import`."""
+    help = "of a classifier of images: images to certify exports on"
+    parser.add_argument("--valid-images", metavar="FOLDER", help=help)
+
+
+COMMANDS = {"classify": Command(classify, "tell the label of each image", add_options)}
+IMPORTING = Importing(add_import_options, images_of, write_recognizer)

@@ -1,0 +1,173 @@
+"""Images with labels to train on: the user's folders, or scikit-learn's digits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.tasks.images.reading import SUFFIXES
+from keras_transformer.tasks.images.recipes import RECIPES
+from keras_transformer.text.corpora import Corpus, whole_groups
+from keras_transformer.text.lines import sha256_of
+
+HELD_OUT_SHARE = 0.1  # of the images of each label, without validation images
+NAMED_IN_WARNINGS = 5  # files; the others are counted
+DIGITS_SHARE, DIGITS_SEED = 0.5, 0  # what is held out of the digits: half of each, always the same
+DIGITS_WHITE = 16  # the largest pixel of the digits
+
+
+class LabelledImage(NamedTuple):
+    """An image and its label.
+
+    Args:
+        label: such as the name of the folder that the image lies in.
+        source: a file, or pixels (H, W) or (H, W, 3) uint8.
+        sha256: of the file or of the pixels.
+    """
+
+    label: str
+    source: Path | np.ndarray
+    sha256: str
+
+
+def images_from_folder(
+    images: str | os.PathLike[str], valid_images: str | os.PathLike[str] | None = None, seed: int = 0
+) -> Corpus[LabelledImage]:
+    """The user's own images: a folder with a folder for each label, which holds the images of that label.
+
+    Without validation images a tenth of each label's images is held out, at least one; the seed draws them.
+
+    Raises:
+        RequestError: a folder is missing or holds no images, there is one label alone, a label has an image alone, or a
+            label of the validation is never trained on.
+    """
+    train = _images_in(Path(images))
+    if len({image.label for image in train}) < 2:
+        raise RequestError(
+            f"{images}: expected at least two labels, each a folder of images; received one alone, "
+            f"{train[0].label!r:.60}"
+        )
+    if valid_images is None:
+        train, valid = stratified(train, HELD_OUT_SHARE, seed)
+    else:
+        valid = _images_in(Path(valid_images))
+    if unknown := sorted({image.label for image in valid} - {image.label for image in train}):
+        raise RequestError(
+            f"{valid_images}: the label {unknown[0]!r:.60} is validated on and never trained on: add images of it to "
+            f"{images}"
+        )
+    return _corpus("files", train, valid)
+
+
+def named_images(name: str) -> Corpus[LabelledImage]:
+    """Named images: `digits`, the 1,797 digits of 8 × 8 pixels that come with scikit-learn. Half of each is held out.
+
+    Raises:
+        RequestError: the name is unknown, or scikit-learn is not installed.
+    """
+    if name not in RECIPES:
+        raise RequestError(f"named images are {', '.join(RECIPES)}, or your own with --images; received: {name!r}")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise RequestError(
+            "--dataset digits needs the package scikit-learn, which is not installed: pip install scikit-learn"
+        ) from None
+    digits = load_digits()
+    pixels = np.round(digits.images * (255 / DIGITS_WHITE)).astype("uint8")
+    images = [
+        LabelledImage(str(label), image, hashlib.sha256(image.tobytes()).hexdigest())
+        for label, image in zip(digits.target, pixels, strict=True)
+    ]
+    return _corpus(name, *stratified(images, DIGITS_SHARE, DIGITS_SEED), RECIPES[name])
+
+
+def _corpus(
+    name: str, train: list[LabelledImage], valid: list[LabelledImage], recipe: dict[str, Any] | None = None
+) -> Corpus[LabelledImage]:
+    lines = [[f"{image.label}\t{image.sha256}" for image in part] for part in (train, valid)]
+    identity = sha256_of([*lines[0], "", *lines[1]])
+    return Corpus(name, None, None, lambda: iter(train), lambda: iter(valid), identity, recipe or {})
+
+
+def stratified(
+    images: Sequence[LabelledImage], share: float, seed: int
+) -> tuple[list[LabelledImage], list[LabelledImage]]:
+    """Divides images so that each label has the same share of both parts, as near as whole images allow.
+
+    Images of a label that are equal, byte for byte, stay together; see `whole_groups`.
+
+    Args:
+        images: at least two of each label that differ.
+        share: of the second part; each label has at least one image in each part.
+        seed: the same seed divides the same images in the same way.
+
+    Returns:
+        Both parts, in the order of `images`.
+
+    Raises:
+        RequestError: a label has an image alone, or copies of it.
+    """
+    counts, held_out, random = Counter(image.label for image in images), set[int](), np.random.default_rng(seed)
+    for label, count in sorted(counts.items()):
+        places = [place for place, image in enumerate(images) if image.label == label]
+        copies = Counter(images[place].sha256 for place in places)
+        if len(copies) < 2:
+            raise RequestError(
+                f"the label {label!r:.60} has one image, which cannot be trained on and held out: add more"
+            )
+        drawn = (images[place].sha256 for place in random.permutation(places))
+        chosen = whole_groups(drawn, copies, round(share * count))
+        held_out.update(place for place in places if images[place].sha256 in chosen)
+    parts: tuple[list[LabelledImage], list[LabelledImage]] = ([], [])
+    for place, image in enumerate(images):
+        parts[place in held_out].append(image)
+    return parts
+
+
+def _images_in(folder: Path) -> list[LabelledImage]:
+    """The images in a folder of class folders, by their paths. Files that are no images are counted in a warning."""
+    if not folder.is_dir():
+        raise RequestError(f"no such folder: {folder}; expected one with a folder of images for each label")
+    images, others = [], [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
+    for class_folder in sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."):
+        if not class_folder.name.isprintable():
+            raise RequestError(f"a label must be printable text; received the folder {class_folder.name!r:.60}")
+        for path in files_under(class_folder):
+            if path.suffix.lower() in SUFFIXES:
+                images.append(LabelledImage(class_folder.name, path, _sha256_of_file(path)))
+            else:
+                others.append(path)
+    if others:
+        warn(f"{len(others)} file(s) are no images in a class folder and are left out: {first_of(others)}")
+    if not images:
+        raise RequestError(f"{folder} holds no images; expected a folder of images for each label")
+    return images
+
+
+def files_under(folder: Path) -> list[Path]:
+    """All files under a folder but hidden ones, by their paths. Links to folders are not followed."""
+    found = [Path(place) / name for place, _, names in os.walk(folder) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _sha256_of_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RequestError(f"cannot read {path} ({error.strerror or error}); expected an image") from None
+
+
+def first_of(names: Iterable[object]) -> str:
+    """The first names of a list, for a warning, and how many more there are."""
+    listed = [str(name) for name in names]
+    more = len(listed) - NAMED_IN_WARNINGS
+    return ", ".join(listed[:NAMED_IN_WARNINGS]) + (f" and {more} more" if more > 0 else "")

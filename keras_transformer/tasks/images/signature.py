@@ -1,0 +1,97 @@
+"""What the artefacts of a classifier of images take and give: images → the probability of each label, and a vector."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer import ops
+from keras_transformer.decoding.answers import Seen, ranking_of
+from keras_transformer.decoding.signature import TEXT, VECTOR, Output, Outputs, Signature, likeliest
+from keras_transformer.decoding.texts import QUICK_TEXTS, Texts
+from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.tensor import Tensor
+
+MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
+
+
+class Recognition(Signature):
+    """A classifier of images: images (B, S, S, channels) uint8 → the probability of each label, and a vector."""
+
+    ids_stem, text_stem = "classify", ""
+    takes, input_type = "images", "uint8"
+    ids_outputs = {"probabilities": Output("float32", "C"), "vector": VECTOR}
+    text_outputs = {"label": TEXT, **ids_outputs}
+
+    def item_shape(self) -> tuple[int, ...]:
+        return self.model.image_shape
+
+    def padded(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def of_ids(self, ids: Tensor) -> Outputs:
+        vector = self.model.states(ids)[:, 0]
+        logits = ops.cast(self.model.head(vector), "float32")
+        return {"probabilities": ops.softmax(logits), "vector": ops.cast(vector, "float32")}
+
+    def named(self, ids: Tensor) -> Outputs:
+        found = self.of_ids(ids)
+        return {"label": likeliest(self.pipeline.labels, found["probabilities"]), **found}
+
+    @classmethod
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+        return images_of(folder, config["model"]), None
+
+    @classmethod
+    def texts(cls, pipeline: Recognizer, given: Sequence[Any]) -> Texts:
+        return Texts([], image_probes(pipeline.model.image_shape), given)
+
+    @classmethod
+    def inputs(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[Any]:
+        return [image.tolist() for image in texts]
+
+    @classmethod
+    def seen(cls, pipeline: Recognizer, texts: Sequence[Any]) -> list[Seen]:
+        images = np.stack(texts)
+        found = zip(pipeline.probabilities(images), pipeline.embed(images), strict=True)
+        return [Seen([ranking_of(pipeline.labels, row)], vector) for row, vector in found]
+
+    @classmethod
+    def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Any]:
+        return image_probes((config["image_size"], config["image_size"], config["channels"]))
+
+
+def image_probes(shape: Sequence[int]) -> list[np.ndarray]:
+    """Images of one value, of noise and of a slope, (S, S, channels) uint8 each."""
+    noise = np.random.default_rng(0).integers(0, 256, shape, "uint8")
+    slope = np.broadcast_to(np.linspace(0, 255, shape[1])[None, :, None], shape).astype("uint8")
+    return [np.zeros(shape, "uint8"), np.full(shape, 255, "uint8"), noise, slope]
+
+
+def images_of(folder: RunFolder, config: Mapping[str, Any]) -> list[Any]:
+    """The first validation images of a run, (S, S, channels) uint8 each.
+
+    Raises:
+        RequestError: there are none, or their file is damaged.
+    """
+    try:
+        with np.load(folder.valid_images, allow_pickle=False) as arrays:
+            images = arrays["images"]
+    except FileNotFoundError:
+        raise RequestError(
+            f"{folder.path} has no validation images, on which an export is certified: import it with --valid-images"
+        ) from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RequestError(f"{folder.valid_images} is damaged: {str(error)[:200]}") from error
+    shape = (config["image_size"], config["image_size"], config["channels"])
+    if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+        raise RequestError(f"{folder.valid_images}: expected images {shape} of uint8; received {images.shape}")
+    return list(images[: max(1, min(QUICK_TEXTS, MAX_NUMBERS // images[0].size))])
+
+
+SIGNATURES = (Recognition,)

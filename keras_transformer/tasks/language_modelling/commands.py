@@ -1,0 +1,154 @@
+"""The commands of a language model: `generate` continues prompts, or answers them; `score` tells log P of texts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from keras_transformer.commands import Command
+from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.run_folder import RunFolder, config_of_kind
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.translation.commands.evaluate import add_pair_options, score_pairs
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.options import SearchOptions
+    from keras_transformer.tasks.language_modelling.pipeline import Generator
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Prints the prompt and its continuation as it grows, or its answer; of a file of prompts a JSON object each."""
+    answers = "answer_length" in config_of_kind(RunFolder(arguments.run), TASKS["language-model"].kind)
+    options = options_of(arguments, answers)
+    prompts = prompts_of(arguments, answers)
+    load_tensorflow()
+    from keras_transformer.tasks.language_modelling.pipeline import load_generator
+
+    generator = load_generator(arguments.run)
+    if arguments.prompts is None and options.n_best == 1 and (options.sampling or options.num_beams == 1):
+        sys.stdout.write("" if answers else prompts[0])
+        for text in generator.stream(prompts[0], arguments.tokens, options):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        return
+    for prompt, found in zip(prompts, generator.generate(prompts, arguments.tokens, options), strict=True):
+        for continuation in found:
+            if arguments.prompts is None:
+                print(continuation.text if answers else f"{prompt}{continuation.text}")
+            else:
+                print(json.dumps({"prompt": prompt, "text": continuation.text}, ensure_ascii=False))
+
+
+def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
+    """The prompts that are asked for.
+
+    Raises:
+        RequestError: a prompt and a file were given, or none for a model that answers; or the file cannot be read or
+            is empty.
+    """
+    if answers and arguments.prompts is None and arguments.prompt is None:
+        raise RequestError(f"{arguments.run} answers prompts; received none: give --prompt or --prompts")
+    if arguments.prompts is None:
+        return [arguments.prompt or ""]
+    if arguments.prompt is not None:
+        raise RequestError("--prompt is one prompt, and --prompts a file of them; received both: give one")
+    from keras_transformer.text.lines import read_lines
+
+    prompts = list(read_lines(arguments.prompts))
+    if not prompts:
+        raise RequestError(f"{arguments.prompts} is empty; expected a prompt a line")
+    return prompts
+
+
+def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
+    """The options of sampling, or of a search with `--beams`; answers are searched for unless an option of drawing is
+    given.
+
+    Raises:
+        RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
+    """
+    from keras_transformer.decoding.options import SearchOptions
+
+    drawing = {"temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": arguments.top_p,
+               "seed": arguments.seed}  # fmt: skip
+    given = {name: value for name, value in drawing.items() if value is not None}
+    if arguments.beams is None and (given or not answers):
+        return SearchOptions(sampling=True, n_best=arguments.n_best, **given)
+    if given:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise RequestError(f"{flag} is for drawing, and --beams searches; received both: give one")
+    return SearchOptions(num_beams=1 if arguments.beams is None else arguments.beams, n_best=arguments.n_best)
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Prints log P and perplexity: of answers a line for a line, of a text in one JSON object.
+
+    Raises:
+        RequestError: a text and pairs are given, or neither.
+    """
+    if (arguments.text is None) == (arguments.source is None):
+        raise RequestError("expected --text, or for a model of pairs --source and --target; received both or neither")
+    load_tensorflow()
+    from keras_transformer.tasks.language_modelling.pipeline import load_generator
+
+    generator = load_generator(arguments.run)
+    if arguments.text is None:
+        score_pairs(arguments, generator.score_answers)
+    else:
+        score_text(arguments, generator)
+
+
+def score_text(arguments: argparse.Namespace, generator: Generator) -> None:
+    """Prints what a language model says of a whole text."""
+    from keras_transformer.text.lines import read_lines
+
+    if generator.answer_length is not None:
+        raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")
+    text = "".join(f"{line}\n" for line in read_lines(arguments.text))
+    score = generator.score(text)
+    loss = -score.log_prob / score.num_tokens
+    figures = {
+        "log_prob": score.log_prob,
+        "tokens": score.num_tokens,
+        "characters": len(text),
+        "nats_per_token": loss,
+        "perplexity": score.perplexity,
+        "bits_per_character": -score.log_prob / math.log(2) / len(text),
+    }
+    print(json.dumps(figures))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `generate`."""
+    add = parser.add_argument
+    add("--prompt", metavar="TEXT", help="the text to continue or to answer (default: the model begins)")
+    add("--prompts", metavar="FILE", help="a file with a prompt a line; prints one JSON object for each text")
+    add("--tokens", type=int, default=200, metavar="N", help="the most tokens to add (default: 200)")
+    add("--n-best", type=int, default=1, metavar="N", help="continuations of each prompt (default: 1)")
+    add(
+        "--beams",
+        type=int,
+        metavar="K",
+        help="search with this many beams in place of drawing; 1: greedy (for answers the default)",
+    )
+    add("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
+    add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens alone (default: 0, all)")
+    add("--top-p", type=float, metavar="P", help="draw among the likeliest that together reach P (default: 1)")
+    add("--seed", type=int, metavar="N", help="the same seed draws the same text (default: 0)")
+
+
+def add_score_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `score`."""
+    add_pair_options(parser)
+    help = "for a model that continues texts: text, plain or .gz, in windows of the context"
+    parser.add_argument("--text", metavar="FILE", help=help)
+
+
+COMMANDS = {
+    "generate": Command(generate, "continue prompts with a language model", add_options),
+    "score": Command(score, "log P and perplexity of a text, or of given answers", add_score_options),
+}

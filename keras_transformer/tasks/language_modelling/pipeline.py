@@ -1,0 +1,386 @@
+"""From a prompt to a text: a language model, its vocabulary, search and sampling; and the probability of a text.
+
+A model that was trained on a text continues prompts. One that was trained on pairs answers them: it reads a prompt and
+the separator, and writes one line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.attention import Attention, text_attention
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
+from keras_transformer.decoding.options import GREEDY, SearchOptions, require_whole
+from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.results import Score
+from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.lengths import penalty
+from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.language_modelling.windows import WindowPlan
+from keras_transformer.text.lines import is_blank, strings_of
+from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.importing.imported import Imported
+
+TASK = "language-model"
+STREAMED_TOKENS = 32  # between two pieces of a stream
+SCORED_TOKENS = 8_192  # at once
+
+
+class Continuation(NamedTuple):
+    """What a model adds to a prompt."""
+
+    text: str
+    ids: tuple[int, ...]  # of its pieces; the last is the end id if the model ended the text
+    score: float  # of a search log P / ((5 + length) / 6)^α, both without the prompt; of a draw log P
+
+
+@dataclass
+class _Row:
+    """A text that grows."""
+
+    ids: Ids  # of the prompt and what was added
+    num_added: int = 0
+    log_prob: float = 0.0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    @property
+    def added(self) -> Ids:
+        return self.ids[len(self.ids) - self.num_added :]
+
+    def is_done(self, max_tokens: int) -> bool:
+        return self.num_added >= max_tokens or (self.num_added > 0 and self.ids[-1] == END)
+
+
+class Generator(Pipeline):
+    """Continues prompts, or answers them, and scores text with one language model:
+
+        generator = keras_transformer.load_generator("runs/pydoc-topics-tiny")
+        [[continuation]] = generator.generate(["The with statement"], max_tokens=100)
+
+    Args:
+        model: the model.
+        tokenizer: its vocabulary.
+        answer_length: of a model that answers, the most tokens of an answer, the end included; None for a model that
+            continues.
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, answer_length: int | None = None):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.answer_length = answer_length
+        self._computations = CompiledComputations(model)
+        # Where the context is full, the text goes on from its last half.
+        self._kept = model.context_length // 2
+
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<Generator: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
+            f"vocabulary {model.vocabulary_size:,}, contexts of up to {model.context_length} tokens>"
+        )
+
+    @property
+    def task(self) -> str:
+        return TASK
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self.tokenizer, self.tokenizer
+
+    @property
+    def own_search(self) -> Mapping[str, Any]:
+        return GREEDY
+
+    @property
+    def longest_answer(self) -> int | None:
+        return self.answer_length
+
+    def about(self) -> dict[str, str]:
+        return {"answer_length": str(self.answer_length)} if self.answer_length else {}
+
+    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
+        return self.attention(line, target)
+
+    def generate(
+        self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None
+    ) -> list[list[Continuation]]:
+        """Continues or answers each prompt.
+
+        Where the context is full, the text goes on from the last half of the context. Of a prompt that does not fit in
+        the context, only as much counts. Of a prompt to answer the beginning counts that leaves room for the longest
+        answer. A warning counts the prompts that are cut.
+
+        Args:
+            prompts: texts; an empty one lets the model begin.
+            max_tokens: the most tokens to add; of an answer at most `answer_length`.
+            options: by default sampling, or greedy search for answers. A search with several beams takes place in one
+                context.
+
+        Returns:
+            For each prompt `options.n_best` continuations.
+
+        Raises:
+            RequestError: an option is out of its range, a search with several beams does not fit in the context, or
+                `prompts` is no list of strings.
+        """
+        options = options or self._usual_options()
+        begun = self._begun(prompts, max_tokens, options)
+        max_tokens = self._most(max_tokens)
+        if options.num_beams > 1 and not options.sampling:
+            self._require_room(begun, max_tokens)
+            return [found for ids in begun for found in self._in_context([ids], max_tokens, options)]
+        rows = [
+            _Row(list(ids), random=np.random.default_rng([options.seed, number, copy]))
+            for number, ids in enumerate(begun)
+            for copy in range(options.n_best)
+        ]
+        while growing := [row for row in rows if not row.is_done(max_tokens)]:
+            for first in range(0, len(growing), options.batch_size):
+                self._grow(growing[first : first + options.batch_size], max_tokens, options)
+        power = 0.0 if options.sampling else options.length_penalty
+        found = (self._continuation(row.added, row.log_prob / penalty(row.num_added, power)) for row in rows)
+        return [list(islice(found, options.n_best)) for _ in begun]
+
+    def search(
+        self, prompts: Sequence[str], options: SearchOptions, max_tokens: int | None = None
+    ) -> list[list[Continuation]]:
+        """Continues or answers each prompt by a search in one context, to its end unless `max_tokens` are fewer.
+
+        Prompts are cut as in `generate`.
+        """
+        max_tokens = self.model.context_length if max_tokens is None else max_tokens
+        return self.search_ids(self._begun(prompts, max_tokens, options), options, max_tokens)
+
+    def search_ids(
+        self, read: Sequence[Ids], options: SearchOptions, max_tokens: int | None = None
+    ) -> list[list[Continuation]]:
+        """`search` with prompts in ids, each as `fitting` gives it."""
+        max_tokens, found = self._most(self.model.context_length if max_tokens is None else max_tokens), []
+        for first in range(0, len(read), options.batch_size):
+            found += self._in_context(list(read[first : first + options.batch_size]), max_tokens, options)
+        return found
+
+    def stream(self, prompt: str, max_tokens: int = 200, options: SearchOptions | None = None) -> Iterator[str]:
+        """Continues or answers one prompt, and yields the text piece by piece while it grows; see `generate`."""
+        options = options or self._usual_options()
+        (ids,) = self._begun([prompt], max_tokens, options)
+        max_tokens = self._most(max_tokens)
+        row, told = _Row(list(ids), random=np.random.default_rng([options.seed, 0, 0])), ""
+        while not row.is_done(max_tokens):
+            self._grow([row], min(max_tokens, row.num_added + STREAMED_TOKENS), options)
+            text = self.text_of(row.added)
+            yield text[len(told) :]
+            told = text
+
+    def score(self, text: str) -> Score:
+        """log P of a text, in windows of the context's length, each as if the text began there."""
+        return self.score_ids(np.array(self.tokenizer.encode_text(text), "int32"))
+
+    def score_ids(self, ids: np.ndarray) -> Score:
+        """`score` of a text (N,) in ids.
+
+        Raises:
+            RequestError: the text is empty.
+        """
+        length = self.model.context_length
+        plan = WindowPlan(ids, length, max(length, SCORED_TOKENS), shuffle=False)
+        log_prob = 0.0
+        for place, batch in islice(plan.iterate(), plan.num_batches(0)):
+            width = min(length, plan.num_tokens(place))  # the last window may be alone and short
+            (log_probs,) = self._computations.run(
+                TextLogProbs(), batch.inputs["ids"][:, :width], batch.labels[:, :width]
+            )
+            log_prob += float(log_probs.astype("float64").sum())
+        return Score(log_prob, len(ids))
+
+    def score_answers(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 16) -> list[Score]:
+        """log P of an answer to each prompt, with its end.
+
+        Raises:
+            RequestError: the model continues texts, there are not as many answers as prompts, or answers do not fit in
+                the context beside their prompts.
+        """
+        require_whole("batch_size", batch_size, 1)
+        if self.answer_length is None:
+            raise RequestError("expected a model of pairs; this one continues a text: score a text, without sources")
+        prompts, answers = list(strings_of(prompts, "prompts")), list(strings_of(answers, "answers"))
+        if len(prompts) != len(answers):
+            raise RequestError(
+                f"expected an answer to each prompt; received {len(prompts)} prompts, {len(answers)} answers"
+            )
+        read = self._fitting([self.ids_of_prompt(prompt) for prompt in prompts])
+        added = [[*self.ids_of(answer), END] for answer in answers]
+        lengths = [len(one) + len(other) for one, other in zip(read, added, strict=True)]
+        if long := sum(length > self.model.context_length for length in lengths):
+            raise RequestError(
+                f"{long} target(s) do not fit in the context, {self.model.context_length} tokens, beside their "
+                "sources: leave them out"
+            )
+        scores = [Score(0.0, 1)] * len(lengths)
+        for places in batches_by_length(lengths, batch_size):
+            log_probs = self.log_probs([read[place] for place in places], [added[place] for place in places])
+            for place, log_prob in zip(places, log_probs, strict=True):
+                scores[place] = Score(log_prob, len(added[place]))
+        return scores
+
+    def attention(self, text: str, answer: str | None = None) -> dict[str, Attention]:
+        """Where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
+
+        Raises:
+            RequestError: an answer is given to a model that continues texts.
+        """
+        if answer is not None and self.answer_length is None:
+            raise RequestError("expected a text alone: this model continues texts, and answers none")
+        (ids,) = self._fitting([self.ids_of_prompt(text)])
+        if self.answer_length is not None:
+            added = self.search_ids([ids], self._usual_options())[0][0].ids if answer is None else self.ids_of(answer)
+            ids = [*ids, *(id for id in added if id != END)]
+        return text_attention(self.model, [START, *ids], self.tokenizer)
+
+    def log_probs(self, read: Sequence[Sequence[int]], added: Sequence[Sequence[int]]) -> list[float]:
+        """log P of the ids that are added to each prompt, in ids."""
+        texts = [[START, *prompt, *ids][:-1] for prompt, ids in zip(read, added, strict=True)]
+        labels = [[*[PAD] * len(prompt), *ids] for prompt, ids in zip(read, added, strict=True)]
+        (found,) = self._computations.run(TextLogProbs(), padded(texts), padded(labels))
+        return found.tolist()
+
+    def ids_of(self, text: str) -> Ids:
+        """The ids of a text as the model was trained on it: with its line breaks, or of pairs as one line."""
+        if self.answer_length is None:
+            return self.tokenizer.encode_text(text)
+        return self.tokenizer.encode([text])[0]
+
+    def ids_of_prompt(self, prompt: str) -> Ids:
+        """The ids of a prompt, of any length; behind one to answer stands the separator."""
+        return self.ids_of(prompt) if self.answer_length is None else [*self.ids_of(prompt), SEPARATOR]
+
+    def fitting(self, ids: Ids) -> Ids:
+        """What the model reads of the ids of a prompt."""
+        context = self.model.context_length
+        if self.answer_length is None:
+            return ids if len(ids) < context else ids[-self._kept :]
+        most = context - self.answer_length
+        return ids if len(ids) <= most else [*ids[: most - 1], SEPARATOR]
+
+    def text_of(self, added: Sequence[int]) -> str:
+        """The text of ids that were added."""
+        if self.answer_length is None:
+            return self.tokenizer.decode_text(added)
+        return self.tokenizer.decode([added])[0]
+
+    def _usual_options(self) -> SearchOptions:
+        return SearchOptions(sampling=True) if self.answer_length is None else SearchOptions(num_beams=1)
+
+    def _most(self, max_tokens: int) -> int:
+        return max_tokens if self.answer_length is None else min(max_tokens, self.answer_length)
+
+    def _begun(self, prompts: Sequence[str], max_tokens: int, options: SearchOptions) -> list[Ids]:
+        """The ids of the prompts, cut where they are too long."""
+        require_whole("max_tokens", max_tokens, 1)
+        if options.num_beams == 1 and not options.sampling and options.n_best > 1:
+            raise RequestError(f"n_best must be 1 for greedy search; received: {options.n_best}")
+        prompts = list(strings_of(prompts, "prompts"))
+        begun = [self.ids_of_prompt(prompt) for prompt in prompts]
+        if unknown := sum(ids.count(UNKNOWN) for ids in begun):
+            warn(f"{unknown} piece(s) of the prompts are not in the vocabulary")
+        if self.answer_length is not None and (blank := sum(map(is_blank, prompts))):
+            warn(f"{blank} prompt(s) are blank: their answers mean nothing")
+        return self._fitting(begun)
+
+    def _fitting(self, begun: Sequence[Ids]) -> list[Ids]:
+        """What the model reads of prompts; a warning counts those that are cut."""
+        fitting = [self.fitting(ids) for ids in begun]
+        if cut := sum(map(list.__ne__, begun, fitting)):
+            context, answer = self.model.context_length, self.answer_length
+            counts = f": only the last {self._kept} count"
+            if answer is not None:
+                counts = f", beside an answer of {answer}: only the first {context - answer - 1} count"
+            warn(f"{cut} prompt(s) longer than the context, {context} tokens{counts}")
+        return fitting
+
+    def _context(self, ids: Ids) -> Ids:
+        """What the model sees of a text that goes on. It depends on the text's length alone."""
+        length = self.model.context_length
+        step = length - self._kept
+        return ids[step * max(0, (len(ids) - length) // step + 1) :]
+
+    def _grow(self, rows: Sequence[_Row], max_tokens: int, options: SearchOptions) -> None:
+        """Adds tokens to each row: to its end, to the end of the context, or to `max_tokens`."""
+        contexts = [self._context(row.ids) for row in rows]
+        most = self.model.context_length
+        limits = np.array(
+            [min(most, len(ids) + max_tokens - row.num_added) for ids, row in zip(contexts, rows, strict=True)], "int32"
+        )
+        uniforms = np.zeros((len(rows), 1, int(limits.max())), "float32")
+        for numbers, row, ids, limit in zip(uniforms, rows, contexts, limits, strict=True):
+            numbers[0, len(ids) : limit] = row.random.random(limit - len(ids), "float32")
+        summed = replace(options, length_penalty=0.0)  # one beam finds the same text, and the parts of log P add up
+        for row, ids, *found in zip(rows, contexts, *self._run(contexts, limits, summed, uniforms), strict=True):
+            added = [int(id) for id in found[0][0, len(ids) :] if id != PAD]
+            row.ids.extend(added)
+            row.num_added += len(added)
+            row.log_prob += float(found[1][0])
+
+    def _require_room(self, begun: Sequence[Ids], max_tokens: int) -> None:
+        for ids in begun:
+            if len(ids) + max_tokens > self.model.context_length:
+                raise RequestError(
+                    f"a search with several beams takes place in one context, {self.model.context_length} tokens; the "
+                    f"prompt has {len(ids)}, and {max_tokens} are asked for: ask for fewer, or for one beam, or draw"
+                )
+
+    def _in_context(self, begun: list[Ids], max_tokens: int, options: SearchOptions) -> list[list[Continuation]]:
+        limits = np.array([min(len(ids) + max_tokens, self.model.context_length) for ids in begun], "int32")
+        return [
+            [
+                self._continuation([int(id) for id in row[len(ids) :] if id != PAD], float(score))
+                for row, score in zip(rows, scores, strict=True)
+            ]
+            for ids, rows, scores in zip(begun, *self._run(begun, limits, options), strict=True)
+        ]
+
+    def _run(
+        self, contexts: list[Ids], limits: np.ndarray, options: SearchOptions, *uniforms: np.ndarray
+    ) -> list[np.ndarray]:
+        """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
+        prefix_ids = padded(contexts, int(limits.max()))
+        if options.sampling:
+            sampling = Sampling(1, options.temperature, options.top_k, options.top_p)
+            return self._computations.run(sampling, prefix_ids, limits, prefix_ids, *uniforms)
+        search = Search(options.num_beams, options.length_penalty, options.n_best)
+        return self._computations.run(search, prefix_ids, limits, prefix_ids)
+
+    def _continuation(self, added: Ids, score: float) -> Continuation:
+        return Continuation(self.text_of(added), tuple(added), score)
+
+
+def load_generator(run: str | os.PathLike[str]) -> Generator:
+    """The generator of a run folder of a language model. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of a language model, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    model = load_model(folder, TASKS[TASK].kind)
+    tokenizer = read_tokenizers(folder, None, model.vocabulary_size)[1]
+    return Generator(model, tokenizer, read_config(folder).get("answer_length"))
+
+
+def imported(found: Imported) -> Generator:
+    """The generator of a model that was read from another format."""
+    return Generator(found.model(), found.target.tokenizer)
+
+
+load = load_generator

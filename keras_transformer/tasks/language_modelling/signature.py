@@ -1,0 +1,156 @@
+"""What the artefacts of a language model take and give: prompt ids → the ids that follow, and their score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer import ops
+from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.decoding.ids import known, longest_of, moved, permitted, with_end
+from keras_transformer.decoding.options import Decoding, SearchOptions
+from keras_transformer.decoding.prompts import Prompted, num_read
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.signature import IDS, ONE_LINE, SCORE, TEXT, Searching, first_lines
+from keras_transformer.decoding.texts import valid
+from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.language_modelling.pipeline import Generator
+from keras_transformer.tensor import Tensor
+from keras_transformer.text.tokenizer import PAD, SEPARATOR
+
+SEARCHED_AT_ONCE = 32
+
+
+class Continuation(Searching):
+    """A language model: prompt ids → the ids that continue them, and their score."""
+
+    ids_stem, text_stem = "generate", "generate_text"
+    halves = ("step",)
+    takes = "prompt_ids"
+    cleaning = ((r"\x00", " "),)
+    is_one_line = False
+    closing = PAD
+    ids_outputs, text_outputs = {"added_ids": IDS, "score": SCORE}, {"continuation": TEXT, "score": SCORE}
+
+    def ids_of(self, pieces: Any) -> Tensor:
+        return pieces.to_tensor(PAD)
+
+    def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        return continue_ids(self.model, ids, decoding, self.index_dtype)
+
+    @classmethod
+    def searched(cls, pipeline: Generator, texts: Sequence[str], decoding: Decoding) -> Searched:
+        return Continued(cls, pipeline, texts, decoding)
+
+
+class Answering(Continuation):
+    """A language model of pairs: prompt ids, pieces and the separator (the end id) → the ids of the answer, the score.
+
+    Of a prompt that leaves no room for the longest answer the beginning counts.
+    """
+
+    mark = "answer_length"
+    cleaning = (ONE_LINE,)
+    is_one_line = True
+    closing = SEPARATOR
+
+    def ids_of(self, pieces: Any) -> Tensor:
+        return with_end(pieces)
+
+    def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        return super().search(permitted(ids, self.model.vocabulary_size, longest_prompt(self.pipeline)), decoding)
+
+    @classmethod
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+        return first_lines(folder.valid_source), None
+
+
+class Continued(Searched):
+    """What a language model answers.
+
+    Args:
+        signature: of its artefacts.
+        generator: the model with its vocabulary.
+        texts: the prompts.
+        decoding: how it searches.
+    """
+
+    def __init__(self, signature: type[Continuation], generator: Generator, texts: Sequence[str], decoding: Decoding):
+        self.generator, self.model, self.decoding = generator, generator.model, decoding
+        self.num_control_ids, self.context = self.model.num_control_ids, self.model.context_length
+        self.vocabularies = Vocabularies(signature, *generator.tokenizers)
+        self._texts = texts
+        self._prompts = [generator.ids_of_prompt(valid(text)) for text in texts]
+
+    def hypotheses(self) -> list[list[Known]]:
+        beams = self.decoding.num_beams
+        options = SearchOptions(beams, self.decoding.length_penalty, n_best=beams, batch_size=SEARCHED_AT_ONCE)
+        read = [self.generator.fitting(ids) for ids in self._prompts]
+        return [
+            [Known(one.ids, one.text, one.score) for one in some]
+            for some in self.generator.search_ids(read, options, self.decoding.max_length)
+        ]
+
+    def pieces(self, place: int) -> list[int]:
+        return self.vocabularies.read(valid(self._texts[place]))
+
+    def given(self, place: int) -> list[int]:
+        return self._prompts[place]
+
+    def read(self, place: int) -> list[int]:
+        return self.generator.fitting(self._prompts[place])
+
+    def limit(self, place: int) -> int:
+        return min(self.decoding.max_length or self.context, self.context - len(self.read(place)))
+
+    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
+        return self.generator.log_probs([self.read(place) for place in places], rows)
+
+    def begun(self, place: int) -> Begun:
+        prompt = self.read(place)
+        prompted = Prompted(self.model, np.array([prompt], "int32").reshape(1, -1))
+        cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
+        return Begun(prompted.step, cache, len(prompt))
+
+
+def longest_prompt(generator: Generator) -> int:
+    """The most pieces of a prompt that a model answers."""
+    return generator.model.context_length - (generator.answer_length or 0) - 1
+
+
+def continue_ids(
+    model: LanguageModel, prompt_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The generator's search in one context, from ids to ids.
+
+    Args:
+        model: the model.
+        prompt_ids: (B, P) int32, pieces, then pad. Of a prompt that fills the context, the last half of the context
+            counts.
+        decoding: the options of the search; `max_length` counts what is added, by default as much as the context holds.
+        index_dtype: as for `beam_search`.
+
+    Returns:
+        ids (B, n_best, L) int32 of what is added, as from `translate_ids`; and scores (B, n_best) float32.
+    """
+    context = model.context_length
+    prompt_ids = known(ops.pad(prompt_ids, [[0, 0], [0, 1]]), model.vocabulary_size)
+    lengths = num_read(prompt_ids)  # (B,)
+    prompt_ids = moved(prompt_ids, ops.where(lengths < context, 0, lengths - context // 2))[..., :context]
+    lengths = ops.where(lengths < context, lengths, context // 2)
+    limits = ops.minimum(lengths + (decoding.max_length or context), context)
+    max_length = longest_of(limits)
+    prompted = Prompted(model, prompt_ids)
+    cache = prompted.init_cache(decoding.num_beams, max_length)
+    ids, scores = beam_search(
+        prompted.step, cache, limits, decoding.num_beams, decoding.length_penalty, max_length,
+        n_best=decoding.n_best, index_dtype=index_dtype, num_control_ids=model.num_control_ids, num_read=lengths,
+    )  # fmt: skip
+    rows = ops.reshape(ids, (-1, max_length))
+    return ops.reshape(moved(rows, ops.repeat(lengths, decoding.num_listed)), ops.shape(ids)), scores
+
+
+SIGNATURES = (Answering, Continuation)

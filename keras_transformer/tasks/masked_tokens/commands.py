@@ -1,0 +1,36 @@
+"""The commands of an encoder of masked tokens: `fill`, what masks stand for, and `embed`, a vector a line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from keras_transformer.commands import Command
+from keras_transformer.commands.lines import add_batch_size, standard_input
+from keras_transformer.errors import load_tensorflow
+from keras_transformer.tasks.classification.commands import EMBED
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """Prints a JSON object for each line of standard input: for each `<mask>` the likeliest pieces."""
+    load_tensorflow()
+    from keras_transformer.tasks.classification.pipeline import in_batches, load_classifier
+
+    classifier, lines = load_classifier(arguments.run), standard_input()
+    for some in in_batches(lines, arguments.batch_size):
+        for line, masks in zip(some, classifier.fill(some, arguments.n_best), strict=True):
+            fills = [{piece: round(probability, 4) for piece, probability in best} for best in masks]
+            print(json.dumps({"text": line, "fills": fills}, ensure_ascii=False), flush=True)
+    lines.tell_of_invalid()
+
+
+def add_fill_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `fill`."""
+    add_batch_size(parser)
+    parser.add_argument("--n-best", type=int, default=5, metavar="N", help="pieces for each mask (default: 5)")
+
+
+COMMANDS = {
+    "fill": Command(fill, "tell what a <mask> in each line of standard input stands for", add_fill_options),
+    "embed": EMBED,
+}

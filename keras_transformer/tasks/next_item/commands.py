@@ -1,0 +1,114 @@
+"""The commands of a model of histories: what comes next (`recommend`), vectors (`embed`), NDCG (`evaluate`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from keras_transformer.commands import Command
+from keras_transformer.commands.lines import add_batch_size, standard_input
+from keras_transformer.commands.vectors import add_vector_options, write_vectors
+from keras_transformer.errors import RequestError, load_tensorflow
+from keras_transformer.tasks.next_item.logs import read_log
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from keras_transformer.tasks.next_item.pipeline import Recommendation
+
+EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
+
+
+def recommend(arguments: argparse.Namespace) -> None:
+    """Prints a JSON object for each history: of standard input, or of the users of a log."""
+    log = None if arguments.log is None else read_log(arguments.log)
+    load_tensorflow()
+    from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
+
+    recommender, options = load_recommender(arguments.run), (arguments.count, arguments.only_new, arguments.batch_size)
+    if log is not None:
+        for user, found in zip(log.users, recommender.stream(log.histories, *options), strict=True):
+            show(found, user=user)
+        return
+    lines = standard_input()
+    for found in recommender.stream(map(history_of, lines), *options):
+        show(found)
+    lines.tell_of_invalid()
+
+
+def show(found: list[Recommendation], **whose: str) -> None:
+    """Prints one JSON object: whose history it was, if that is known, and the items with their probabilities."""
+    items = {item: round(probability, 4) for item, probability in found}
+    print(json.dumps({**whose, "items": items}, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def vectors(arguments: argparse.Namespace) -> np.ndarray:
+    """The vectors that `embed` writes of a sequence encoder: (N, D) float32, of histories or of items."""
+    from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
+
+    if arguments.items and arguments.log is not None:
+        raise RequestError("--items writes the vectors of items, and --log gives users; received both: give one")
+    recommender = load_recommender(arguments.run)
+    if arguments.items:
+        return recommender.item_vectors()
+    if arguments.log is not None:
+        return recommender.embed(read_log(arguments.log).histories, arguments.batch_size)
+    lines = standard_input()
+    found = recommender.embed(map(history_of, lines), arguments.batch_size)
+    lines.tell_of_invalid()
+    return found
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Prints one JSON object: how well the last event of each user of a log is told from the events before."""
+    if arguments.log is None:
+        raise RequestError("expected --log, whose users' last events are to be told; received none")
+    histories = [history for history in read_log(arguments.log).histories if len(history) > 1]
+    if not histories:
+        raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
+    load_tensorflow()
+    from keras_transformer.ranking import mean_figures
+    from keras_transformer.tasks.next_item.pipeline import load_recommender
+
+    ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)
+    found = {f"{name}@{k}": value for k in EVALUATED_AT for name, value in mean_figures(ranks, k).items()}
+    print(json.dumps({"users": len(histories), **found}))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `recommend`."""
+    add = parser.add_argument
+    add("--log", metavar="FILE", help="a log of events, as for training; by default a history a line, items by tabs")
+    add("--count", type=int, default=10, metavar="N", help="items for each history (default: 10)")
+    add("--only-new", action="store_true", help="leave out the items of the history itself")
+    add("--batch-size", type=int, default=64, metavar="N", help="histories at once (default: 64)")
+
+
+def embed(arguments: argparse.Namespace) -> None:
+    """Writes a vector for each history, or for each item."""
+    write_vectors(arguments, vectors)
+
+
+def add_embed_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `embed`."""
+    add_vector_options(parser)
+    parser.add_argument("--log", metavar="FILE", help="of a next-item run: the histories of the users of a log")
+    parser.add_argument("--items", action="store_true", help="of a next-item run: the vectors of its items.txt")
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `evaluate`."""
+    parser.add_argument(
+        "--log", metavar="FILE", help="a log of a next-item run, whose users' last events are to be told"
+    )
+    add_batch_size(parser)
+
+
+COMMANDS = {
+    "recommend": Command(recommend, "tell which items come next in users' histories", add_options),
+    "evaluate": Command(evaluate, "compare ranks with what came next in a log: one JSON object", add_evaluate_options),
+    "embed": Command(embed, "write a vector for each history of standard input", add_embed_options),
+}

@@ -1,0 +1,186 @@
+"""From histories to what comes next, and to vectors: a sequence encoder and its items."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.attention import Attention, Tokens, attention_of
+from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.computations import Embedding, NextItemProbs, Ranks
+from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.models.sequence_encoder import SequenceEncoder
+from keras_transformer.run_folder import RunFolder, load_model
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.next_item.batches import begun
+from keras_transformer.tasks.next_item.items import FIRST_ITEM, Items
+from keras_transformer.text.lines import each_of, strings_of
+from keras_transformer.text.tokenizer import CONTROL_PIECES, START, UNKNOWN
+
+TASK = "next-item"
+
+
+class Recommendation(NamedTuple):
+    """An item, and the probability that it comes next."""
+
+    item: str
+    probability: float
+
+
+class Recommender(Pipeline):
+    """Tells what comes next in histories, and makes vectors of histories and of items:
+
+        recommender = keras_transformer.load_recommender("runs/series-tiny")
+        [recommendations] = recommender.recommend([["series 7, part 1", "series 7, part 2"]])
+
+    A history is a list of items, the oldest first. Of a history longer than the context the last items count. Items
+    that the vocabulary lacks are left out; a warning counts them.
+
+    Args:
+        model: the model.
+        items: its vocabulary.
+    """
+
+    def __init__(self, model: SequenceEncoder, items: Items):
+        self.model = model
+        self.items = items
+        self._computations = CompiledComputations(model)
+
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<Recommender: {model.count_params():,} parameters, {model.num_layers} layers of width "
+            f"{model.hidden_dim}, {len(self.items):,} items>"
+        )
+
+    @property
+    def task(self) -> str:
+        return TASK
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.items.names
+
+    def save_vocabularies(self, folder: Path) -> None:
+        self.items.save(RunFolder(folder).items)
+
+    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
+        return super().attention_of_line(history_of(line), target)  # type: ignore[arg-type]
+
+    def recommend(
+        self, histories: Iterable[Sequence[str]], count: int = 10, only_new: bool = False, batch_size: int = 64
+    ) -> list[list[Recommendation]]:
+        """The likeliest next items of each history, the likeliest first.
+
+        Args:
+            histories: an empty one gets what mostly comes first.
+            count: the most items for a history.
+            only_new: leaves out the items of the history itself.
+            batch_size: histories at once.
+
+        Raises:
+            RequestError: a number is not a whole number from 1, or the histories are no lists of strings.
+        """
+        return list(self.stream(histories, count, only_new, batch_size))
+
+    def stream(
+        self, histories: Iterable[Sequence[str]], count: int = 10, only_new: bool = False, batch_size: int = 64
+    ) -> Iterator[list[Recommendation]]:
+        """`recommend`, which yields while histories come."""
+        require_whole("count", count, 1)
+        for some in self._in_batches(histories, batch_size):
+            (probs,) = self._computations.run(NextItemProbs(), self._begun(some))
+            for row, history in zip(probs, some, strict=True):
+                left_out = [*range(FIRST_ITEM), *(history if only_new else ())]
+                yield self._best(row, left_out, count)
+
+    def embed(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
+        """A vector for each history, (N, D) float32.
+
+        The inner product with an item's vector is the item's logit, without the bias that `--output-bias` adds.
+        """
+        batches = self._in_batches(histories, batch_size)
+        rows = [self._computations.run(Embedding(), self._begun(some))[0] for some in batches]
+        return np.concatenate([np.zeros((0, self.model.hidden_dim), "float32"), *rows])
+
+    def attention(self, history: Sequence[str]) -> dict[str, Attention]:
+        """Where the items of a history look: "self", with the beginning of the history among them."""
+        (known,) = self._in_batches([history], 1)
+        ids = self._begun([known[0]])
+        names = [self.items.names[id - FIRST_ITEM] for id in ids[0, 1:]]
+        tokens = Tokens.of_whole([CONTROL_PIECES[START], *names])
+        return attention_of(self.model, {"ids": ids}, {"self": (tokens, tokens)})
+
+    def item_vectors(self) -> np.ndarray:
+        """The vectors of all items, (items, D) float32, in the order of `items.names`."""
+        return np.asarray(self.model.item_vectors(), "float32")
+
+    def ranks(self, histories: Iterable[Sequence[str]], batch_size: int = 64) -> np.ndarray:
+        """The rank (N,) of the last item of each history after the items before, from 1, with all items ranked.
+
+        An item that the vocabulary lacks comes after all others.
+
+        Raises:
+            RequestError: a history is empty.
+        """
+        whole = [list(strings_of(history, "items")) for history in each_of(histories, "histories")]
+        if not all(whole):
+            raise RequestError("expected histories of at least one item; received one of none")
+        targets = np.array([self.items.id(history[-1], UNKNOWN) for history in whole], "int32")
+        before, found = self._in_batches((history[:-1] for history in whole), batch_size), [np.zeros(0, "int32")]
+        for first, some in zip(range(0, len(whole), batch_size), before, strict=True):
+            found += self._computations.run(Ranks(), self._begun(some), targets[first : first + batch_size])
+        return np.concatenate(found)
+
+    def _best(self, probs: np.ndarray, left_out: Sequence[int], count: int) -> list[Recommendation]:
+        probs = np.array(probs)
+        probs[left_out] = -1
+        best = np.argsort(-probs, kind="stable")[:count]
+        return [Recommendation(self.items.names[id - FIRST_ITEM], float(probs[id])) for id in best if probs[id] >= 0]
+
+    def _begun(self, histories: list[Ids]) -> np.ndarray:
+        return padded([begun(ids, self.model.context_length) for ids in histories])
+
+    def _in_batches(self, histories: Iterable[Sequence[str]], size: int) -> Iterator[list[Ids]]:
+        """Histories as ids, `size` at a time. At the end it warns of the items that the vocabulary lacks."""
+        require_whole("batch_size", size, 1)
+        iterator, num_unknown = each_of(histories, "histories"), 0
+        while some := list(islice(iterator, size)):
+            ids = [self.items.encode(history) for history in some]
+            num_unknown += sum(map(len, some)) - sum(map(len, ids))
+            yield ids
+        if num_unknown:
+            warn(f"{num_unknown} event(s) of the histories are left out: the model does not know their items")
+
+
+def load_recommender(run: str | os.PathLike[str]) -> Recommender:
+    """The recommender of a run folder of a sequence encoder. Nothing in the folder is executed.
+
+    Raises:
+        RequestError: the folder holds no run of a sequence encoder, no model yet, or a file is damaged.
+    """
+    folder = RunFolder(run)
+    model = load_model(folder, TASKS[TASK].kind)
+    items = Items.load(folder.items)
+    if (model.vocabulary_size, model.num_control_ids) != (items.vocabulary_size, FIRST_ITEM):
+        raise RequestError(
+            f"{folder.items} has {len(items)} items, but the model of {folder.path} has "
+            f"{model.vocabulary_size - model.num_control_ids}: one of them is another run's; copy the run folder anew"
+        )
+    return Recommender(model, items)
+
+
+def history_of(line: str) -> list[str]:
+    """The items of a line, which tabs divide."""
+    return [item.strip() for item in line.split("\t") if item.strip()]
+
+
+load = load_recommender

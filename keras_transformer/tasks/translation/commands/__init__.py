@@ -1,0 +1,28 @@
+"""The commands of a translator."""
+
+from keras_transformer.commands import Command
+from keras_transformer.tasks.translation.commands import compare, distill, evaluate, importing, translate
+
+RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
+COMMANDS = {
+    "translate": Command(
+        translate.translate, "translate standard input to standard output, a line for a line", translate.add_options,
+        takes=RUN_OR_EXPORT,
+    ),
+    "evaluate": Command(
+        evaluate.evaluate, "compare translations with a reference: one JSON object", evaluate.add_evaluate_options,
+        takes=RUN_OR_EXPORT,
+    ),
+    "compare": Command(
+        compare.compare, "compare runs with the first on the same text: a JSON object for each", compare.add_options,
+        takes="",
+    ),
+    "distill": Command(
+        distill.distill, "let translators teach a smaller one: they translate a text, and it learns from that",
+        distill.add_options, takes="a teacher: " + RUN_OR_EXPORT,
+    ),
+    "score": Command(
+        evaluate.score, "log P and perplexity of given translations", evaluate.add_score_options, takes=RUN_OR_EXPORT
+    ),
+}  # fmt: skip
+IMPORTING = importing.IMPORTING

@@ -1,0 +1,279 @@
+"""Lines of several sentences: taken apart for the model, which learned from sentences, and put together again."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from keras_transformer.decoding.decoder import Decoder, Emitted
+from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length
+from keras_transformer.errors import warn
+from keras_transformer.lengths import penalty
+from keras_transformer.text.boundaries import sentences_in
+from keras_transformer.text.lines import is_blank
+from keras_transformer.text.mixing import into, untagged
+from keras_transformer.text.splitting import LearnedText, divided, joined
+from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, plain
+
+# Indentation, and the mark of a list's item.
+LINE_START = re.compile(r"\s*(?:(?:[-*+•‣◦·–—]|\d{1,3}\.|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})\))\s+)?")
+NO_SENTENCES = "n-best lists, alignments and what begins with a prefix are of whole lines"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A line as it is translated.
+
+    Args:
+        number: of the line in the whole stream.
+        texts: what is translated; nothing of a blank line.
+        spaces: what stays as it is: before the first text, behind each text but the last, and behind the last.
+        tags: with which each text begins.
+        prefix: the text with which the translation of the only text begins.
+    """
+
+    number: int
+    texts: Sequence[str]
+    spaces: Sequence[str]
+    tags: str = ""
+    prefix: str = ""
+
+    def divided(self, texts: Iterable[str]) -> Passage:
+        """The passage with other texts, which are its own but for the white space around them."""
+        bodies, spaces = list[str](), [self.spaces[0]]
+        for text in texts:
+            body = text.strip()
+            before, _, behind = text.partition(body) if body else (text, "", "")
+            spaces[-1] += _on_one_line(before)
+            if not is_blank(body):
+                bodies.append(body)
+                spaces.append(_on_one_line(behind))
+        spaces[-1] += self.spaces[-1]
+        return replace(self, texts=bodies, spaces=spaces)
+
+
+class Passages:
+    """Takes lines apart, makes them fit the model, and counts those that do not.
+
+    A line is taken apart only where its one translation is asked for: with n-best lists, alignments, or a prefix, it
+    stays whole.
+
+    Args:
+        tokenizers: of source and target.
+        most: the most pieces of a source.
+        options: how the lines are translated.
+        learned: the text that the model learned from.
+    """
+
+    def __init__(
+        self, tokenizers: tuple[Tokenizer, Tokenizer], most: int, options: SearchOptions, learned: LearnedText
+    ):
+        self.tokenizer, self.target_tokenizer = tokenizers
+        self.tags = self.tokenizer.tags
+        self.most, self.split, self.learned = most, options.split, learned
+        self.joins = self.split != "off" and options.n_best == 1 and not options.alignments
+        self.num_long = self.num_cut = self.num_cut_prefixes = self.num_whole = self.num_unsplit = 0
+
+    def taken_apart(self, numbered: Iterable[tuple[int, tuple[str, str]]]) -> list[Passage]:
+        """The passages of numbered (line, prefix) pairs."""
+        return [self._passage(number, plain(line), prefix) for number, (line, prefix) in numbered]
+
+    def _passage(self, number: int, line: str, prefix: str) -> Passage:
+        if is_blank(line):
+            return Passage(number, [], [""])
+        text = untagged(line, self.tags)
+        tags = line.removesuffix(text)
+        if not tags.strip():
+            text, tags = line, ""
+        whole = Passage(number, [text], ["", ""], tags, prefix)
+        if self.split != "sentences" or is_blank(text):
+            return whole
+        before, body, behind = _framed(text)
+        texts = self._sentences(body, tags)
+        if self.joins and not prefix:
+            return replace(whole, texts=[body], spaces=[before, behind]).divided(texts)
+        self.num_whole += len(texts) > 1
+        return whole
+
+    def _sentences(self, text: str, tags: str) -> list[str]:
+        """The sentences of a text, as many together as the model learned from."""
+        sentences, count = sentences_in(text, self._language(tags)), self.learned.sentences_per_line
+        return ["".join(sentences[first : first + count]) for first in range(0, len(sentences), count)]
+
+    def _language(self, tags: str) -> str | None:
+        """The language of a source; a tag of the other direction stands before text of the target language."""
+        source, target = self.learned.source_language, self.learned.target_language
+        return target if into(source, "source") in tags.split() else source
+
+    def fitted(self, passages: Sequence[Passage]) -> tuple[list[Passage], list[Sentence]]:
+        """The passages, with texts that fit the model, and their sentences: of each text one, at the text's place.
+
+        A text without any piece has no sentence.
+        """
+        found = iter(self._encoded(passages))
+        prefixes = self.target_tokenizer.encode([passage.prefix for passage in passages])
+        fitting, sentences, place = list[Passage](), list[Sentence](), 0
+        for passage, prefix in zip(passages, prefixes, strict=True):
+            sources = [next(found) for _ in passage.texts]
+            if any(len(source) > self.most for source in sources):
+                passage, sources = self._shortened(passage, sources)
+            self.num_cut_prefixes += len(prefix) > self.most
+            free = [PAD if id == UNKNOWN else id for id in prefix]
+            sentences += [
+                Sentence(place + part, passage.number, source, free, part).cut(self.most)
+                for part, source in enumerate(sources)
+                if source
+            ]
+            fitting.append(passage)
+            place += len(sources)
+        return fitting, sentences
+
+    def _encoded(self, passages: Iterable[Passage]) -> list[Ids]:
+        return self.tokenizer.encode([one.tags + text for one in passages for text in one.texts])
+
+    def _shortened(self, passage: Passage, sources: list[Ids]) -> tuple[Passage, list[Ids]]:
+        """A passage with a text that is too long, in shorter texts if it may be split."""
+        if not self.joins or passage.prefix:
+            self.num_unsplit += self.split != "off"
+        else:
+            [tags] = self.tokenizer.encode([passage.tags])
+
+            def sizes(texts: Sequence[str]) -> list[int]:
+                return list(map(len, self.tokenizer.encode(texts)))
+
+            parts = [
+                part
+                for text, space in zip(passage.texts, [*passage.spaces[1:-1], ""], strict=True)
+                for part in divided(text + space, self.most - len(tags), sizes, self._language(passage.tags))
+            ]
+            shorter = passage.divided(parts)
+            if len(shorter.texts) > len(passage.texts):
+                self.num_long += 1
+                passage, sources = shorter, self._encoded([shorter])
+        self.num_cut += any(len(source) > self.most for source in sources)
+        return passage, sources
+
+    def joined(self, passages: Iterable[Passage], found: Sequence[list[Hypothesis]]) -> Iterator[list[Hypothesis]]:
+        """Yields the translations of each passage.
+
+        Args:
+            passages: whose texts fit.
+            found: the translations of all of their texts.
+        """
+        place = 0
+        for passage in passages:
+            texts = found[place : place + len(passage.texts)]
+            place += len(texts)
+            if not texts:
+                yield [Hypothesis("", 0.0, 0.0)]
+            elif len(texts) == 1 and not any(passage.spaces):
+                yield texts[0]
+            else:
+                yield [_one([best for best, *_ in texts], passage.spaces)]
+
+    def tell(self) -> None:
+        """Warns of what was split, cut, or left whole."""
+        if self.num_long:
+            warn(f"{self.num_long} line(s) were over {self.most} pieces: their parts were translated and joined")
+        if self.num_whole:
+            warn(f"{self.num_whole} line(s) of several sentences were translated as they are: {NO_SENTENCES}")
+        reason = f": {NO_SENTENCES}" if self.num_unsplit else ""
+        warn_of_cuts(self.num_cut, self.most, reason=reason)
+        warn_of_cuts(self.num_cut_prefixes, self.most, "prefix(es)")
+
+
+class Layout:
+    """A text of several lines: what is translated of it, and the line breaks and blank lines that stay.
+
+    Args:
+        text: of any number of lines.
+    """
+
+    def __init__(self, text: str):
+        self.parts = re.split(r"(\r\n|\r|\n)", text)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines to translate."""
+        return [part for part in self.parts if not self._stays(part)]
+
+    def filled(self, translations: Iterator[str]) -> str:
+        """The text with the next translations in the places of its lines."""
+        return "".join(part if self._stays(part) else next(translations) for part in self.parts)
+
+    def _stays(self, part: str) -> bool:
+        return len(self.parts) > 1 and part.isspace()
+
+
+def _framed(text: str) -> tuple[str, str, str]:
+    """What stands before the sentences of a line, the sentences, and the white space behind them."""
+    found = LINE_START.match(text)
+    start = found.end() if found else 0
+    if is_blank(text[start:]):  # a mark without a text is a text
+        start = len(text) - len(text.lstrip())
+    body = text[start:].rstrip()
+    return _on_one_line(text[:start]), body, _on_one_line(text[start + len(body) :])
+
+
+def _on_one_line(kept: str) -> str:
+    """Kept text in which every line break and control character but the tab is a space."""
+    if kept.isprintable():
+        return kept
+    breaks = ("Cc", "Zl", "Zp")
+    return "".join(" " if one != "\t" and unicodedata.category(one) in breaks else one for one in kept)
+
+
+def _one(parts: Sequence[Hypothesis], spaces: Sequence[str]) -> Hypothesis:
+    """The translation of a line: its score and its log P are the sums over its texts."""
+    before, *between, behind = spaces
+    has_ended = all(END in part.ids for part in parts)
+    return Hypothesis(
+        before + joined([part.text for part in parts], between) + behind,
+        sum(part.score for part in parts),
+        sum(part.log_prob for part in parts),
+        (*(id for part in parts for id in part.ids if id != END), *((END,) if has_ended else ())),
+    )
+
+
+def warn_of_cuts(num_cut: int, most: int, kind: str = "source(s)", reason: str = "") -> None:
+    """Warns of sources, or of something else, that were too long."""
+    if num_cut:
+        warn(f"{num_cut} {kind} were over {most} pieces and were cut{reason}")
+
+
+def translations(
+    decoder: Decoder, target: Tokenizer, num_lines: int, sentences: list[Sentence], options: SearchOptions
+) -> list[list[Hypothesis]]:
+    """The translations of lines, in their order.
+
+    Args:
+        decoder: the model.
+        target: the vocabulary of what it writes.
+        num_lines: of which the sentences are; a line without a sentence has one translation, the empty text.
+        sentences: in pieces.
+        options: how to translate.
+    """
+    found = [[Hypothesis("", 0.0, 0.0)]] * num_lines
+    all_places = batches_by_length([len(sentence.source) for sentence in sentences], options.batch_size)
+    batches = [[sentences[place] for place in places] for places in all_places]
+    for emitted in decoder.decode_all(batches, options):
+        for place, hypotheses in _hypotheses(decoder, target, emitted, options).items():
+            found[place] = hypotheses
+    return found
+
+
+def _hypotheses(
+    decoder: Decoder, target: Tokenizer, emitted: list[Emitted], options: SearchOptions
+) -> dict[int, list[Hypothesis]]:
+    """The translations of sentences, by their places."""
+    texts = target.decode([one.ids for one in emitted])
+    alignments = decoder.align(emitted) if options.alignments else [()] * len(emitted)
+    hypotheses: dict[int, list[Hypothesis]] = {one.sentence.place: [] for one in emitted}
+    for one, text, alignment in zip(emitted, texts, alignments, strict=True):
+        log_prob = one.score * penalty(len(one.ids), options.length_penalty)
+        hypotheses[one.sentence.place].append(Hypothesis(text, one.score, log_prob, tuple(one.ids), alignment))
+    return hypotheses

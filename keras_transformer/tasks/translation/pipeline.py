@@ -1,0 +1,398 @@
+"""From text to text: a model, its vocabularies and a search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, overload
+
+from keras_transformer.decoding.attention import Attention, translation_attention
+from keras_transformer.decoding.decoder import Decoder, decoder_of
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.options import SearchOptions as SearchOptions
+from keras_transformer.decoding.options import own_search, require_whole
+from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.results import Hypothesis as Hypothesis
+from keras_transformer.decoding.results import Score as Score
+from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
+from keras_transformer.decoding.unread import UnreadCharacters
+from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import ExportFolder
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.tasks import TASKS
+from keras_transformer.tasks.translation.passages import Layout, Passages, translations, warn_of_cuts
+from keras_transformer.tasks.translation.saving import write_translator
+from keras_transformer.text.lines import is_blank, string_of, strings_of
+from keras_transformer.text.splitting import LearnedText
+from keras_transformer.text.tokenizer import END, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.importing.imported import Imported
+    from keras_transformer.models.transformer import Transformer
+
+# This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.
+BATCHES_AHEAD = 32
+TASK = "translation"
+Validation = tuple[Sequence[str], Sequence[str]]
+
+
+class Translator(Pipeline):
+    """Translates, scores and evaluates text with one model.
+
+    Args:
+        model: the model, or an `OnnxDecoder` of exported graphs.
+        source_tokenizer: the vocabulary of the source.
+        target_tokenizer: the vocabulary of the target; by default the same.
+        max_source_length: the most pieces of a source. Longer sources are cut, and a warning counts them. By default
+            the `max_source_length` of the model.
+        search: the model's own `num_beams`, `length_penalty` and `max_length`, which then are the defaults.
+        target_language: such as "de", if it is known; `evaluate` chooses BLEU's tokenizer by it.
+        source_language: such as "en", if it is known; text is split into sentences by its rules.
+        sentences_per_line: how many sentences the lines hold that the model learned from. As many stay together.
+
+    Raises:
+        RequestError: `max_source_length` is not positive, or more than the model can take; or `search` or
+            `sentences_per_line` is wrong.
+
+    Example:
+
+    >>> translator = keras_transformer.load("runs/numbers-en-de-auto")
+    >>> translator.translate("twenty-one")
+    'einundzwanzig'
+    >>> translator.translate(["twenty-one", "two"])
+    ['einundzwanzig', 'zwei']
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Decoder,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer | None = None,
+        max_source_length: int | None = None,
+        search: dict[str, Any] | None = None,
+        target_language: str | None = None,
+        source_language: str | None = None,
+        sentences_per_line: int = 1,
+    ):
+        self.decoder = decoder_of(model)
+        require_whole("sentences_per_line", sentences_per_line, 1)
+        given = LearnedText(source_language, target_language, sentences_per_line)
+        self.learned_text = self.decoder.learned_text if given == LearnedText() else given
+        self.search = own_search(dict(self.decoder.own_search) if search is None else search)
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.max_source_length = self.decoder.max_source_length if max_source_length is None else max_source_length
+        require_whole("max_source_length", self.max_source_length, 1)
+        self.decoder.check_source_length(self.max_source_length)
+
+    def __repr__(self) -> str:
+        vocabulary = f"{self.target_tokenizer.vocabulary_size:,}"
+        if self.source_tokenizer is not self.target_tokenizer:
+            vocabulary = f"{self.source_tokenizer.vocabulary_size:,} → {vocabulary}"
+        return (
+            f"<Translator: {self.decoder!r}, vocabulary {vocabulary}, sources of up to {self.max_source_length} pieces>"
+        )
+
+    @property
+    def target_language(self) -> str | None:
+        """What the model writes, such as "de", if it is known."""
+        return self.learned_text.target_language
+
+    @property
+    def model(self) -> Transformer:
+        """The Keras model.
+
+        Raises:
+            RequestError: the translator is an export's, which has none.
+        """
+        return self.decoder.model
+
+    @overload
+    def translate(self, lines: str, *args: Any, **options: Any) -> str: ...
+
+    @overload
+    def translate(self, lines: Iterable[str], *args: Any, **options: Any) -> list[str]: ...
+
+    def translate(
+        self,
+        lines: str | Iterable[str],
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        max_length: int | None = None,
+        batch_size: int = 64,
+        split: str = "sentences",
+        long: str | None = None,
+    ) -> str | list[str]:
+        """The best translation of each text, by beam search. The translation of a blank line is empty.
+
+        Args:
+            lines: texts, or one text, of one line or several. Line breaks, blank lines, indentation and the marks of
+                lists stay as they are. A text is translated the same whatever shares its batch.
+            num_beams, length_penalty, max_length, batch_size: see `SearchOptions`; the model's own are the defaults.
+            split: see `SearchOptions`. Where lines are not split into sentences, a text is one line.
+            long: in place of `split`.
+
+        Returns:
+            A list with a translation for each text; one string for one string.
+
+        Raises:
+            RequestError: an option is out of its range, or `lines` is neither a string nor a list of strings.
+        """
+        asked = {"num_beams": num_beams, "length_penalty": length_penalty, "max_length": max_length}
+        options = self.search_options(**asked, batch_size=batch_size, split=long or split)
+        texts = [lines] if isinstance(lines, str) else list(strings_of(lines))
+        if options.split == "sentences":
+            layouts = [Layout(text) for text in texts]
+            texts = [line for layout in layouts for line in layout.lines]
+        written = [hypotheses[0].text for hypotheses in self.stream(texts, options)]
+        if options.split == "sentences":
+            found = iter(written)
+            written = [layout.filled(found) for layout in layouts]
+        return written[0] if isinstance(lines, str) else written
+
+    def n_best(
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
+    ) -> list[list[Hypothesis]]:
+        """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
+        return list(self.stream(lines, self.search_options(**options), prefixes))
+
+    def search_options(self, **given: Any) -> SearchOptions:
+        """`SearchOptions` with the model's own options where none are given, or None is.
+
+        Raises:
+            RequestError: an option is out of its range.
+        """
+        return SearchOptions(**{**self.search, **{name: value for name, value in given.items() if value is not None}})
+
+    def stream(
+        self,
+        lines: Iterable[str],
+        options: SearchOptions | None = None,
+        prefixes: Iterable[str] | None = None,
+        long: str | None = None,
+    ) -> Iterator[list[Hypothesis]]:
+        """Translates while it reads: only a bounded number of lines is read ahead.
+
+        Args:
+            lines: texts of one line each; a line break within one counts as a space.
+            options: how to translate.
+            prefixes: one for each line: the text with which the translation must begin. A blank prefix leaves the
+                translation free. The translation may continue the last word of the prefix. Where the prefix has a
+                character that the vocabulary lacks, any piece may stand.
+            long: in place of `options.split`, see `SearchOptions`.
+
+        Yields:
+            The translations of each line, in the order of the lines. There are `options.n_best` of them, fewer where
+            fewer exist. A search yields the best first, and those that were cut at their limit behind those that
+            finished; samples come in the order in which they were drawn. A line that is blank, or made of control
+            characters alone, has one translation: the empty text with score 0.
+
+        Raises:
+            RequestError: there are not as many prefixes as lines, or `lines` or `prefixes` are no list of strings.
+        """
+        options = options or self.search_options()
+        options = replace(options, split=long or options.split)
+        numbered = enumerate(with_prefixes(lines, prefixes))
+        num_ahead = options.batch_size * BATCHES_AHEAD if options.batch_size > 1 else 1
+        passages = Passages(self.tokenizers, self.max_source_length, options, self.learned_text)
+        unread = UnreadCharacters(self.source_tokenizer)
+        while ahead := list(islice(numbered, num_ahead)):
+            unread.look(line for _, (line, _) in ahead)
+            fitted, sentences = passages.fitted(passages.taken_apart(ahead))
+            num_lines = sum(len(passage.texts) for passage in fitted)
+            found = translations(self.decoder, self.target_tokenizer, num_lines, sentences, options)
+            yield from passages.joined(fitted, found)
+        passages.tell()
+        unread.tell()
+
+    def search_ids(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
+        """`stream` with the pieces of sources, without an end, each of at most `max_source_length`; none is blank."""
+        sentences = [Sentence(place, place, list(ids), []) for place, ids in enumerate(sources) if ids]
+        return translations(self.decoder, self.target_tokenizer, len(sources), sentences, options)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 16) -> list[Score]:
+        """The model's probability of a given translation of each source.
+
+        Raises:
+            RequestError: the lists are not of one length, or not of strings; or `batch_size` is not positive.
+        """
+        require_whole("batch_size", batch_size, 1)
+        source_ids, target_ids = self._source_ids(sources), self.target_tokenizer.encode(targets)
+        if len(source_ids) != len(target_ids):
+            raise RequestError(
+                f"expected a target for each source; received {len(source_ids)} sources, {len(target_ids)} targets"
+            )
+        lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
+        scores = [Score(0.0, 1)] * len(lengths)
+        for places in batches_by_length(lengths, batch_size):
+            batch = [[*target_ids[place], END] for place in places]
+            log_probs = self.log_probs([source_ids[place] for place in places], batch)
+            for place, ids, log_prob in zip(places, batch, log_probs, strict=True):
+                scores[place] = Score(float(log_prob), len(ids))
+        return scores
+
+    def evaluate(
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        options: SearchOptions | None = None,
+        tokenize: str | None = None,
+    ) -> dict[str, Any]:
+        """Translates the sources and compares the translations with the references (sacreBLEU: Post 2018, 1804.08771).
+
+        Args:
+            sources: sentences.
+            references: a correct translation of each.
+            options: how to translate.
+            tokenize: sacreBLEU's tokenizer for BLEU, such as "intl"; by default the target language's, mostly "13a".
+
+        Returns:
+            bleu and chrf (0 to 100, cased, detokenised), bleu_signature and chrf_signature, sentences, seconds,
+            tokens_per_second (emitted pieces, ends included), beams, length_penalty and split.
+
+        Raises:
+            RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
+        """
+        from keras_transformer.tasks.translation.evaluation import evaluate
+
+        return evaluate(self, sources, references, options or self.search_options(), tokenize)
+
+    def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
+        """Where the model looks while it translates a text.
+
+        Args:
+            text: one sentence.
+            target: its translation; by default the model's own.
+
+        Returns:
+            The self-attentions "encoder" and "decoder", and "cross", from the decoder to the encoder. In "decoder" the
+            queries are the pieces that the decoder reads, in "cross" those that it then writes.
+
+        Raises:
+            RequestError: the text is blank, or the translator is an export's, which has no Keras model.
+        """
+        if is_blank(string_of(text)):
+            raise RequestError("expected a text; received a blank one")
+        model, (source,) = self.model, self._source_ids([text])
+        if target is None:
+            [[best]] = self.search_ids([source], self.search_options())
+            written = [id for id in best.ids if id != END]
+        else:
+            (written,) = self.target_tokenizer.encode([target])
+        return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
+
+    @property
+    def task(self) -> str:
+        return TASK
+
+    @property
+    def exported_model(self) -> Any:
+        return self.decoder.joint
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        return self.source_tokenizer, self.target_tokenizer
+
+    @property
+    def own_search(self) -> Mapping[str, Any]:
+        return self.search
+
+    def about(self) -> dict[str, str]:
+        return {"splits_text": "no", "sentences_per_line": str(self.learned_text.sentences_per_line)}
+
+    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
+        return self.attention(line, target)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        languages: tuple[str, str] | None = None,
+        validation: Validation | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Writes a run folder. Every command but `average` reads it, and train.py takes it with --init-from.
+
+        Args:
+            folder: where to write; a new or empty folder.
+            languages: of source and target, such as ("en", "de").
+            validation: sentences and their translations, with which exports are certified.
+            overwrite: whether to replace a run that is in the folder.
+
+        Raises:
+            RequestError: the translator is an export's, the folder is not empty, not every validation sentence has a
+                translation, a vocabulary does not fit the model, or the configuration lacks a part of the model.
+        """
+        sentences = self.learned_text.sentences_per_line
+        write_translator(folder, self.model, self.tokenizers, languages, validation, overwrite, self.search, sentences)
+
+    def _source_ids(self, lines: Sequence[str]) -> list[Ids]:
+        """The pieces of sources, cut where they are too long; a warning counts those."""
+        encoded = self.source_tokenizer.encode(lines)
+        warn_of_cuts(sum(len(ids) > self.max_source_length for ids in encoded), self.max_source_length)
+        return [ids[: self.max_source_length] for ids in encoded]
+
+    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> Any:
+        """log P (B,) float32 of targets in pieces, an array; see `Decoder.log_probs`."""
+        return self.decoder.log_probs(sources, targets)
+
+
+def load(
+    run: str | os.PathLike[str],
+    max_source_length: int | None = None,
+    precision: str | None = None,
+    num_threads: int | None = None,
+    provider: str = "auto",
+) -> Translator:
+    """The translator of a run folder or of an export folder.
+
+    A run translates with its Keras model. An export translates with its graphs in ONNX Runtime, and imports neither
+    Keras nor TensorFlow. Nothing in the folder is executed, so a stranger's folder is safe to load.
+
+    Args:
+        run: a run folder, which train.py wrote, or an export folder, which `python -m export` wrote.
+        max_source_length: see `Translator`.
+        precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
+        num_threads: of the processor, of an export; by default one for each core.
+        provider: of an export, see `OnnxDecoder`.
+
+    Raises:
+        RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads
+            or a provider.
+    """
+    folder, export = RunFolder(run), ExportFolder(run)
+    if export.is_export() and not folder.is_run():
+        return translator_of(OnnxDecoder(export.graphs(precision), num_threads, provider), folder, max_source_length)
+    if precision not in (None, "float32"):
+        raise RequestError(f"a run translates in float32; received {precision}: export the run, and load the export")
+    if num_threads is not None:
+        raise RequestError(f"a run takes the threads of TensorFlow; received {num_threads}: load an export of the run")
+    if provider != "auto":
+        raise RequestError(f"a run takes the devices of TensorFlow; received provider {provider!r}: load an export")
+    return translator_of(load_model(folder, TASKS[TASK].kind), folder, max_source_length)
+
+
+def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:
+    """The translator of a model, with the vocabularies in a folder.
+
+    Raises:
+        RequestError: a vocabulary is missing, damaged or not the model's.
+    """
+    decoder = decoder_of(model)
+    tokenizers = read_tokenizers(folder, *decoder.vocabulary_sizes)
+    if not folder.is_run():
+        return Translator(decoder, *tokenizers, max_source_length)
+    # A graph that was kept for an earlier request has its options in its metadata: a run's are in its configuration.
+    config = read_config(folder)
+    learned = LearnedText.of_corpus(config.get("corpus", {}))
+    return Translator(decoder, *tokenizers, max_source_length, config.get("search", {}), **asdict(learned))
+
+
+def imported(found: Imported) -> Translator:
+    """The translator of a model that was read from another format."""
+    source, target = found.languages or (None, None)
+    return Translator(
+        found.model(), found.source.tokenizer, found.target.tokenizer, search=found.search, target_language=target,
+        source_language=source,
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""What the artefacts of a translator take and give: source ids → target ids and their score; text → text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
+from keras_transformer.decoding.ids import limits_of, longest_of, permitted, with_end
+from keras_transformer.decoding.options import Decoding, SearchOptions
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.signature import BLANK, IDS, ONE_LINE, SCORE, TEXT, Searching
+from keras_transformer.decoding.texts import valid
+from keras_transformer.errors import RequestError
+from keras_transformer.models.transformer import Transformer
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks.translation.pipeline import Translator
+from keras_transformer.tensor import Tensor
+from keras_transformer.text.lines import read_lines
+from keras_transformer.text.tokenizer import END
+
+
+class Translation(Searching):
+    """A translator: source ids → target ids and their score."""
+
+    halves = ("encoder", "step")
+    noun, has_references, empties_blank = "translations", True, True
+    ids_stem, text_stem = "translate", "translate_text"
+    cleaning = (ONE_LINE, (BLANK, ""))
+
+    ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
+
+    @property
+    def max_pieces(self) -> int:
+        return self.model.max_source_length
+
+    def ids_of(self, pieces: Any) -> Tensor:
+        return with_end(pieces)
+
+    def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        return translate_ids(self.model, ids, decoding, self.index_dtype)
+
+    @classmethod
+    def most_read(cls, model: Any) -> int:
+        return model.max_source_length
+
+    @classmethod
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+        if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
+            raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
+        return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
+
+    @classmethod
+    def searched(cls, pipeline: Translator, texts: Sequence[str], decoding: Decoding) -> Searched:
+        return Translated(pipeline, texts, decoding)
+
+
+class Translated(Searched):
+    """What a translator answers.
+
+    Args:
+        translator: the model with its vocabularies.
+        texts: what is translated.
+        decoding: how it searches.
+    """
+
+    def __init__(self, translator: Translator, texts: Sequence[str], decoding: Decoding):
+        self.translator, self.model, self.decoding = translator, translator.decoder.joint, decoding
+        self.num_control_ids = self.model.num_control_ids
+        self.vocabularies = Vocabularies(Translation, *translator.tokenizers)
+        self._pieces = [self.vocabularies.read(valid(text)) for text in texts]
+
+    def hypotheses(self) -> list[list[Known]]:
+        beams = self.decoding.num_beams
+        options = SearchOptions(beams, self.decoding.length_penalty, self.decoding.max_length, n_best=beams)
+        cut = [ids[: self.translator.max_source_length] for ids in self._pieces]
+        blank = [Known((END,), "", 0.0)]
+        return [
+            [Known(one.ids, one.text, one.score) for one in some] if ids else blank
+            for ids, some in zip(cut, self.translator.search_ids(cut, options), strict=True)
+        ]
+
+    def pieces(self, place: int) -> list[int]:
+        return self._pieces[place]
+
+    def given(self, place: int) -> list[int]:
+        return [*self._pieces[place], END]
+
+    def read(self, place: int) -> list[int]:
+        return [*self._pieces[place][: self.translator.max_source_length], END]
+
+    def limit(self, place: int) -> int:
+        return int(limits_of(np.array([self.read(place)]), self.decoding.max_length)[0])
+
+    def log_probs(self, places: Sequence[int], rows: Sequence[Ids]) -> list[float]:
+        sources = [self.read(place)[:-1] for place in places]
+        found = self.translator.log_probs(sources, [list(ids) for ids in rows])
+        return [float(one) if source else 0.0 for one, source in zip(found, sources, strict=True)]
+
+    def begun(self, place: int) -> Begun:
+        model, source_ids = self.model, np.array([self.read(place)], "int32")
+        cache = model.init_cache(model.encode(source_ids), source_ids, self.decoding.num_beams, self.limit(place))
+        return Begun(model.step, cache)
+
+
+def translate_ids(
+    model: Transformer, source_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The translator's search, from ids to ids.
+
+    Args:
+        model: the model.
+        source_ids: (B, S) int32, pieces and the end id, then pad.
+        decoding: the options of the search.
+        index_dtype: as for `beam_search`.
+
+    Returns:
+        ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
+        (B, n_best) float32. L is the limit of the batch's longest sentence.
+    """
+    source_ids = permitted(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
+    limits = limits_of(source_ids, decoding.max_length)
+    max_length = longest_of(limits)
+    cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
+    num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
+    return beam_search(
+        model.step, cache, limits, num_beams, length_penalty, max_length, n_best=n_best, index_dtype=index_dtype,
+        num_control_ids=model.num_control_ids,
+    )  # fmt: skip
+
+
+SIGNATURES = (Translation,)

@@ -1,0 +1,18 @@
+"""The command of a tagger: `tag`."""
+
+import argparse
+
+from keras_transformer.commands import Command
+from keras_transformer.commands.lines import standard_input
+
+
+def tag(arguments: argparse.Namespace) -> None:
+    """Prints each line of standard input with the tags of its words."""
+    from tests.tagging.pipeline import load
+
+    tagger = load(arguments.run)
+    for line in standard_input():
+        print(" ".join(map("/".join, tagger.tag(line))))
+
+
+COMMANDS = {"tag": Command(tag, "tell the tag of each word of standard input")}

@@ -1,0 +1,11 @@
+"""The settings of training a tagger."""
+
+from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.text_settings import OneLanguageSettings
+
+
+@task_settings("tagging", "encoder", label_smoothing=0.0)
+class Settings(OneLanguageSettings):
+    """The settings of training a tagger."""
+
+    tag_mark: str = flag(DATA, "/", "what stands between a word and its tag", metavar="MARK")

@@ -1,0 +1,85 @@
+"""The task of tagging: lines of words with their tags, cross entropy at the first piece of each word."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from keras_transformer.tasks.classification.batches import TextRows
+from keras_transformer.tasks.language_modelling.training import corpus_of_text, mean_loss
+from keras_transformer.tasks.masked_tokens.training import validation as validation
+from keras_transformer.tasks.translation.training import loss as loss
+from keras_transformer.tasks.translation.training import metrics as metrics
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.tokenizer import PAD, Tokenizer
+from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
+from keras_transformer.training.request import Run
+
+SCORE, UNIT = "validation loss", "words"
+FIRST_TAG = 4  # a tag is told by an id of the vocabulary, behind the control ids
+corpus = corpus_of_text
+
+
+class TaggedRows(TextRows):
+    """Lines of words as ids, with the id of a tag at the first piece of each word."""
+
+    def __init__(self, lines: list[list[list[str]]], tags: list[str], tokenizer: Tokenizer, max_length: int):
+        pieces = [[tokenizer.encode([word])[0] for word, _ in line] for line in lines]
+        super().__init__([[id for word in line for id in word] for line in pieces], max_length)
+        self.target_lengths = np.array([len(line) for line in lines], "int32")
+        self.tags = [
+            [id for word, (_, tag) in zip(line, given, strict=True)
+             for id in [FIRST_TAG + tags.index(tag), *[PAD] * (len(word) - 1)]]
+            for line, given in zip(pieces, lines, strict=True)
+        ]  # fmt: skip
+
+
+class TaggedPlan(BatchPlan):
+    """Batches of tagged lines."""
+
+    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
+        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
+        for number, row in enumerate(rows):
+            text, tags = corpus.ids(row), corpus.tags[row]  # type: ignore[attr-defined]
+            ids[number, : len(text)] = text
+            labels[number, 1 : 1 + len(tags)] = tags
+        return Batch({"ids": ids}, labels, ((labels != PAD) / (labels != PAD).sum()).astype("float32"))
+
+
+@dataclass(frozen=True)
+class TaggedText:
+    """A run's tagged text, ready to train on."""
+
+    plan: TaggedPlan
+    valid_plan: TaggedPlan
+
+
+def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
+    """Learns the vocabulary, and plans batches of the lines."""
+    settings = run.settings
+    train, valid = (
+        [[word.split(settings.tag_mark) for word in line.split()] for line in lines if line.strip()]
+        for lines in (run.corpus.train(), run.corpus.valid())
+    )
+    tags = sorted({tag for line in train for _, tag in line})
+    tokenizer = one_tokenizer(run, lambda: (" ".join(word for word, _ in line) for line in train))
+    run.config["labels"] = tags
+    record_vocabularies(run, Tokenizers(tokenizer, tokenizer))
+    if run.is_chief:
+        run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
+    rows = [TaggedRows(lines, tags, tokenizer, settings.context_length) for lines in (train, valid)]
+    return TaggedText(
+        TaggedPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate),  # type: ignore[arg-type]
+        TaggedPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False),  # type: ignore[arg-type]
+    )
+
+
+def measured(run: Run, data: TaggedText, model) -> dict[str, float]:
+    """The validation loss of the model that the run ends with."""
+    return {"val_loss": mean_loss(model, data.valid_plan)}

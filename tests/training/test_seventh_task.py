@@ -1,0 +1,94 @@
+"""A task that the package does not know is a folder and a line: it trains, goes on, answers, exports, holds."""
+
+import io
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import export.__main__ as exporting
+from keras_transformer.__main__ import main
+from keras_transformer.run_folder import read_config
+from keras_transformer.tasks import TASKS, Task, task_of
+from tests.interrupted import interrupt
+from tests.tagging.pipeline import load
+from tests.training.runs import assert_same_end, column, trained
+
+TAGS = {"a": "VOWEL", "o": "VOWEL", "b": "LIP", "m": "LIP", "t": "TONGUE", "n": "TONGUE"}
+FLAGS = (
+    "--task tagging --text text --tag-mark : --preset tiny --num-layers 1 --hidden-dim 16 --num-heads 2 "
+    "--intermediate-dim 16 --vocabulary-size 30 --context-length 24 --dropout 0 --token-budget 600 --warmup-steps 5 "
+    "--learning-rate-factor 2 --steps 60 --checkpoint-every 30 --threads 1"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with tagged text and a run, `whole`; the task is there as long as the tests of this module."""
+    folder, draw = tmp_path_factory.mktemp("tagging"), random.Random(3)
+    words = ["".join(draw.choices("aobmtn", k=draw.randint(1, 3))) for _ in range(30)]
+    lines = (" ".join(f"{word}:{TAGS[word[0]]}" for word in draw.choices(words, k=4)) for _ in range(240))
+    (folder / "text").write_text("".join(f"{line}\n" for line in lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "tagging", Task("tests.tagging", "a tag for each word"))
+        trained(folder, f"{FLAGS} --out whole", with_graph=True)
+        yield folder
+
+
+def test_it_trains_goes_on_and_shows_its_own_flags(place, capsys):
+    config = read_config(place / "whole")
+    assert (task_of(config), config["labels"]) == ("tagging", ["LIP", "TONGUE", "VOWEL"])
+    losses = column(place / "whole", "val_loss")
+    assert losses[-1] < 0.7 * losses[0]
+    interrupt(str(place / "whole"), str(place / "begun"), 60)
+    assert "resuming at step 30\n" in trained(place, "--resume --out begun", with_graph=True)
+    assert_same_end(place / "whole", place / "begun", 60)
+    with pytest.raises(SystemExit):
+        main(["train", "tagging", "--help"])
+    shown = capsys.readouterr().out
+    assert "--tag-mark MARK" in shown and "a tag for each word" in shown and "--source " not in shown
+    with pytest.raises(SystemExit):
+        main(["train", "--tag-mark", ":"])
+    assert "--tag-mark belongs to --task tagging" in capsys.readouterr().err
+
+
+def test_it_answers_by_a_command_and_other_commands_name_it(place, capsys, monkeypatch):
+    words = ["bat", "om", "na", "tob"]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(" ".join(words).encode() + b"\n")))
+    assert main(["tag", str(place / "whole")]) == 0
+    told = [answer.split("/") for answer in capsys.readouterr().out.split()]
+    assert [word for word, _ in told] == words
+    assert sum(TAGS[word[0]] == tag for word, tag in told) >= 3
+    assert main(["generate", str(place / "whole")]) == 2
+    assert "which `tag` takes" in capsys.readouterr().err
+    assert main(["embed", str(place / "whole"), "--out", str(place / "x.npy")]) == 2
+    assert "one of --task tagging, which `tag` takes" in capsys.readouterr().err
+
+
+def test_it_is_saved_from_python(place):
+    tagger = load(place / "whole")
+    tagger.save(place / "saved")
+    assert task_of(read_config(place / "saved")) == "tagging"
+    assert load(place / "saved").tag("bat om na tob") == tagger.tag("bat om na tob")
+
+
+def test_it_is_exported_and_certified_with_the_run_and_without(place, capsys):
+    out = place / "exported"
+    flags = ["--format", "onnx", "tflite", "--out", str(out)]
+    assert exporting.main([str(place / "whole"), *flags]) == 0, capsys.readouterr()
+    certificate = json.loads((out / "certificate.json").read_text())
+    names = {entry["name"]: entry["holds"] for entry in certificate["entries"]}
+    assert names["onnx/tag.onnx"] and names["tflite/tag.tflite"] and all(names.values())
+    assert certificate["run"]["task"] == "tagging" and certificate["run"]["tags"] == " ".join(
+        load(place / "whole").tags
+    )
+    assert exporting.main(["--verify", str(out)]) == 0
+
+
+def test_nothing_else_knows_of_it():
+    root = Path(__file__).resolve().parents[2]
+    for path in [*root.glob("keras_transformer/**/*.py"), *root.glob("export/**/*.py")]:
+        assert "tagging" not in path.read_text(encoding="utf-8"), path
