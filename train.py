@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from keras_transformer.errors import exit_status
+from keras_transformer.own_parts import with_imports
 from keras_transformer.training.flags import parser
 
 
@@ -19,8 +20,7 @@ def train(given: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    given = vars(parser().parse_args(argv))
-    return exit_status(lambda: train(given), argv)
+    return exit_status(lambda: train(vars(parser().parse_args(with_imports(argv)))), argv)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import JobError, RequestError, command_line, exit_status, load_tensorflow, say
 from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable, write_folder_whole
+from keras_transformer.own_parts import FLAG, HELP, with_imports
 
 if TYPE_CHECKING:
     from .certificate import Certificate
@@ -49,8 +50,7 @@ NAMES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = make_parser().parse_args(argv)
-    return exit_status(lambda: run(arguments), argv)
+    return exit_status(lambda: run(make_parser().parse_args(with_imports(argv))), argv)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -219,6 +219,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
     parser = argparse.ArgumentParser(prog=command_line("export"), description=DESCRIPTION)
     add_options(parser)
+    parser.add_argument(FLAG, metavar="MODULE", help=HELP)
     return parser
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from keras_transformer.models.language_model import LanguageModel as LanguageModel
     from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
+    from keras_transformer.options import Option as Option
+    from keras_transformer.own_parts import register_part as register_part
     from keras_transformer.tasks.classification.pipeline import Classifier as Classifier
     from keras_transformer.tasks.classification.pipeline import load_classifier as load_classifier
     from keras_transformer.tasks.images.pipeline import Recognizer as Recognizer
@@ -65,15 +67,17 @@ _HOMES = {
     "losses": "keras_transformer.losses",
     "metrics": "keras_transformer.metrics",
     "models": "keras_transformer.models",
+    "Option": "keras_transformer.options",
     "optimizers": "keras_transformer.optimizers",
     "plots": "keras_transformer.plots",
+    "register_part": "keras_transformer.own_parts",
     "schedules": "keras_transformer.schedules",
 }
 __all__ = [
-    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "PieceVectors", "Recognizer",
+    "Classifier", "Encoder", "Generator", "ImageClassifier", "LanguageModel", "Option", "PieceVectors", "Recognizer",
     "Recommender", "SequenceEncoder", "Tokenizer", "Transformer", "Translator", "datasets_from_files",
     "import_huggingface", "load", "load_classifier", "load_ensemble", "load_generator", "load_piece_vectors",
-    "load_recognizer", "load_recommender",
+    "load_recognizer", "load_recommender", "register_part",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Tokenizer", "Translator", "load"))
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Option", "Tokenizer", "Translator", "load"))

@@ -11,6 +11,7 @@ from typing import Any
 from keras_transformer.commands import Command, attention, importing, neighbours, runs, verbs
 from keras_transformer.commands.exporting import export_module
 from keras_transformer.errors import command_line, exit_status
+from keras_transformer.own_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
 from keras_transformer.version import __version__
 
@@ -57,8 +58,13 @@ def commands() -> dict[str, Command]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
-    arguments = make_parser().parse_args(argv)
-    return exit_status(lambda: arguments.command(arguments), argv)
+    return exit_status(lambda: _run(argv), argv)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    words = with_imports(argv)  # before the parser, which knows the flags of parts and tasks
+    arguments = make_parser().parse_args(words)
+    arguments.command(arguments)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -69,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
+    parser.add_argument(FLAG, metavar="MODULE", help=HELP)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_parser)  # type: ignore[call-overload]
     for name, command in commands().items():
         description = f"{command.help[0].upper()}{command.help[1:]}."
@@ -77,6 +84,8 @@ def make_parser() -> argparse.ArgumentParser:
         if command.takes:
             one.add_argument("run", metavar="RUN", help=command.takes)
         command.add_options(one)
+        if name != "train":  # which has it
+            one.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
     return parser
 
 

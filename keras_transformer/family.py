@@ -165,18 +165,19 @@ def kind_at(home: str) -> str | None:
     return next((name for name, kind in KINDS.items() if kind.home == home), None)
 
 
-def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str, Any]:
+def part(slot: str, value: str | type | dict[str, Any], argument: str = "") -> dict[str, Any]:
     """Checks a part and returns its complete configuration: its name and all of its options.
 
     Args:
         slot: a key of `ALL_SLOTS`.
-        value: a name, or a dictionary of name and options.
+        value: a name, a dictionary of name and options, or a class of your own, which has no options.
         argument: the argument's name in error messages; by default the slot's.
 
     Raises:
         Fault: the slot has no such part, the part has no such option, or an option's value is not allowed.
     """
     argument = argument or slot
+    value = _name_of(slot, value, argument) if isinstance(value, type) else value
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise Fault(f"{{{argument}}} must be a name, or a dictionary with a name", {argument: f"{value!r:.60}"})
@@ -191,6 +192,18 @@ def part(slot: str, value: str | dict[str, Any], argument: str = "") -> dict[str
         key: option.checked(f"{argument}:{key}", given.get(key, option.default)) for key, option in options.items()
     }
     return {"name": name, **checked}
+
+
+def _name_of(slot: str, part_class: type, argument: str) -> str:
+    """The name of a class in a slot, under which it is put there if it is new."""
+    for name, one in ALL_SLOTS[slot].items():
+        if part_class is one.own_class or one.home == f"{part_class.__module__}:{part_class.__qualname__}":
+            return name
+    if (name := part_class.__name__) in ALL_SLOTS[slot]:
+        raise Fault(f"{{{argument}}} must have a name of its own", {argument: f"another class {name!r:.60}"})
+    home = f"{part_class.__module__}:{part_class.__qualname__}"
+    ALL_SLOTS[slot][name] = Part(home, "a class of your own", "", own_class=part_class)
+    return name
 
 
 def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:

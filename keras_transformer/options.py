@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import string
 from collections.abc import Callable, Mapping
@@ -134,6 +135,8 @@ class Part:
         fault: a function of a model's complete configuration. It returns why this part does not fit there, or None.
         of_layer: a function of this part's complete configuration and a layer's number, from 0. It returns the part
             that a stack has in this layer.
+        own_class: the class of a part that `own_parts.register_part` added, or that a model was given.
+        own_module: that registers it; "" for parts of this package, and for classes that are not registered.
     """
 
     home: str
@@ -142,6 +145,8 @@ class Part:
     options: dict[str, Option] = field(default_factory=dict)
     fault: Callable[[dict[str, Any]], Fault | None] = lambda model: None
     of_layer: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, layer: config
+    own_class: type[Any] | None = None
+    own_module: str = ""
 
     @property
     def module(self) -> str:
@@ -155,7 +160,7 @@ class Part:
 
     def load(self) -> type[Any]:
         """Imports the class."""
-        return load(self.home)
+        return self.own_class or load(self.home)
 
     def usage(self, name: str) -> str:
         """The part in a command's help: its name, its options with their defaults, and what it is."""
@@ -167,3 +172,16 @@ def load(home: str) -> type[Any]:
     """Imports the class at "module:class"."""
     module, name = home.split(":")
     return getattr(import_module(module), name)
+
+
+def parameters_of(part_class: type) -> set[str]:
+    """The argument names of a layer's constructor and of its bases' constructors, Keras's `Layer` excluded."""
+    import keras  # the class's module has imported it
+
+    names: set[str] = set()
+    for one in part_class.__mro__:
+        if one is keras.layers.Layer:
+            break
+        if "__init__" in vars(one):
+            names |= inspect.signature(one.__init__).parameters.keys()  # type: ignore[misc]
+    return names

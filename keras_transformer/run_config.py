@@ -12,10 +12,12 @@ from keras_transformer import family
 from keras_transformer.decoding.options import own_search
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.files import write_text
+from keras_transformer.own_parts import FLAG, NAME, modules_of
 from keras_transformer.version import __version__
 
 CONFIG_KEYS = {
     "format", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights", "parameters",
+    "modules",
 }  # fmt: skip
 # What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
 HELD: dict[str, dict[str, type]] = {
@@ -31,11 +33,17 @@ class NewerVersion(Exception):
     """A later version than this one wrote the file."""
 
 
+class NeedsModules(Exception):
+    """Modules that register parts of the run are not imported."""
+
+
 def write(path: Path, config: dict[str, Any]) -> None:
     """Writes config.json in today's format. It names this version as the writer."""
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
+    modules = modules_of(config["model"]) if "kind" in config.get("model", {}) else []
     present = {"format": FORMAT} | config | {"format": FORMAT, "versions": versions}
+    present |= {"modules": modules} if modules else {}
     write_text(path, as_json(present, indent=2) + "\n")
 
 
@@ -74,6 +82,8 @@ def read(path: Path) -> dict[str, Any]:
         }
     except NewerVersion as error:
         raise RequestError(f"{path} was {error}") from error
+    except NeedsModules as error:
+        raise RequestError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
 
@@ -90,6 +100,12 @@ def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         unknown = str(error)
     if _is_newer(writer(config)):
         raise NewerVersion(_newer_version_message(config, unknown))
+    if modules := config.get("modules"):
+        named = " ".join(f"{FLAG} {name}" for name in modules)
+        raise NeedsModules(
+            f"the run has parts that {', '.join(modules)} registers: import it before, or give {named} to the command; "
+            f"{unknown}"
+        )
     raise ValueError(unknown)
 
 
@@ -104,6 +120,9 @@ def _check(config: Any) -> None:
     for key in ("model", "settings", "corpus", "versions", "weights"):
         if not isinstance(config.get(key, {}), dict):
             raise ValueError(f"expected an object under {key!r}")
+    modules = config.get("modules", [])
+    if not isinstance(modules, list) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in modules):
+        raise ValueError("expected a list of names of modules under 'modules'")
     known = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
     unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
     if unknown and _is_newer(writer(config)):

@@ -76,7 +76,8 @@ def twin_of(model: Any) -> Any:
     if found is not None:
         raise RequestError(
             f"expected a model that its configuration describes, with {found.expected} at {found.path}; received "
-            f"{found.received} there: add the part to `keras_transformer.family`, and make the model with its name"
+            f"{found.received} there: register the part by `keras_transformer.register_part`, and make the model with "
+            "its name"
         )
     twin.set_weights(model.get_weights())
     return twin

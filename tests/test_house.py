@@ -39,6 +39,7 @@ keras_transformer.fit
 keras_transformer.weighted_fit keras_transformer.metrics
 keras_transformer.losses keras_transformer.presets
 keras_transformer.layers keras_transformer.optimizers keras_transformer.schedules
+keras_transformer.own_parts
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
 keras_transformer.ops keras_transformer.ordering

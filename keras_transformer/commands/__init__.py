@@ -74,10 +74,11 @@ class _Parser:
 
     def __init__(self, parser: argparse.ArgumentParser):
         self.parser = parser
-        self.own: set[str] = set()  # the names of what was added, whoever added it first
+        self.own: dict[str, str] = {}  # what was added, whoever added it first, as people write it
 
     def add_argument(self, *names: str, **options: Any) -> None:
-        self.own.add(names[-1].lstrip("-").replace("-", "_"))
+        flag = names[-1]
+        self.own[flag.lstrip("-").replace("-", "_")] = flag if flag.startswith("-") else options.get("metavar", flag)
         with contextlib.suppress(argparse.ArgumentError):
             self.parser.add_argument(*names, **options)
 
@@ -91,7 +92,8 @@ def add_all(parser: argparse.ArgumentParser, several: list[AddOptions]) -> None:
 
 def refuse_foreign(arguments: argparse.Namespace, task: str, several: Mapping[str, AddOptions]) -> None:
     """Raises RequestError if an option was given that other tasks have, and not this one."""
-    own, defaults = {}, argparse.ArgumentParser(add_help=False)
+    own: dict[str, dict[str, str]] = {}
+    defaults = argparse.ArgumentParser(add_help=False)
     for one, add_options in several.items():
         shared: Any = _Parser(defaults)
         add_options(shared)
@@ -99,7 +101,7 @@ def refuse_foreign(arguments: argparse.Namespace, task: str, several: Mapping[st
     for name, value in vars(arguments).items():
         owners = [one for one, names in own.items() if name in names]
         if owners and task not in owners and value != defaults.get_default(name) and value:
-            flag = f"--{name.replace('_', '-')}"
+            flag = own[owners[0]][name]
             raise RequestError(
                 f"{flag} is for --task {' or '.join(owners)}; received it for --task {task}: leave it out"
             )

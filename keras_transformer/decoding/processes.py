@@ -19,6 +19,7 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.own_parts import import_named
 
 Result = TypeVar("Result")
 TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
@@ -82,6 +83,7 @@ _decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecod
 def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], Any]) -> Any:
     global _decoder
     if _decoder is None:
+        import_named()
         _decoder = open_decoder()
     return question(_decoder)
 
@@ -134,6 +136,7 @@ def apart(job: Callable[..., Result], *arguments: Any) -> Result:
 def _report(answer: Connection, job: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     _depend_on_parent()
     try:
+        import_named()
         answer.send((job(*arguments), None))
     except TOLD as error:
         answer.send((None, error))

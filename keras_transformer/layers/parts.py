@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import keras
 
 from keras_transformer import family
+from keras_transformer.options import parameters_of as parameters_of
 
 
 def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[str, Any], **required: Any) -> Any:
@@ -37,14 +37,3 @@ def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[s
     # Keras records a constructor's arguments for `get_config` only if they are text or numbers. A policy is neither.
     dtype = dtype.name if type(dtype) is keras.DTypePolicy else dtype
     return part_class(**{**given, **required, **options}, dtype=dtype)
-
-
-def parameters_of(part_class: type) -> set[str]:
-    """The argument names of a layer's constructor and of its bases' constructors, Keras's `Layer` excluded."""
-    names: set[str] = set()
-    for one in part_class.__mro__:
-        if one is keras.layers.Layer:
-            break
-        if "__init__" in vars(one):
-            names |= inspect.signature(one.__init__).parameters.keys()  # type: ignore[misc]
-    return names

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 
 from keras_transformer import family, ops
-from keras_transformer.layers.blocks import PartConfig
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
 from keras_transformer.layers.positions import Positions
@@ -16,6 +15,9 @@ from keras_transformer.layers.stack import Stack
 from keras_transformer.models.assembly import make_layers
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.tensor import Tensor
+
+# A name, a class of your own, or a dictionary of name and options.
+PartConfig = str | type[Any] | dict[str, Any]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -41,7 +43,8 @@ class Transformer(FamilyModel):
         positions: how the model knows the positions of tokens, a part.
         attention: the self-attention of encoder and decoder, a part.
         decoder_attention: the self-attention of the decoder, a part; by default `attention`.
-        score, residual, norm, feed_forward, activation, stack: parts.
+        score, residual, norm, feed_forward, activation, stack: parts. A part is a name, a dictionary of name and
+            options, or a class of your own, see `register_part`.
         attention_bias: whether the projections of attention have biases.
         output_bias: whether the logits have a bias.
         tied_output: False gives the output its own matrix.

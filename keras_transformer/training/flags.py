@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import command_line
+from keras_transformer.own_parts import FLAG, HELP
 from keras_transformer.presets import PRESETS
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.training.settings import GROUPS, flag_of, foreign, owners_of, settings_of
@@ -73,6 +74,7 @@ class TrainParser(argparse.ArgumentParser):
             parents=[self],
         )
         parser.add_argument("--version", action="version", version=f"keras-transformer {__version__}")
+        parser.add_argument(FLAG, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
         groups = {name: parser.add_argument_group(name) for name in GROUPS}
         settings = settings_of(task)
         for setting in fields(settings):

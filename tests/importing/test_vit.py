@@ -43,7 +43,10 @@ def test_the_command_refuses_what_does_not_fit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.png").write_bytes(b"broken")
-    for kind, message in (("vit", "image 0 cannot be read: it is no image"), ("bert-labels", "--valid-source is for")):
+    for kind, message in (
+        ("vit", "image 0 cannot be read: it is no image"),
+        ("bert-labels", "--valid-images is for --task images; received it"),
+    ):
         write(kind, tmp_path / kind)
         assert main(["import", kind, "run", "--valid-images", "broken"]) == 2
         assert message in capsys.readouterr().err

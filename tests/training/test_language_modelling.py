@@ -145,7 +145,10 @@ def test_fill_prints_an_object_for_each_line(folder, run, tmp_path):
     assert rows[0]["text"] == "ba <mask> fi <mask>" and all(len(best) == 3 for best in rows[0]["fills"])
     assert out == run("fill", "filling", "--n-best", 3, "--batch-size", 1, stdin=source)[1]
     assert run("fill", "filling", "--n-best", 0, stdin=source)[0] == 2
-    assert "this one has none: train with --task classification" in run("classify", "filling", stdin=source)[2]
+    refused = run("classify", "filling", stdin=source)[2]
+    assert (
+        "takes runs of --task classification or images; filling is one of --task masked-tokens, which `fill`" in refused
+    )
     classifier = unpack("classification", tmp_path / "run")
     assert "this one does not" in run("fill", classifier, stdin="<mask>\n")[2]
 
@@ -175,8 +178,8 @@ REFUSED = {
     "--task masked-tokens --text text --vocabulary-size 25 --valid-text blank": "expected lines of text to train and ",
 }
 MISUSED = {
-    "evaluate prose --source text --reference text": "kind translator; received language-model, which `generate`",
-    "score {translator} --text text": "of the kind language-model; received translator, which `translate`",
+    "evaluate prose --source text --reference text": "is one of --task language-model, which `generate` takes",
+    "score {translator} --text text": "--text is for --task language-model; received it for --task translation",
     "score answering --text source": "answers texts: score pairs with it, by --source and --target",
     "score prose --source some --target words": "expected a model of pairs; this one continues a text",
     "score answering --source some --target long": "1 target(s) do not fit in the context, 40 tokens, beside their",

@@ -17,6 +17,7 @@ REFERENCES = ["the cat sat on the mat today", "a dog ran along the beach"]
 TRANSLATIONS = ["the cat sat on", "a dog ran along the long beach today"]
 
 Settings: Any = TASKS["translation"].settings
+TRAINING = TASKS["translation"].module("training")
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def write(monkeypatch):
         kept: Any = SimpleNamespace(steps=lambda: [5, 6, 7], mean=lambda steps, model: f"the mean of {steps}")
         kept.to_average = lambda end: [step for step in (5, 6, 7) if step <= (end or 7)]
         folder = SimpleNamespace(model="model.keras")
-        run: Any = SimpleNamespace(settings=settings, folder=folder, config={"model": {}}, task=TASKS["translation"])
+        run: Any = SimpleNamespace(
+            settings=settings, folder=folder, config={"model": {}}, task=TASKS["translation"].module("training")
+        )
         trained: Any = SimpleNamespace(distribute_strategy=SimpleNamespace(num_replicas_in_sync=1))
         result.write_result(run, text, trained, progress, kept)
         model, origin = written[-1]

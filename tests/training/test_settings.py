@@ -112,7 +112,7 @@ EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
     ({"patch_size": 2}, "--patch-size belongs to --task images; received --task translation"),
     ({"task": "translation", "log": "a"}, "--log belongs to --task next-item; received --task translation"),
-    ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for --task transl"),
+    ({"task": "masked-tokens", "normalization": "nfc,nfkc"}, "--normalization SOURCE,TARGET is for text in two lang"),
     ({"task": "images", "preset": "auto"}, "--preset must be one of tiny, modern, base, big; received: auto"),
 ]
 

@@ -18,6 +18,7 @@ from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import Graphs, file_name
 from keras_transformer.files import write_text
+from keras_transformer.own_parts import sources_of
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
 from keras_transformer.text.lines import read_lines, sha256_of_source
 
@@ -51,9 +52,10 @@ def content_of(run: RunFolder) -> list[tuple[str, int, int]]:
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
-    read_config(run)
+    modules = read_config(run).get("modules", [])
+    own = [(name, 0, int(source[:8] or "0", 16)) for name, source in zip(modules, sources_of(modules), strict=True)]
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
-        return [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
+        return own + [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
 
 
 def writers() -> tuple[str, list[str]]:

@@ -1,0 +1,146 @@
+"""Parts of your own: given as a class, registered, imported by commands, named by runs, and exported."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_transformer
+from keras_transformer import family, own_parts
+from keras_transformer.__main__ import main
+from keras_transformer.models import Transformer
+from keras_transformer.run_folder import read_config
+from tests.models.variants import SIZES, make_inputs
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")
+MODULE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Maxout" in block)
+COMMANDS = next(block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The folder with the page's module; what is registered and imported is forgotten afterwards."""
+    (tmp_path / "my_parts.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv(own_parts.VARIABLE, raising=False)
+    monkeypatch.setitem(family.SLOTS, "feed_forward", {**family.SLOTS["feed_forward"]})
+    yield tmp_path
+    sys.modules.pop("my_parts", None)
+
+
+@pytest.fixture
+def maxout(place, monkeypatch):
+    """The class of the page's module, which is registered."""
+    monkeypatch.syspath_prepend(str(place))
+    import my_parts
+
+    return my_parts.Maxout
+
+
+def saved(folder, tokenizer, **arguments):
+    """A run of a small model, written from Python."""
+    model = Transformer(**{**SIZES, "vocabulary_size": tokenizer.vocabulary_size, **arguments})
+    keras_transformer.Translator(model, tokenizer).save(folder)
+    return model
+
+
+def test_a_class_or_its_name_makes_the_same_model(maxout):
+    inputs = make_inputs()
+    by_name, by_class = (Transformer(**SIZES, feed_forward=one) for one in ("maxout", maxout))
+    assert by_name.arguments() == by_class.arguments()
+    assert by_name.arguments()["feed_forward"] == {"name": "maxout", "pieces": 2}
+    by_class.set_weights(by_name.get_weights())
+    np.testing.assert_array_equal(by_class(inputs), by_name(inputs))
+    with pytest.raises(ValueError, match="`feed_forward:pieces` must be an integer from 1 to 16. Received"):
+        Transformer(**SIZES, feed_forward={"name": "maxout", "pieces": 17})
+
+
+def test_a_class_that_is_not_registered_trains_and_cannot_be_saved(place, tokenizer):
+    class Doubled(keras_transformer.layers.FeedForward):
+        """Twice the network."""
+
+        def call(self, x):
+            return 2 * super().call(x)
+
+    model = Transformer(**SIZES, feed_forward=Doubled)
+    assert model.arguments()["feed_forward"] == {"name": "Doubled"}
+    assert np.isfinite(model(make_inputs())).all()
+    with pytest.raises(
+        keras_transformer.errors.RequestError, match="Doubled has none: define it in a module, and call"
+    ):
+        saved(place / "run", tokenizer, feed_forward=Doubled)
+    assert not (place / "run").exists()
+
+
+def test_what_cannot_be_registered_is_refused(maxout):
+    wrong: dict[str, tuple[Any, ...]] = {
+        "`slot` must be one of stem": ("feet", "maxout", maxout),
+        "`name` must be of letters": ("feed_forward", "a:b", maxout),
+        "`name` must be a new one": ("feed_forward", "standard", maxout),
+        "`part_class` must be a class of layers": ("feed_forward", "other", dict),
+        "`options` must be arguments of Maxout": ("feed_forward", "maxout", maxout, {"depth": family.Option(1, "")}),
+        "must be an integer from 3": ("feed_forward", "maxout", maxout, {"pieces": family.Option(2, "", least=3)}),
+    }
+    first = next(iter(family.SLOTS["feed_forward"]))
+    for message, (slot, name, *rest) in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            keras_transformer.register_part(slot, first if name == "standard" else name, *rest)
+
+
+def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, tokenizer, capsys, monkeypatch):
+    saved(place / "run", tokenizer, feed_forward="maxout")
+    assert read_config(place / "run")["modules"] == ["my_parts"]
+    expected = keras_transformer.load(place / "run").translate(["a dog"], num_beams=1)
+    del family.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
+    assert main(["info", str(place / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "the run has parts that my_parts registers: import it before, or give --import my_parts" in error
+    assert "damaged" not in error and "my_parts" not in sys.modules
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a dog\n"), isatty=lambda: False))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=(told := io.BytesIO()), flush=lambda: None))
+    words = ["translate", str(place / "run"), "--engine", "keras", "--beams", "1", "--import=my_parts"]
+    with redirect_stderr(io.StringIO()) as said:
+        assert main(words) == 0, said.getvalue()
+    assert told.getvalue().decode() == f"{expected[0]}\n"
+
+
+def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):
+    (place / "broken.py").write_text("1 / 0\n")
+    for name, reason in (("nowhere", "No module named 'nowhere'"), ("broken", "division by zero")):
+        assert main(["info", "run", "--import", name]) == 2
+        error = capsys.readouterr().err
+        assert f"--import {name}: the module cannot be imported" in error and reason in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("modules", ["my_parts", [3], ["os; x"], [[]]])
+def test_strange_names_of_modules_are_damage(place, tokenizer, modules, capsys):
+    saved(place / "run", tokenizer)
+    path = place / "run" / "config.json"
+    config = path.read_text().replace(
+        '"format": 2,', f'"format": 2, "modules": {str(modules).replace(chr(39), chr(34))},'
+    )
+    path.write_text(config.replace('"modules": my_parts', '"modules": "my_parts"'))
+    assert main(["info", str(place / "run")]) == 2
+    assert "expected a list of names of modules under 'modules'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page_train_translate_and_export_in_every_format(place):
+    environment = {"PYTHONPATH": str(Path(keras_transformer.__file__).parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    program = f"{sys.executable} -m keras_transformer"
+    for command in COMMANDS.strip().splitlines():
+        words = command.replace("keras-transformer", program).replace("--out runs/", "--threads 2 --out runs/")
+        done = subprocess.run(words, shell=True, env={**os.environ, **environment}, capture_output=True, text=True)
+        # Twenty steps teach nothing, so the certificate's answers may be near ties; what is written counts.
+        assert done.returncode == 0 or "not every artefact" in done.stderr, done.stderr
+    names = {path.name for path in (place / "exported" / "maxout").rglob("*") if path.is_file()}
+    assert {"saved_model.pb", "translate.onnx", "translate_text.onnx", "translate.tflite"} <= names
