@@ -155,7 +155,7 @@ def test_a_model_that_its_configuration_does_not_tell_of_is_refused(tokenizer, t
     """What is compared is in `export/test_signatures.py`."""
     model = Transformer(tokenizer.vocabulary_size, **SIZES, **PARTS)
     model.positions.offset = 5
-    told = "a model that its configuration describes, with 2 at model.positions.offset; received 5 there: add"
+    told = "a model that its configuration describes, with 2 at model.positions.offset; received 5 there: register"
     with pytest.raises(RequestError, match=told):
         Translator(model, tokenizer).save(tmp_path / "run")
     assert not list(tmp_path.iterdir())
