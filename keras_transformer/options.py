@@ -183,5 +183,6 @@ def parameters_of(part_class: type) -> set[str]:
         if one is keras.layers.Layer:
             break
         if "__init__" in vars(one):
-            names |= inspect.signature(one.__init__).parameters.keys()  # type: ignore[misc]
+            parameters = inspect.signature(one.__init__).parameters.values()  # type: ignore[misc]
+            names |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"}
     return names

@@ -330,19 +330,6 @@ class MultiHeadAttention(SelfAttention):
         _check_axes(query_shape, memory_shape, attention_mask_shape, memory_mask_shape)
         return query_shape
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "dropout": self.dropout,
-            "score": self.score_config,
-            "use_bias": self.use_bias,
-            "inner_norm": self.inner_norm_config,
-            "gain": self.gain,
-            "num_key_value_heads": self.num_key_value_heads,
-        }
-        return {**super().get_config(), **config}
-
 
 def _rotated_query(query: Tensor, shared: Shared | None) -> Tensor:
     rotation = None if shared is None else shared.rotation

@@ -60,12 +60,3 @@ class AttentiveStem(Layer):
 
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         return self.patches.compute_output_shape(images_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "hidden_dim": self.hidden_dim,
-            "filters": self.filters,
-        }
-        return {**super().get_config(), **config}

@@ -94,24 +94,6 @@ class _Block(Layer):
     def _inner_norm(self) -> PartConfig | None:
         return self.norm if family.row("residual", self.residual).load().has_inner_norm else None
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "attention": self.attention,
-            "score": self.score,
-            "residual": self.residual,
-            "norm": self.norm,
-            "feed_forward": self.feed_forward_config,
-            "activation": self.activation,
-            "attention_bias": self.attention_bias,
-            "gain": self.gain,
-        }
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class EncoderBlock(_Block):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_transformer import ops
@@ -25,6 +23,3 @@ class ClassToken(Layer):
     def compute_output_shape(self, x_shape: tuple) -> tuple:
         batch_size, length, width = x_shape
         return batch_size, None if length is None else length + 1, width
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config()  # Keras's own one would refuse a policy as `dtype`

@@ -164,9 +164,6 @@ class CompressedAttention(MultiHeadAttention):
         size = self.num_groups * self.key_dim
         return self.add_weight(name=name, shape=(STRIDE, size, size), initializer="glorot_uniform")
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
-
 
 def _as_numbers(mask: Tensor | None, length: int | Tensor) -> Tensor:
     """A mask (B, S or 1, S) as 1 and 0; without a mask, ones."""

@@ -69,12 +69,3 @@ class TokenEmbedding(Layer):
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "vocabulary_size": self.vocabulary_size,
-            "hidden_dim": self.hidden_dim,
-            "scale": self.scale,
-            "output_bias": self.output_bias,
-        }
-        return {**super().get_config(), **config}

@@ -167,16 +167,3 @@ class Experts(Layer):
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "intermediate_dim": self.intermediate_dim,
-            "activation": self.activation_config,
-            "num_experts": self.num_experts,
-            "top_k": self.top_k,
-            "gated": self.gated,
-            "alpha": self.alpha,
-            "inner_norm": self.inner_norm_config,
-            "gain": self.gain,
-        }
-        return {**super().get_config(), **config}

@@ -80,15 +80,6 @@ class FeedForward(Layer):
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "intermediate_dim": self.intermediate_dim,
-            "activation": self.activation_config,
-            "inner_norm": self.inner_norm_config,
-            "gain": self.gain,
-        }
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class GatedFeedForward(FeedForward):
@@ -145,6 +136,3 @@ class GatedFeedForward(FeedForward):
         gate = self.activation(ops.product(x, self.kernel_gate, self.bias_gate))
         x = self._normed(ops.multiply(gate, ops.product(x, self.kernel_in, self.bias_in)))
         return ops.product(x, self.kernel_out, self.bias_out)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "use_bias": self.use_bias}

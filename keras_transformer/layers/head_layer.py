@@ -54,6 +54,3 @@ class HeadLayer(Layer):
 
     def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "activation": self.activation_config, "norm": self.norm_config}

@@ -67,6 +67,3 @@ class ImageAttention(Layer):
 
     def _inner(self, channels: int) -> int:
         return max(1, channels // self.reduction)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "reduction": self.reduction}

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_transformer import ops
+from keras_transformer.options import parameters_of
 
 
 class Replaceable:
@@ -33,8 +34,23 @@ class Layer(Replaceable, keras.layers.Layer):
     """The base of this package's layers, and of your own.
 
     A layer that takes every operation from `keras_transformer.ops` in place of `keras.ops`, and multiplies by its
-    weights with `ops.product`, exports to ONNX as it is.
+    weights with `ops.product`, exports to ONNX as it is. If it keeps each argument of its constructor under the
+    argument's name, or of a part as `name_config`, Keras saves it and makes it again without a `get_config`.
     """
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructors, as the layer keeps them."""
+        return {**super().get_config(), **{name: self._kept(name) for name in sorted(parameters_of(type(self)))}}
+
+    def _kept(self, argument: str) -> Any:
+        for name in (f"{argument}_config", f"{argument}_rate", argument):
+            if hasattr(self, name):
+                return getattr(self, name)
+        recorded = getattr(getattr(self, "_auto_config", None), "config", {})  # what Keras saw of the constructor
+        if argument in recorded:
+            return recorded[argument]
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} must keep its argument as `self.{argument}`, or define `get_config`")
 
 
 class Dropout(Replaceable, keras.layers.Dropout):

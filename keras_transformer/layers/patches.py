@@ -58,7 +58,3 @@ class Patches(Layer):
     def compute_output_shape(self, images_shape: tuple) -> tuple:
         batch_size, height, width, _ = images_shape
         return batch_size, height // self.patch_size * (width // self.patch_size), self.hidden_dim
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"patch_size": self.patch_size, "channels": self.channels, "hidden_dim": self.hidden_dim}
-        return {**super().get_config(), **config}

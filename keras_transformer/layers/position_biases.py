@@ -41,9 +41,6 @@ class AlibiPositions(Positions):
         slopes = alibi_slopes(self.num_heads)[:, None, None]
         return ops.multiply(-slopes, ops.abs(relative_positions(queries, keys)))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "num_heads": self.num_heads}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class BucketPositions(Positions):
@@ -93,15 +90,6 @@ class BucketPositions(Positions):
         far = self.max_distance
         places = ops.clip(relative_positions(queries, keys), -far, far) + far
         return ops.take(by_distance, ops.cast(places, "int32"), axis=1)  # (N, T, S)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_heads": self.num_heads,
-            "hidden_dim": self.hidden_dim,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-        }
-        return {**super().get_config(), **config}
 
 
 def relative_positions(queries: Tensor, keys: Tensor) -> Tensor:

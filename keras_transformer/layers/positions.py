@@ -161,10 +161,6 @@ class SinusoidalPositions(Positions):
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        config = {"hidden_dim": self.hidden_dim, "offset": self.offset, "interpolation": self.interpolation}
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LearnedPositions(Positions):
@@ -221,12 +217,3 @@ class LearnedPositions(Positions):
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "max_length": self.max_length,
-            "hidden_dim": self.hidden_dim,
-            "offset": self.offset,
-            "separate": self.separate,
-        }
-        return {**super().get_config(), **config}

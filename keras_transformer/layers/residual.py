@@ -66,9 +66,6 @@ class Residual(Layer):
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dropout": self.dropout_rate, "norm": self.norm_config}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class PostNorm(Residual):

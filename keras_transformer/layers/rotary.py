@@ -49,9 +49,6 @@ class RotaryPositions(Positions):
         cosines, sines = ops.cos(angles), ops.sin(angles)
         return Rotation(cosines, sines, cosines, sines)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "key_dim": self.key_dim, "base": self.base}
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class XposPositions(RotaryPositions):
@@ -90,9 +87,6 @@ class XposPositions(RotaryPositions):
             rotation.key_cosines / factors,
             rotation.key_sines / factors,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "scale_base": self.scale_base}
 
 
 def in_both_halves(of_pairs: Tensor) -> Tensor:

@@ -127,9 +127,6 @@ class Location(Score):
         has_row = ops.cast(ops.less(positions, self.max_length), "float32")
         return dot(query, rows) + (1.0 - has_row) * HIDDEN
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "max_length": self.max_length}
-
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
     """Q Kᵀ, see `Dot`."""

@@ -240,13 +240,3 @@ class Stack(Layer):
 
     def compute_output_shape(self, x_shape: tuple, *_: Any, **__: Any) -> tuple:
         return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_layers": self.num_layers,
-            "block": self.block,
-            "is_decoder": self.is_decoder,
-            "other_layers": self.other_layers,
-            "has_memory": self.has_memory,
-        }
-        return {**super().get_config(), **config}

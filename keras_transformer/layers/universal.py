@@ -138,10 +138,6 @@ class UniversalStack(Stack):
         cost = self.ponder_cost * ops.sum(real * pondered[..., 0])
         auxiliary_losses.report(ops.reshape(ops.sum(real), (1,)), lambda counts: cost / ops.maximum(counts[0], 1.0))
 
-    def get_config(self) -> dict[str, Any]:
-        config = {"adaptive": self.adaptive, "epsilon": self.epsilon, "ponder_cost": self.ponder_cost}
-        return {**super().get_config(), **config}
-
 
 def coordinates(positions: Tensor, step: int, hidden_dim: int) -> Tensor:
     """What is added to the states at positions (...) before a step: (..., D) float32 (section 2.1)."""

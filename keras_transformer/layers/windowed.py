@@ -153,9 +153,6 @@ class WindowedAttention(MultiHeadAttention):
         require_one_length(query_shape, memory_shape)
         return super().compute_output_shape(query_shape, memory_shape, *masks, **others)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "is_causal": self.is_causal}
-
 
 def blocks_of(x: Tensor, num_before: int, count: int | Tensor, size: int) -> Tensor:
     """(B, N, S, H) → (B, blocks, N, size, H): `count` blocks of `num_before` zeros, x, and zeros."""

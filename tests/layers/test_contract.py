@@ -108,3 +108,27 @@ def test_every_part_tells_its_configuration_in_a_model(slot):
         assert {key: told[key] for key in row.options} == {key: config[key] for key in row.options}
         again = type(layer).from_config(told)
         assert again.get_config() == told and again.compute_dtype == "bfloat16"
+
+
+def test_a_layer_of_ones_own_is_made_again_from_the_arguments_that_it_keeps():
+    class Kept(layers.Layer):
+        """Keeps an argument under its name, a part as `_config`, and one under another name."""
+
+        def __init__(self, width, activation="relu", depth=2, **kwargs):
+            super().__init__(**kwargs)
+            self.width, self.activation_config, self.number = width, activation, depth
+
+    config = Kept(3, activation="gelu", depth=4, name="kept").get_config()
+    assert {name: config[name] for name in ("width", "activation", "depth", "name")} == {
+        "width": 3, "activation": "gelu", "depth": 4, "name": "kept"
+    }  # fmt: skip
+    assert Kept.from_config(config).get_config() == config
+
+    class Lost(layers.Layer):
+        """Keeps nothing of an argument that Keras cannot write."""
+
+        def __init__(self, function, **kwargs):
+            super().__init__(**kwargs)
+
+    with pytest.raises(NotImplementedError, match="Lost must keep its argument as `self.function`"):
+        Lost(object()).get_config()

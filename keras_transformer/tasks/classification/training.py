@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
@@ -87,7 +87,7 @@ def metrics() -> list[keras.metrics.Metric]:
 
 
 def validation(
-    run: Run, data: LabelledText, model: Encoder, progress: Progress, show: Callable[[int, str], None] | None
+    run: Run, data: Any, model: Any, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by the validation loss."""
     from keras_transformer.training.callbacks import Loss

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from keras_transformer.files import write_whole
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import write_config
 from keras_transformer.tasks.classification.training import metrics as metrics
+from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
 from keras_transformer.tasks.images.corpus import LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.images.reading import MODES
@@ -23,10 +23,7 @@ from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_transformer.models.image_classifier import ImageClassifier
-    from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
 UNIT = "images"
@@ -98,15 +95,6 @@ def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
     kept = max(1, MAX_KEPT_BYTES // valid.images[0].size)
     with write_whole(run.folder.valid_images) as aside:
         np.savez_compressed(aside, images=valid.images[:kept], labels=valid.labels[:kept])
-
-
-def validation(
-    run: Run, data: LabelledImages, model: ImageClassifier, progress: Progress, show: Callable[[int, str], None] | None
-) -> list[keras.callbacks.Callback]:
-    """Early stopping by the validation loss."""
-    from keras_transformer.training.callbacks import Loss
-
-    return [Loss(progress, run.settings.patience)]
 
 
 def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
+from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.language_modelling.training import MAX_KEPT_CHARACTERS, corpus_of_text, mean_loss
 from keras_transformer.tasks.masked_tokens.batches import MaskedPlan, MaskedRows
 from keras_transformer.tasks.translation.training import loss as loss
@@ -20,10 +21,7 @@ from keras_transformer.training.preparation import Tokenizers, one_tokenizer, re
 from keras_transformer.training.request import Run
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_transformer.models.encoder import Encoder
-    from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
 UNIT = "masked tokens"
@@ -71,15 +69,6 @@ def _rows(lines: Iterable[str], tokenizer: Tokenizer, max_length: int) -> Masked
     if not ids:
         raise RequestError("expected lines of text to train and to validate on; all of them are blank")
     return MaskedRows(ids, max_length)
-
-
-def validation(
-    run: Run, data: MaskedText, model: Encoder, progress: Progress, show: Callable[[int, str], None] | None
-) -> list[keras.callbacks.Callback]:
-    """Early stopping by the validation loss."""
-    from keras_transformer.training.callbacks import Loss
-
-    return [Loss(progress, run.settings.patience)]
 
 
 def measured(run: Run, data: MaskedText, model: Encoder) -> dict[str, float]:
