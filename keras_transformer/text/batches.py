@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -160,6 +161,38 @@ class BatchPlan(Plan):
 
     def _num_rows(self, width: int) -> int:
         return self.token_budget // width // self.divisor * self.divisor
+
+
+class RowPlan(BatchPlan):
+    """Plans batches of rows of one sequence each, with a label at some of their places, as `BatchPlan` plans pairs.
+
+    Each label weighs 1 / (labels of the global batch).
+
+    Args:
+        corpus: the rows: `source_lengths` counts the ids of each, `target_lengths` the labels.
+        token_budget, arguments: see `BatchPlan`.
+    """
+
+    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
+
+    def __init__(self, corpus: Any, token_budget: int, *arguments: Any, **options: Any):
+        super().__init__(corpus, token_budget, *arguments, **options)
+
+    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
+        """The ids (S,) of a row of the corpus, and its labels, PAD where there is none; `random` is the batch's."""
+        raise NotImplementedError
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        random = np.random.default_rng((self.seed, place.epoch if self.shuffle else 0, place.batch))
+        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
+        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
+        for number, row in enumerate(rows):
+            some, told = self.row(corpus, row, random)
+            ids[number, : len(some)], labels[number, : len(told)] = some, told
+        real = labels != PAD
+        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
 
 
 # A batch is a stretch of an epoch's rows.

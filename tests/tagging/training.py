@@ -10,8 +10,7 @@ from keras_transformer.tasks.language_modelling.training import corpus_of_text, 
 from keras_transformer.tasks.masked_tokens.training import validation as validation
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
-from keras_transformer.text.batches import BatchPlan
-from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.batches import RowPlan
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.request import Run
@@ -35,21 +34,12 @@ class TaggedRows(TextRows):
         ]  # fmt: skip
 
 
-class TaggedPlan(BatchPlan):
+class TaggedPlan(RowPlan):
     """Batches of tagged lines."""
 
-    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
-
-    def batch(self, place: Place) -> Batch:
-        epoch = self._epoch(place.epoch)
-        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
-        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
-        for number, row in enumerate(rows):
-            text, tags = corpus.ids(row), corpus.tags[row]  # type: ignore[attr-defined]
-            ids[number, : len(text)] = text
-            labels[number, 1 : 1 + len(tags)] = tags
-        return Batch({"ids": ids}, labels, ((labels != PAD) / (labels != PAD).sum()).astype("float32"))
+    def row(self, corpus, row: int, random: np.random.Generator):
+        text, tags = corpus.ids(row), corpus.tags[row]
+        return text, [PAD, *tags][: len(text) - 1]
 
 
 @dataclass(frozen=True)
@@ -75,8 +65,8 @@ def prepare(run: Run, cache: Path, num_replicas: int) -> TaggedText:
         run.folder.valid_text.write_text("".join(" ".join(word for word, _ in line) + "\n" for line in valid))
     rows = [TaggedRows(lines, tags, tokenizer, settings.context_length) for lines in (train, valid)]
     return TaggedText(
-        TaggedPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate),  # type: ignore[arg-type]
-        TaggedPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False),  # type: ignore[arg-type]
+        TaggedPlan(rows[0], settings.token_budget, settings.seed, num_replicas, settings.accumulate),
+        TaggedPlan(rows[1], settings.token_budget, num_replicas=num_replicas, shuffle=False),
     )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.tasks.classification.batches import TextRows
-from keras_transformer.text.batches import BatchPlan
-from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.batches import RowPlan
 from keras_transformer.text.tokenizer import MASK, PAD
 
 SHARE = 0.15  # of a text's pieces that are to be told; at least one
@@ -29,10 +28,8 @@ class MaskedRows(TextRows):
         self.target_lengths = np.maximum(1, np.round(SHARE * (self.source_lengths - 2))).astype("int32")
 
 
-class MaskedPlan(BatchPlan):
-    """Plans batches of texts as `BatchPlan` plans those of sentence pairs, and masks places anew in each epoch.
-
-    Labels stand at the places that are to be told, and weigh 1 / (such places of the batch); elsewhere is no label.
+class MaskedPlan(RowPlan):
+    """Plans batches of texts, see `RowPlan`, and masks places anew in each epoch. These have labels.
 
     Args:
         corpus: the texts.
@@ -40,26 +37,17 @@ class MaskedPlan(BatchPlan):
         arguments: see `BatchPlan`.
     """
 
-    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
-
     def __init__(self, corpus: MaskedRows, pieces: tuple[int, int], token_budget: int, *arguments: Any, **options: Any):
-        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
+        super().__init__(corpus, token_budget, *arguments, **options)
         self.pieces = pieces
 
-    def batch(self, place: Place) -> Batch:
-        epoch = self._epoch(place.epoch)
-        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        random = np.random.default_rng((self.seed, place.epoch if self.shuffle else 0, place.batch))
-        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
-        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
-        for number, row in enumerate(rows):
-            text = corpus.ids(row)  # type: ignore[attr-defined]
-            ids[number, : len(text)] = text
-            told = 1 + random.permutation(len(text) - 2)[: corpus.target_lengths[row]]  # neither start nor end
-            labels[number, told] = ids[number, told]
-            ids[number, told] = self._hidden(ids[number, told], random)
-        real = labels != PAD
-        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
+        ids = np.array(corpus.ids(row))
+        labels = np.full(len(ids), PAD)
+        told = 1 + random.permutation(len(ids) - 2)[: corpus.target_lengths[row]]  # neither start nor end
+        labels[told] = ids[told]
+        ids[told] = self._hidden(ids[told], random)
+        return ids, labels
 
     def _hidden(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """What stands in place of pieces that are to be told."""

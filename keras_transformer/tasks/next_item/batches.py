@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.batches import BatchPlan
-from keras_transformer.text.feeding import NO_IDS, Batch, Place
+from keras_transformer.text.batches import RowPlan
 from keras_transformer.text.tokenizer import PAD, START
 
 
@@ -37,11 +36,11 @@ class HistoryRows:
         return len(self.starts)
 
 
-class HistoryPlan(BatchPlan):
-    """Plans batches of histories as `BatchPlan` plans those of sentence pairs.
+class HistoryPlan(RowPlan):
+    """Plans batches of histories see `RowPlan`.
 
     A row has up to C items of a history as labels; its inputs are the start id and these items but the last. A longer
-    history is cut into windows, in each epoch at other places. Each label weighs 1 / (labels of the global batch).
+    history is cut into windows, in each epoch at other places.
 
     Args:
         histories: the items of each user, as ids.
@@ -53,8 +52,6 @@ class HistoryPlan(BatchPlan):
     Raises:
         RequestError: no history has an item, or the budget does not hold the longest window on every replica.
     """
-
-    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class HistoryPlan(BatchPlan):
         self._starts = self._stops - lengths
         first = np.maximum(self._starts, self._stops - context_length)
         rows = HistoryRows(self._ids, first, self._stops, 1) if tells_last else self._cut_at(self._starts)
-        super().__init__(rows, token_budget, *arguments, **options)  # type: ignore[arg-type]
+        super().__init__(rows, token_budget, *arguments, **options)
 
     def corpus_of(self, epoch: int) -> Any:
         """The rows of an epoch."""
@@ -93,15 +90,7 @@ class HistoryPlan(BatchPlan):
         stops = np.minimum(starts + self.width, np.repeat(self._stops, counts))
         return HistoryRows(self._ids, np.maximum(starts, np.repeat(self._starts, counts)), stops)
 
-    def batch(self, place: Place) -> Batch:
-        epoch = self._epoch(place.epoch)
-        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
-        shape = int(epoch.batches["num_rows"][place.batch]), int(corpus.source_lengths[rows].max())
-        ids, labels = np.full(shape, PAD, "int32"), np.full(shape, PAD, "int32")
-        for number, row in enumerate(rows):
-            window = corpus.ids[corpus.starts[row] : corpus.stops[row]]  # type: ignore[attr-defined]
-            ids[number, : len(window)] = [START, *window[:-1]]
-            told = corpus.target_lengths[row]
-            labels[number, len(window) - told : len(window)] = window[-told:]
-        real = labels != PAD
-        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
+        window = corpus.ids[corpus.starts[row] : corpus.stops[row]]
+        unlabelled = [PAD] * (len(window) - corpus.target_lengths[row])
+        return [START, *window[:-1]], [*unlabelled, *window[len(unlabelled) :]]
