@@ -32,7 +32,7 @@ PACKAGES = ["", *(f".{name}" for name in ("layers", "losses", "metrics", "models
 EXPORT = [
     "export.signatures.open_run",
     "export.signatures.TrainedRun",
-    "export.signatures.Decoding",
+    "keras_transformer.decoding.options.Decoding",
     "export.saved_model.export_saved_model",
     "export.onnx.export.export_onnx",
     "export.tflite.export_tflite",

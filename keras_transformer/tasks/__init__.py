@@ -79,7 +79,7 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
     fitting = [task for task, its in TASKS.items() if its.kind == kind]
     marked = [task for task in fitting if TASKS[task].settings.mark in keys]
     plain = [task for task in fitting if TASKS[task].settings.mark is None]
-    return next(task for task in [*[one for one in fitting if one == name], *marked, *plain])
+    return next(iter([*[task for task in fitting if task == name], *marked, *plain]))
 
 
 def task_of(config: Mapping[str, Any]) -> str:

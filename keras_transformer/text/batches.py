@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,57 @@ class RowPlan(BatchPlan):
             ids[number, : len(some)], labels[number, : len(told)] = some, told
         real = labels != PAD
         return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
+
+
+class EqualPlan(Plan):
+    """Plans batches of rows of one size, in each epoch in another order; blank rows fill the last batch.
+
+    Args:
+        size: of a row, in what the budget counts.
+        unit: what a row is, for errors.
+        token_budget: the most of a global batch.
+        seed: for shuffling. The same seed, epoch and index give the same batch in every process.
+        num_replicas: how many replicas share a global batch.
+        accumulate: how many micro-batches a replica makes of its share.
+        shuffle: False gives every epoch the rows in their order.
+
+    Raises:
+        RequestError: the budget does not hold a row for every replica.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        unit: str,
+        token_budget: int,
+        seed: int = 0,
+        num_replicas: int = 1,
+        accumulate: int = 1,
+        shuffle: bool = True,
+    ):
+        self.seed, self.shuffle, self.divisor = seed, shuffle, num_replicas * accumulate
+        self.rows = token_budget // size // self.divisor * self.divisor
+        if not self.rows:
+            raise RequestError(
+                f"the token budget must hold {unit} on each of {self.divisor} replicas and micro-batches: at least "
+                f"{size * self.divisor}; received: {token_budget}"
+            )
+        self._order = lru_cache(maxsize=2)(self.order)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """What tells each row of an epoch, in their order."""
+        raise NotImplementedError
+
+    def num_batches(self, epoch: int) -> int:
+        return -(-len(self._order(epoch)) // self.rows)
+
+    def rows_of(self, place: Place) -> np.ndarray:
+        """What tells each row of a batch."""
+        return self._order(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
+
+    def filled(self, num_rows: int) -> int:
+        """The number of rows of a batch with the blank ones."""
+        return -(-num_rows // self.divisor) * self.divisor
 
 
 # A batch is a stretch of an epoch's rows.

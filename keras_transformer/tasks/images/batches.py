@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.errors import RequestError, warn
+from keras_transformer.errors import warn
 from keras_transformer.files import write_whole
 from keras_transformer.tasks.images.corpus import LabelledImage, first_of
 from keras_transformer.tasks.images.reading import UnreadableImage, pixels_of, read_image
-from keras_transformer.text.feeding import Batch, Place, Plan
+from keras_transformer.text.batches import EqualPlan
+from keras_transformer.text.feeding import Batch, Place
 
 
 class Pixels(NamedTuple):
@@ -64,7 +64,7 @@ def read(source: Path | np.ndarray, size: int, channels: int) -> np.ndarray:
     return read_image(source, size, channels)
 
 
-class ImagePlan(Plan):
+class ImagePlan(EqualPlan):
     """Plans batches of labelled images, in each epoch in another order.
 
     A batch has as many images as its budget of patches holds. Each real label weighs 1 / (images of the global batch).
@@ -72,54 +72,27 @@ class ImagePlan(Plan):
     Args:
         pixels: the images.
         positions: of an image in the model: its patches, and the class token.
-        token_budget: the most positions of a global batch.
-        seed: for shuffling and shifts. The same seed, epoch and index give the same batch in every process.
-        num_replicas: how many replicas share a global batch.
-        accumulate: how many micro-batches a replica makes of its share.
-        shuffle: False gives every epoch the images in their order.
         random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
             uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
+        options: see `EqualPlan`; the budget counts positions.
 
     Raises:
         RequestError: the budget does not hold an image for every replica.
     """
 
-    def __init__(
-        self,
-        pixels: Pixels,
-        positions: int,
-        token_budget: int,
-        seed: int = 0,
-        num_replicas: int = 1,
-        accumulate: int = 1,
-        shuffle: bool = True,
-        random_shift: int = 0,
-    ):
-        self.pixels = pixels
-        self.seed = seed
-        self.divisor = num_replicas * accumulate
-        self.shuffle = shuffle
-        self.random_shift = random_shift
-        self.rows = token_budget // positions // self.divisor * self.divisor
-        if not self.rows:
-            raise RequestError(
-                f"the token budget must hold an image of {positions} positions on each of {self.divisor} replicas and "
-                f"micro-batches: at least {positions * self.divisor}; received: {token_budget}"
-            )
+    def __init__(self, pixels: Pixels, positions: int, *options: Any, random_shift: int = 0, **named: Any):
+        self.pixels, self.random_shift = pixels, random_shift
+        super().__init__(positions, f"an image of {positions} positions", *options, **named)
         self.like = self._batch_of(np.zeros(0, "int64"), np.random.default_rng(0))
-        self._order = lru_cache(maxsize=2)(self._planned)
-
-    def num_batches(self, epoch: int) -> int:
-        return -(-len(self.pixels.labels) // self.rows)
 
     def num_tokens(self, place: Place) -> int:
-        return len(self._rows_of(place))
+        return len(self.rows_of(place))
 
     def batch(self, place: Place) -> Batch:
-        return self._batch_of(self._rows_of(place), np.random.default_rng((self.seed, place.epoch, place.batch)))
+        return self._batch_of(self.rows_of(place), np.random.default_rng((self.seed, place.epoch, place.batch)))
 
     def _batch_of(self, rows: np.ndarray, random: np.random.Generator) -> Batch:
-        num_rows = -(-len(rows) // self.divisor) * self.divisor  # blank rows fill the last batch
+        num_rows = self.filled(len(rows))
         images = np.zeros((num_rows, *self.pixels.images.shape[1:]), "uint8")
         labels, weights = np.zeros(num_rows, "int32"), np.zeros(num_rows, "float32")
         for to, row in zip(images, rows, strict=False):
@@ -129,11 +102,8 @@ class ImagePlan(Plan):
         weights[: len(rows)] = 1 / max(1, len(rows))
         return Batch({"images": images}, labels, weights)
 
-    def _rows_of(self, place: Place) -> np.ndarray:
-        return self._order(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
-
-    def _planned(self, epoch: int) -> np.ndarray:
-        """The images of an epoch in their order."""
+    def order(self, epoch: int) -> np.ndarray:
+        """The places of an epoch's images."""
         places = np.arange(len(self.pixels.labels))
         return np.random.default_rng((self.seed, epoch)).permutation(places) if self.shuffle else places
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
-from keras_transformer.text.feeding import NO_IDS, Batch, Place, Plan
+from keras_transformer.text.batches import EqualPlan
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenizer import LINE_BREAK, PAD, START, Tokenizer
 
 LINES_AT_A_TIME = 10_000
@@ -41,7 +42,7 @@ def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
         yield some
 
 
-class WindowPlan(Plan):
+class WindowPlan(EqualPlan):
     """Plans batches of windows of one text.
 
     A window has C tokens of the text as labels. Its inputs are the start id and the first C - 1 of them. In each epoch
@@ -51,12 +52,8 @@ class WindowPlan(Plan):
     Args:
         ids: (N,) the text.
         context_length: C.
-        token_budget: the most labels of a global batch.
-        seed: for shuffling. The same seed, epoch and index give the same batch in every process.
-        num_replicas: how many replicas share a global batch.
-        accumulate: how many micro-batches a replica makes of its share.
-        shuffle: False gives every epoch the windows from the beginning of the text, in order, and the last one is
-            shorter.
+        options: see `EqualPlan`. Without shuffling, every epoch has the windows from the beginning of the text, in
+            order, and the last one is shorter.
 
     Raises:
         RequestError: the text is shorter than a window, or the budget does not hold a window for every replica.
@@ -64,45 +61,22 @@ class WindowPlan(Plan):
 
     like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        context_length: int,
-        token_budget: int,
-        seed: int = 0,
-        num_replicas: int = 1,
-        accumulate: int = 1,
-        shuffle: bool = True,
-    ):
-        self.ids = ids
-        self.width = context_length
-        self.seed = seed
-        self.divisor = num_replicas * accumulate
-        self.shuffle = shuffle
-        self.rows = token_budget // context_length // self.divisor * self.divisor
-        least = context_length if shuffle else 1
+    def __init__(self, ids: np.ndarray, context_length: int, *options: Any, **named: Any):
+        self.ids, self.width = ids, context_length
+        super().__init__(context_length, f"a window of {context_length} tokens", *options, **named)
+        least = context_length if self.shuffle else 1
         if len(ids) < least:
             raise RequestError(
                 f"expected a text of at least {least} tokens, the context's length; received {len(ids)}: give more "
                 "text, or a smaller --context-length"
             )
-        if not self.rows:
-            raise RequestError(
-                f"the token budget must hold a window of {context_length} tokens on each of {self.divisor} replicas "
-                f"and micro-batches: at least {context_length * self.divisor}; received: {token_budget}"
-            )
-        self._starts = lru_cache(maxsize=2)(self._planned)
-
-    def num_batches(self, epoch: int) -> int:
-        return -(-len(self._starts(epoch)) // self.rows)
 
     def num_tokens(self, place: Place) -> int:
-        return sum(min(self.width, len(self.ids) - start) for start in self._starts_of(place))
+        return sum(min(self.width, len(self.ids) - start) for start in self.rows_of(place))
 
     def batch(self, place: Place) -> Batch:
-        starts = self._starts_of(place)
-        num_rows = -(-len(starts) // self.divisor) * self.divisor  # blank rows fill the last batch
-        labels = np.full((num_rows, self.width), PAD, "int32")
+        starts = self.rows_of(place)
+        labels = np.full((self.filled(len(starts)), self.width), PAD, "int32")
         for row, start in zip(labels, starts, strict=False):
             window = self.ids[start : start + self.width]
             row[: len(window)] = window
@@ -111,11 +85,8 @@ class WindowPlan(Plan):
         real = labels != PAD
         return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))
 
-    def _starts_of(self, place: Place) -> np.ndarray:
-        return self._starts(place.epoch)[place.batch * self.rows : (place.batch + 1) * self.rows]
-
-    def _planned(self, epoch: int) -> np.ndarray:
-        """Where the windows of an epoch begin, in their order."""
+    def order(self, epoch: int) -> np.ndarray:
+        """Where the windows of an epoch begin."""
         if not self.shuffle:
             return np.arange(0, len(self.ids), self.width)
         random = np.random.default_rng((self.seed, epoch))
