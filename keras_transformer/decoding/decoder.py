@@ -144,12 +144,3 @@ class Decoder(ABC):
             sources: the pieces of each source, without an end.
             targets: the ids of each target.
         """
-
-
-def decoder_of(model: Transformer | Decoder) -> Decoder:
-    """The decoder of a model."""
-    if isinstance(model, Decoder):
-        return model
-    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
-
-    return KerasDecoder(model)

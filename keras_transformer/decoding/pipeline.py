@@ -18,6 +18,8 @@ class Pipeline:
     """A model with what stands between it and the world. The house asks of it what is here; the rest is its task's."""
 
     model: Any
+    attention: Any  # the method that tells where the model looks: its first argument is what the model takes
+    takes_target = False  # whether `attention` takes a second one, what the model is to write
 
     @property
     def task(self) -> str:
@@ -65,6 +67,8 @@ class Pipeline:
         Raises:
             RequestError: the model takes no target.
         """
+        if self.takes_target:
+            return self.attention(line, target)
         if target is not None:
             raise RequestError(f"--target is for models that write texts; a model of --task {self.task} gives none")
-        return self.attention(line)  # type: ignore[attr-defined]
+        return self.attention(line)

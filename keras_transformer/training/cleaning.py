@@ -10,7 +10,7 @@ from pathlib import Path
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
 from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
-from keras_transformer.training.request import Run
+from keras_transformer.training.task import Run
 from keras_transformer.training.text_settings import PairSettings
 
 SHOWN_CHARACTERS = 60  # of an example on standard error

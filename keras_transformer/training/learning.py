@@ -13,8 +13,7 @@ from keras_transformer.errors import JobError, command_line, say
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config
 from keras_transformer.text.feeding import Plan
-from keras_transformer.training.request import Run
-from keras_transformer.training.task import Prepared
+from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
 from keras_transformer.training.cleaning import tell_of_overlap
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 MOST_CHECKED = 100_000  # target lines
 MOST_CHANGED = 0.001  # of them, without a warning

@@ -3,7 +3,7 @@ the run folder is changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,47 +21,9 @@ from keras_transformer.training import devices, workers
 from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, fitting_warm_up, inherited_from
 from keras_transformer.training.settings import Settings, as_given, flag_of, own_data, resolve, settings_of
 from keras_transformer.training.stored_settings import resumed
-from keras_transformer.training.task import TaskModule
+from keras_transformer.training.task import Run
 from keras_transformer.training.text_settings import TextSettings
 from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
-
-
-@dataclass
-class Run:
-    """A run that is about to train.
-
-    Args:
-        settings: what was asked for.
-        folder: where the run is written.
-        corpus: what to train on.
-        config: what `config.json` holds.
-        is_chief: whether this worker writes the run folder; of several workers one does.
-        is_resumed: whether the run began before.
-        vocabulary: of what the model takes, once it is known; None for models that take no text.
-        given: the flags of a new run, by the names of their settings.
-    """
-
-    settings: Settings
-    folder: RunFolder
-    corpus: Corpus[Any]
-    config: dict[str, Any]
-    is_chief: bool = True
-    is_resumed: bool = False
-    vocabulary: Tokenizer | None = None
-    given: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def task(self) -> TaskModule:
-        """What the run learns."""
-        return TASKS[self.settings.task].module("training")  # type: ignore[return-value]
-
-    @property
-    def lowers_vocabulary(self) -> bool:
-        """Whether the vocabulary may be smaller than the setting if the text supports no more.
-
-        Not if the user gave the size; a run that is resumed does not tell whether it was given.
-        """
-        return "vocabulary_size" not in self.given
 
 
 def open_run(given: dict[str, Any]) -> Run | None:

@@ -11,8 +11,7 @@ from keras_transformer.models.base import FamilyModel
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
-from keras_transformer.training.request import Run
-from keras_transformer.training.task import Prepared
+from keras_transformer.training.task import Prepared, Run
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
 # The mean is over the last fifth of the run, which the learning rate of the paper leaves almost constant (it falls by a

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import load_tensorflow, say
 from keras_transformer.training.cleaning import clean
 from keras_transformer.training.learning import compiled_model, fit
-from keras_transformer.training.request import Run, open_run
+from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import flag_of
+from keras_transformer.training.task import Run
 from keras_transformer.training.workspace import begun
 
 if TYPE_CHECKING:

@@ -1,18 +1,23 @@
-"""What the module `training` of a task defines."""
+"""A run that is about to train, and what the module `training` of its task defines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.tasks import TASKS
+from keras_transformer.text.corpora import Corpus
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.settings import Settings
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.text.corpora import Corpus
     from keras_transformer.text.feeding import Plan
     from keras_transformer.training.callbacks import Progress
-    from keras_transformer.training.request import Run
 
 
 class Prepared(Protocol):
@@ -59,3 +64,41 @@ class TaskModule(Protocol):
 
     def measured(self, run: Run, data: Any, model: Any) -> dict[str, float]:
         """What is measured on the model that a run ends with."""
+
+
+@dataclass
+class Run:
+    """A run that is about to train.
+
+    Args:
+        settings: what was asked for.
+        folder: where the run is written.
+        corpus: what to train on.
+        config: what `config.json` holds.
+        is_chief: whether this worker writes the run folder; of several workers one does.
+        is_resumed: whether the run began before.
+        vocabulary: of what the model takes, once it is known; None for models that take no text.
+        given: the flags of a new run, by the names of their settings.
+    """
+
+    settings: Settings
+    folder: RunFolder
+    corpus: Corpus[Any]
+    config: dict[str, Any]
+    is_chief: bool = True
+    is_resumed: bool = False
+    vocabulary: Tokenizer | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> TaskModule:
+        """What the run learns."""
+        return TASKS[self.settings.task].module("training")  # type: ignore[return-value]
+
+    @property
+    def lowers_vocabulary(self) -> bool:
+        """Whether the vocabulary may be smaller than the setting if the text supports no more.
+
+        Not if the user gave the size; a run that is resumed does not tell whether it was given.
+        """
+        return "vocabulary_size" not in self.given

@@ -20,9 +20,9 @@ from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.fine_tuning import fitting_warm_up
 from keras_transformer.training.progress_line import clock
-from keras_transformer.training.request import Run, warn_of_a_long_warm_up
+from keras_transformer.training.request import warn_of_a_long_warm_up
 from keras_transformer.training.settings import Settings, flag_of
-from keras_transformer.training.task import Prepared
+from keras_transformer.training.task import Prepared, Run
 
 MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run

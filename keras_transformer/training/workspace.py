@@ -16,7 +16,7 @@ from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.training.settings import Settings, flag_of
 
 if TYPE_CHECKING:
-    from keras_transformer.training.request import Run
+    from keras_transformer.training.task import Run
 
 
 def check_apart(settings: Settings) -> None:

@@ -13,7 +13,7 @@ from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.batches import RowPlan
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.request import Run
+from keras_transformer.training.task import Run
 
 SCORE, UNIT = "validation loss", "words"
 FIRST_TAG = 4  # a tag is told by an id of the vocabulary, behind the control ids

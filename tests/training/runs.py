@@ -17,7 +17,7 @@ import pytest
 import train
 from keras_transformer.run_folder import load_model
 from keras_transformer.training import devices, run
-from keras_transformer.training.request import Run
+from keras_transformer.training.task import Run
 from tests.graphs import search_eagerly
 
 ROOT = Path(__file__).resolve().parents[2]

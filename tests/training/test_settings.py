@@ -23,9 +23,10 @@ from keras_transformer.tasks.next_item import logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
 from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
-from keras_transformer.training.request import Run, open_run
+from keras_transformer.training.request import open_run
 from keras_transformer.training.settings import check, resolve
 from keras_transformer.training.stored_settings import resumed
+from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
 from tests.tiny_corpus import write_corpus
 

@@ -50,6 +50,8 @@ class Recognizer(Pipeline):
         RequestError: the model has another number of labels.
     """
 
+    task = TASK
+
     def __init__(self, model: ImageClassifier, labels: Sequence[str]):
         labels = list(strings_of(labels, "labels"))
         if not labels or model.num_labels != len(labels):
@@ -64,10 +66,6 @@ class Recognizer(Pipeline):
             f"<Recognizer: {model.count_params():,} parameters, {model.num_layers} layers of width {model.hidden_dim}, "
             f"images of {size} x {size} pixels with {channels} channels, {len(self.labels)} labels>"
         )
-
-    @property
-    def task(self) -> str:
-        return TASK
 
     @property
     def names(self) -> Sequence[str]:

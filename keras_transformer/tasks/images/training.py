@@ -19,8 +19,8 @@ from keras_transformer.tasks.images.corpus import LabelledImage, images_from_fol
 from keras_transformer.tasks.images.reading import MODES
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     from keras_transformer.models.image_classifier import ImageClassifier

@@ -24,8 +24,8 @@ from keras_transformer.training.preparation import (
     training_files,
     validation_pairs,
 )
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     from keras_transformer.tasks.language_modelling.pipeline import Generator

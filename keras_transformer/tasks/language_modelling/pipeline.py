@@ -76,6 +76,8 @@ class Generator(Pipeline):
             continues.
     """
 
+    task, takes_target = TASK, True
+
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, answer_length: int | None = None):
         self.model = model
         self.tokenizer = tokenizer
@@ -92,10 +94,6 @@ class Generator(Pipeline):
         )
 
     @property
-    def task(self) -> str:
-        return TASK
-
-    @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
         return self.tokenizer, self.tokenizer
 
@@ -109,9 +107,6 @@ class Generator(Pipeline):
 
     def about(self) -> dict[str, str]:
         return {"answer_length": str(self.answer_length)} if self.answer_length else {}
-
-    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        return self.attention(line, target)
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int = 200, options: SearchOptions | None = None

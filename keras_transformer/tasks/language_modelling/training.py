@@ -23,8 +23,8 @@ from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras

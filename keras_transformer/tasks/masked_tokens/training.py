@@ -18,7 +18,7 @@ from keras_transformer.tasks.translation.training import metrics as metrics
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.request import Run
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     from keras_transformer.models.encoder import Encoder

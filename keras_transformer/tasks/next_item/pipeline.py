@@ -49,6 +49,8 @@ class Recommender(Pipeline):
         items: its vocabulary.
     """
 
+    task = TASK
+
     def __init__(self, model: SequenceEncoder, items: Items):
         self.model = model
         self.items = items
@@ -60,10 +62,6 @@ class Recommender(Pipeline):
             f"<Recommender: {model.count_params():,} parameters, {model.num_layers} layers of width "
             f"{model.hidden_dim}, {len(self.items):,} items>"
         )
-
-    @property
-    def task(self) -> str:
-        return TASK
 
     @property
     def names(self) -> Sequence[str]:

@@ -17,8 +17,8 @@ from keras_transformer.tasks.next_item.logs import History, log_from_file, named
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.bleu import bleu_metric, quality, tokenizer_for
@@ -12,17 +12,20 @@ from keras_transformer.text.lines import strings_of
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.options import SearchOptions
-    from keras_transformer.tasks.translation.pipeline import Translator
+    from keras_transformer.decoding.results import Hypothesis
+
+    Stream = Callable[[list[str], SearchOptions], Iterable[list[Hypothesis]]]
 
 
 def evaluate(
-    translator: Translator,
-    sources: Sequence[str],
-    references: Sequence[str],
-    options: SearchOptions,
-    tokenize: str | None,
+    stream: Stream, sources: Sequence[str], references: Sequence[str], options: SearchOptions, tokenize: str
 ) -> dict[str, Any]:
     """What `Translator.evaluate` returns.
+
+    Args:
+        stream: `Translator.stream`.
+        sources, references, options: as for `Translator.evaluate`.
+        tokenize: see `checked_tokenizer`.
 
     Raises:
         RequestError: see `Translator.evaluate`.
@@ -33,9 +36,8 @@ def evaluate(
             "expected a reference for each source, and one at least; received "
             f"{len(sources)} sources and {len(references)} references"
         )
-    tokenize = checked_tokenizer(tokenize, translator.target_language)
     start = time.perf_counter()
-    best = [hypotheses[0] for hypotheses in translator.stream(sources, options)]
+    best = [hypotheses[0] for hypotheses in stream(sources, options)]
     seconds = time.perf_counter() - start
     return {
         **quality([hypothesis.text for hypothesis in best], references, tokenize),

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.decoding.attention import Attention, translation_attention
-from keras_transformer.decoding.decoder import Decoder, decoder_of
+from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.options import SearchOptions as SearchOptions
 from keras_transformer.decoding.options import own_search, require_whole
@@ -64,6 +64,8 @@ class Translator(Pipeline):
     >>> translator.translate(["twenty-one", "two"])
     ['einundzwanzig', 'zwei']
     """
+
+    task, takes_target = TASK, True
 
     def __init__(
         self,
@@ -255,9 +257,10 @@ class Translator(Pipeline):
         Raises:
             RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
         """
-        from keras_transformer.tasks.translation.evaluation import evaluate
+        from keras_transformer.tasks.translation.evaluation import checked_tokenizer, evaluate
 
-        return evaluate(self, sources, references, options or self.search_options(), tokenize)
+        tokenize = checked_tokenizer(tokenize, self.target_language)
+        return evaluate(self.stream, sources, references, options or self.search_options(), tokenize)
 
     def attention(self, text: str, target: str | None = None) -> dict[str, Attention]:
         """Where the model looks while it translates a text.
@@ -284,10 +287,6 @@ class Translator(Pipeline):
         return translation_attention(model, source, written, (self.source_tokenizer, self.target_tokenizer))
 
     @property
-    def task(self) -> str:
-        return TASK
-
-    @property
     def exported_model(self) -> Any:
         return self.decoder.joint
 
@@ -301,9 +300,6 @@ class Translator(Pipeline):
 
     def about(self) -> dict[str, str]:
         return {"splits_text": "no", "sentences_per_line": str(self.learned_text.sentences_per_line)}
-
-    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
-        return self.attention(line, target)
 
     def save(
         self,
@@ -373,6 +369,15 @@ def load(
     return translator_of(load_model(folder, TASKS[TASK].kind), folder, max_source_length)
 
 
+def decoder_of(model: Transformer | Decoder) -> Decoder:
+    """The decoder of a model."""
+    if isinstance(model, Decoder):
+        return model
+    from keras_transformer.decoding.keras_decoder import KerasDecoder  # imports Keras
+
+    return KerasDecoder(model)
+
+
 def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_length: int | None = None) -> Translator:
     """The translator of a model, with the vocabularies in a folder.
 
@@ -391,8 +396,5 @@ def translator_of(model: Transformer | Decoder, folder: RunFolder, max_source_le
 
 def imported(found: Imported) -> Translator:
     """The translator of a model that was read from another format."""
-    source, target = found.languages or (None, None)
-    return Translator(
-        found.model(), found.source.tokenizer, found.target.tokenizer, search=found.search, target_language=target,
-        source_language=source,
-    )  # fmt: skip
+    languages = asdict(LearnedText(*found.languages) if found.languages else LearnedText())
+    return Translator(found.model(), found.source.tokenizer, found.target.tokenizer, search=found.search, **languages)

@@ -10,8 +10,8 @@ from keras_transformer.bleu import bleu
 from keras_transformer.making import make_model
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
 from keras_transformer.training.preparation import Text, prepare_text
-from keras_transformer.training.request import Run
 from keras_transformer.training.settings import Settings
+from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras
