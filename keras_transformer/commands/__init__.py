@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -72,20 +71,22 @@ def _task_of(folder: str, verb: str, of_each: Mapping[str, Command]) -> str:
 class _Parser:
     """A parser to which several tasks add their options: an option that is there is the same one."""
 
-    def __init__(self, parser: argparse.ArgumentParser):
+    def __init__(self, parser: argparse.ArgumentParser, known: set[str]):
         self.parser = parser
+        self.known = known  # the options that the parser has
         self.own: dict[str, str] = {}  # what was added, whoever added it first, as people write it
 
     def add_argument(self, *names: str, **options: Any) -> None:
         flag = names[-1]
         self.own[flag.lstrip("-").replace("-", "_")] = flag if flag.startswith("-") else options.get("metavar", flag)
-        with contextlib.suppress(argparse.ArgumentError):
+        if flag not in self.known:
+            self.known.add(flag)
             self.parser.add_argument(*names, **options)
 
 
 def add_all(parser: argparse.ArgumentParser, several: list[AddOptions]) -> None:
     """Adds the options of several tasks to a parser."""
-    shared: Any = _Parser(parser)
+    shared: Any = _Parser(parser, set())
     for add_options in several:
         add_options(shared)
 
@@ -93,9 +94,9 @@ def add_all(parser: argparse.ArgumentParser, several: list[AddOptions]) -> None:
 def refuse_foreign(arguments: argparse.Namespace, task: str, several: Mapping[str, AddOptions]) -> None:
     """Raises RequestError if an option was given that other tasks have, and not this one."""
     own: dict[str, dict[str, str]] = {}
-    defaults = argparse.ArgumentParser(add_help=False)
+    defaults, known = argparse.ArgumentParser(add_help=False), set[str]()
     for one, add_options in several.items():
-        shared: Any = _Parser(defaults)
+        shared: Any = _Parser(defaults, known)
         add_options(shared)
         own[one] = shared.own
     for name, value in vars(arguments).items():

@@ -11,11 +11,11 @@ from keras_transformer.commands import Command
 from keras_transformer.commands.lines import add_batch_size, standard_input
 from keras_transformer.commands.vectors import add_vector_options, write_vectors
 from keras_transformer.errors import RequestError, load_tensorflow
-from keras_transformer.tasks.next_item.logs import read_log
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from keras_transformer.tasks.next_item.logs import Log
     from keras_transformer.tasks.next_item.pipeline import Recommendation
 
 EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
@@ -23,7 +23,7 @@ EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
 
 def recommend(arguments: argparse.Namespace) -> None:
     """Prints a JSON object for each history: of standard input, or of the users of a log."""
-    log = None if arguments.log is None else read_log(arguments.log)
+    log = None if arguments.log is None else log_in(arguments.log)
     load_tensorflow()
     from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender
 
@@ -36,6 +36,13 @@ def recommend(arguments: argparse.Namespace) -> None:
     for found in recommender.stream(map(history_of, lines), *options):
         show(found)
     lines.tell_of_invalid()
+
+
+def log_in(path: str) -> Log:
+    """The log in a file; `--help` does not wait for what reads it."""
+    from keras_transformer.tasks.next_item.logs import read_log
+
+    return read_log(path)
 
 
 def show(found: list[Recommendation], **whose: str) -> None:
@@ -55,7 +62,7 @@ def vectors(arguments: argparse.Namespace) -> np.ndarray:
     if arguments.items:
         return recommender.item_vectors()
     if arguments.log is not None:
-        return recommender.embed(read_log(arguments.log).histories, arguments.batch_size)
+        return recommender.embed(log_in(arguments.log).histories, arguments.batch_size)
     lines = standard_input()
     found = recommender.embed(map(history_of, lines), arguments.batch_size)
     lines.tell_of_invalid()
@@ -66,7 +73,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """Prints one JSON object: how well the last event of each user of a log is told from the events before."""
     if arguments.log is None:
         raise RequestError("expected --log, whose users' last events are to be told; received none")
-    histories = [history for history in read_log(arguments.log).histories if len(history) > 1]
+    histories = [history for history in log_in(arguments.log).histories if len(history) > 1]
     if not histories:
         raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
     load_tensorflow()
