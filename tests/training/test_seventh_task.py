@@ -75,13 +75,16 @@ def test_it_is_saved_from_python(place):
     assert load(place / "saved").tag("bat om na tob") == tagger.tag("bat om na tob")
 
 
-def test_it_is_exported_and_certified_with_the_run_and_without(place, capsys):
-    out = place / "exported"
-    flags = ["--format", "onnx", "tflite", "--out", str(out)]
-    assert exporting.main([str(place / "whole"), *flags]) == 0, capsys.readouterr()
+@pytest.mark.parametrize(
+    "format", ["onnx", *(pytest.param(name, marks=pytest.mark.long) for name in ("saved_model", "tflite"))]
+)
+def test_it_is_exported_and_certified_with_the_run_and_without(place, format, capsys):
+    out = place / f"exported-{format}"
+    assert exporting.main([str(place / "whole"), "--format", format, "--out", str(out)]) == 0, capsys.readouterr()
     certificate = json.loads((out / "certificate.json").read_text())
     names = {entry["name"]: entry["holds"] for entry in certificate["entries"]}
-    assert names["onnx/tag.onnx"] and names["tflite/tag.tflite"] and all(names.values())
+    assert all(names.values())
+    assert {"saved_model", "onnx/tag.onnx", "tflite/tag.tflite"} & {*names}
     assert certificate["run"]["task"] == "tagging" and certificate["run"]["tags"] == " ".join(
         load(place / "whole").tags
     )
