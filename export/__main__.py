@@ -217,7 +217,7 @@ def num_bytes(path: Path) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's own parser."""
-    parser = argparse.ArgumentParser(prog=command_line("export"), description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog=command_line("export"), description=DESCRIPTION, allow_abbrev=False)
     add_options(parser)
     parser.add_argument(FLAG, metavar="MODULE", help=HELP)
     return parser

@@ -89,6 +89,8 @@ def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> Tr
     """
     config = read_config(run)
     task = TASKS[task_of(config)]
+    if others and not hasattr(task.module("pipeline"), "translator_of"):
+        raise RequestError(f"runs of --task {task_of(config)} cannot answer together; received {1 + len(others)} runs")
     together = task.module("ensembles").load_ensemble if others else None
     pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
     corpus = config.get("corpus", {})

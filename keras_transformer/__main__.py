@@ -53,7 +53,7 @@ HOUSE = {
 
 def commands() -> dict[str, Command]:
     """All commands, by their names."""
-    return {**verbs(), **HOUSE}
+    return {"train": HOUSE["train"], **verbs(), **HOUSE}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

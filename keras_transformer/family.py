@@ -197,7 +197,9 @@ def part(slot: str, value: str | type | dict[str, Any], argument: str = "") -> d
 def _name_of(slot: str, part_class: type, argument: str) -> str:
     """The name of a class in a slot, under which it is put there if it is new."""
     for name, one in ALL_SLOTS[slot].items():
-        if part_class is one.own_class or one.home == f"{part_class.__module__}:{part_class.__qualname__}":
+        if one.home == f"{part_class.__module__}:{part_class.__qualname__}":
+            if one.own_class is not None:  # a cell of a notebook that ran again has made another class
+                ALL_SLOTS[slot][name] = replace(one, own_class=part_class)
             return name
     if (name := part_class.__name__) in ALL_SLOTS[slot]:
         raise Fault(f"{{{argument}}} must have a name of its own", {argument: f"another class {name!r:.60}"})

@@ -184,5 +184,7 @@ def parameters_of(part_class: type) -> set[str]:
             break
         if "__init__" in vars(one):
             parameters = inspect.signature(one.__init__).parameters.values()  # type: ignore[misc]
-            names |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"}
+            names |= {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)} - {
+                "self"
+            }
     return names

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.options import Option, Part, parameters_of
 
 FLAG = "--import"
-HELP = "a module of yours that registers parts or tasks, see `register_part`; it may be given several times"
+HELP = "a module of yours that registers parts, or adds a task to `tasks.TASKS`; it may be given several times"
 VARIABLE = "KERAS_TRANSFORMER_IMPORT"  # the modules, for processes that a command starts
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
@@ -54,6 +54,9 @@ def register_part(
     options = dict(options or {})
     _check(slot, name, part_class, options)
     own = module or part_class.__module__
+    for known, part in [*family.ALL_SLOTS[slot].items()]:
+        if part.home == home_of(part_class) and part.own_class is not None and not part.own_module:
+            del family.ALL_SLOTS[slot][known]  # a model was given the class before
     family.ALL_SLOTS[slot][name] = Part(home_of(part_class), help, own, options, own_class=part_class, own_module=own)
 
 
@@ -141,9 +144,14 @@ def import_named() -> None:
     Raises:
         RequestError: one of them cannot be imported.
     """
-    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+    names = [*filter(None, os.environ.get(VARIABLE, "").split(","))]
+    if not names:
+        return
+    load_tensorflow()  # quietly, before the modules import Keras
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # behind what is installed
+    for name in names:
         try:
             import_module(name)
         except Exception as error:

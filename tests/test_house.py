@@ -42,8 +42,8 @@ keras_transformer.layers keras_transformer.optimizers keras_transformer.schedule
 keras_transformer.own_parts
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
-keras_transformer.ops keras_transformer.ordering
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds keras_transformer.tasks
+keras_transformer.ops keras_transformer.ordering keras_transformer.tasks
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds
 """  # noqa: E501
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.

@@ -64,6 +64,27 @@ def test_a_class_or_its_name_makes_the_same_model(maxout):
         Transformer(**SIZES, feed_forward={"name": "maxout", "pieces": 17})
 
 
+def test_a_class_that_is_defined_anew_takes_the_place_of_the_old_one_and_may_be_registered_later(place, monkeypatch):
+    def defined(factor):
+        class Scaled(keras_transformer.layers.FeedForward):
+            """A multiple of the network."""
+
+            def call(self, x):
+                return factor * super().call(x)
+
+        return Scaled
+
+    inputs = make_inputs()
+    once, twice = (Transformer(**SIZES, feed_forward=defined(factor)) for factor in (1, 2))
+    twice.set_weights(once.get_weights())
+    assert np.abs(np.array(once(inputs)) - np.array(twice(inputs))).max() > 1e-3
+    scaled = defined(3)
+    keras_transformer.register_part("feed_forward", "scaled", scaled, module="somewhere")
+    model = Transformer(**SIZES, feed_forward=scaled)
+    assert model.arguments()["feed_forward"] == {"name": "scaled"}
+    assert own_parts.modules_of({"kind": model.kind, **model.arguments()}) == ["somewhere"]
+
+
 def test_a_class_that_is_not_registered_trains_and_cannot_be_saved(place, tokenizer):
     class Doubled(keras_transformer.layers.FeedForward):
         """Twice the network."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import ExportFolder
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks import TASKS, task_of
 
@@ -56,8 +57,8 @@ def _joined(verb: str, of_each: Mapping[str, Command]) -> Command:
 
 
 def _task_of(folder: str, verb: str, of_each: Mapping[str, Command]) -> str:
-    """The task of the run in a folder, by which a verb is done. A folder without a run is left to the first task."""
-    if not RunFolder(folder).is_run():
+    """The task of the run in a folder, by which a verb is done. An export is left to the first task."""
+    if not RunFolder(folder).is_run() and ExportFolder(folder).is_export():
         return next(iter(of_each))
     task = task_of(read_config(folder))
     if task not in of_each:
@@ -101,8 +102,13 @@ def refuse_foreign(arguments: argparse.Namespace, task: str, several: Mapping[st
         own[one] = shared.own
     for name, value in vars(arguments).items():
         owners = [one for one, names in own.items() if name in names]
-        if owners and task not in owners and value != defaults.get_default(name) and value:
+        if owners and task not in owners and is_given(value, defaults.get_default(name)):
             flag = own[owners[0]][name]
             raise RequestError(
                 f"{flag} is for --task {' or '.join(owners)}; received it for --task {task}: leave it out"
             )
+
+
+def is_given(value: Any, default: Any) -> bool:
+    """Whether an option was given: 0 is a value, and an empty list of files is none."""
+    return value != default and value is not None and value is not False and value != []

@@ -70,5 +70,5 @@ class Pipeline:
         if self.takes_target:
             return self.attention(line, target)
         if target is not None:
-            raise RequestError(f"--target is for models that write texts; a model of --task {self.task} gives none")
+            raise RequestError(f"--target is for models that write texts; a model of --task {self.task} writes none")
         return self.attention(line)

@@ -40,11 +40,12 @@ class Layer(Replaceable, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructors, as the layer keeps them."""
-        return {**super().get_config(), **{name: self._kept(name) for name in sorted(parameters_of(type(self)))}}
+        config = super().get_config()
+        return {**config, **{name: self._kept(name) for name in sorted(parameters_of(type(self)) - config.keys())}}
 
     def _kept(self, argument: str) -> Any:
         for name in (f"{argument}_config", f"{argument}_rate", argument):
-            if hasattr(self, name):
+            if hasattr(self, name) and not isinstance(getattr(self, name), keras.layers.Layer):
                 return getattr(self, name)
         recorded = getattr(getattr(self, "_auto_config", None), "config", {})  # what Keras saw of the constructor
         if argument in recorded:

@@ -17,6 +17,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from keras_transformer.errors import RequestError
+
 
 class Task(NamedTuple):
     """A task.
@@ -50,7 +52,8 @@ class Task(NamedTuple):
 
     def signature(self, keys: Container[str]) -> type[Any]:
         """The class of its artefacts' signature, for a run whose configuration has these keys."""
-        return next(one for one in self.module("signature").SIGNATURES if one.mark is None or one.mark in keys)
+        signatures = self.module("signature").SIGNATURES
+        return next((one for one in signatures if one.mark is None or one.mark in keys), signatures[-1])
 
 
 def _task(folder: str, help: str) -> Task:
@@ -75,13 +78,28 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
         name: of the task; None in folders that were imported, or saved from Python.
         kind: of the model.
         keys: of the configuration. A task may have a `mark`, a key that all of its runs have.
+
+    Raises:
+        ValueError: no task has such models.
     """
     fitting = [task for task, its in TASKS.items() if its.kind == kind]
     marked = [task for task in fitting if TASKS[task].settings.mark in keys]
     plain = [task for task in fitting if TASKS[task].settings.mark is None]
-    return next(iter([*[task for task in fitting if task == name], *marked, *plain]))
+    for task in [*[task for task in fitting if task == name], *marked, *plain]:
+        return task
+    raise ValueError(f"expected a model of a kind that a task has; received {kind!r:.60}")
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it."""
-    return task_named(config["settings"].get("task"), config["model"]["kind"], config)
+    """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
+
+    Raises:
+        RequestError: nothing that was imported defines the task.
+    """
+    name = config["settings"].get("task")
+    if isinstance(name, str) and name not in TASKS:
+        raise RequestError(
+            f"a run of the task {name!r:.60}, which nothing here defines: import the module that adds the task to "
+            "`keras_transformer.tasks.TASKS`, in a command by --import MODULE"
+        )
+    return task_named(name, config["model"]["kind"], config)

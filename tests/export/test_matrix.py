@@ -14,6 +14,7 @@ import pytest
 
 from export.__main__ import FORMATS, check_parts, write_artefacts
 from export.certificate import artefacts_in, certify, comparison, judgement, outputs, runner
+from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
 from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
 from keras_transformer import family
@@ -91,7 +92,7 @@ def translator_of(variant: str) -> Translator:
 @lru_cache(2)
 def expected_of(translator: Translator, decoding: Decoding) -> Any:
     """What a model gives for the sentences, with which all its artefacts are compared."""
-    return comparison.expected_of(TrainedRun(translator), decoding, Texts([], [], SENTENCES), SENTENCES)
+    return expected_of_run(TrainedRun(translator), decoding, Texts([], [], SENTENCES), SENTENCES)
 
 
 @pytest.fixture

@@ -68,6 +68,14 @@ def test_it_answers_by_a_command_and_other_commands_name_it(place, capsys, monke
     assert "one of --task tagging, which `tag` takes" in capsys.readouterr().err
 
 
+def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, capsys, monkeypatch):
+    monkeypatch.delitem(TASKS, "tagging")
+    assert main(["embed", str(place / "whole"), "--out", str(place / "x.npy")]) == 2
+    assert "the task 'tagging', which nothing here defines: import the module" in capsys.readouterr().err
+    assert main(["classify", str(place / "none"), "one.png"]) == 2
+    assert "expected a run folder" in capsys.readouterr().err
+
+
 def test_it_is_saved_from_python(place):
     tagger = load(place / "whole")
     tagger.save(place / "saved")

@@ -90,25 +90,30 @@ def score(arguments: argparse.Namespace) -> None:
     Raises:
         RequestError: a text and pairs are given, or neither.
     """
-    if (arguments.text is None) == (arguments.source is None):
-        raise RequestError("expected --text, or for a model of pairs --source and --target; received both or neither")
+    given = [value is not None for value in (arguments.text, arguments.source, arguments.target)]
+    if given not in ([True, False, False], [False, True, True]):
+        raise RequestError("expected --text alone, or for a model of pairs --source and --target")
+    if arguments.text is None:
+        score_pairs(arguments, lambda: opened(arguments.run).score_answers)
+    else:
+        score_text(arguments)
+
+
+def opened(run: str) -> Generator:
+    """The generator of a run; TensorFlow is loaded quietly before."""
     load_tensorflow()
     from keras_transformer.tasks.language_modelling.pipeline import load_generator
 
-    generator = load_generator(arguments.run)
-    if arguments.text is None:
-        score_pairs(arguments, generator.score_answers)
-    else:
-        score_text(arguments, generator)
+    return load_generator(run)
 
 
-def score_text(arguments: argparse.Namespace, generator: Generator) -> None:
+def score_text(arguments: argparse.Namespace) -> None:
     """Prints what a language model says of a whole text."""
     from keras_transformer.text.lines import read_lines
 
+    text, generator = "".join(f"{line}\n" for line in read_lines(arguments.text)), opened(arguments.run)
     if generator.answer_length is not None:
         raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")
-    text = "".join(f"{line}\n" for line in read_lines(arguments.text))
     score = generator.score(text)
     loss = -score.log_prob / score.num_tokens
     figures = {

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.text.batches import RowPlan
+from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import PAD, SEPARATOR, START
 
@@ -34,20 +35,43 @@ class PairRows:
     def __len__(self) -> int:
         return len(self.source_lengths)
 
-    def text(self, row: int) -> list[int]:
-        """The ids of a row."""
-        separator, place = self.separators[row], np.array([row])
-        source = self.corpus.source_ids(place, 1, separator)[0] if separator else ()
-        return [*source, SEPARATOR, *self.corpus.labels(place, 1, int(self.corpus.target_lengths[row]))[0]]
+    def texts(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
+        """(num_rows, T) int32: the ids of these rows, padded, then blank rows."""
+        texts = np.full((num_rows, int(self.source_lengths[rows].max())), PAD, "int32")
+        sources = self.corpus.source_ids(rows, len(rows), int(self.separators[rows].max()))
+        targets = self.corpus.labels(rows, len(rows), int(self.corpus.target_lengths[rows].max()))
+        for text, row, source, target in zip(texts, rows, sources, targets, strict=False):
+            separator, end = self.separators[row], self.source_lengths[row]
+            text[:separator] = source[:separator]
+            text[separator] = SEPARATOR
+            text[separator + 1 : end] = target[: end - separator - 1]
+        return texts
 
 
-class PairPlan(RowPlan):
-    """Plans batches of pairs, each in one row, see `RowPlan`.
+class PairPlan(BatchPlan):
+    """Plans batches of pairs, each in one row, as `BatchPlan` plans those of sentence pairs.
 
-    A row's inputs are the start id and the row without its last id.
+    A row's inputs are the start id and the row without its last id. Each label weighs 1 / (labels of the batch).
+
+    Args:
+        corpus: the pairs.
+        token_budget: the most positions of a batch, padding included.
+        arguments: see `BatchPlan`.
     """
 
-    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
-        text = corpus.text(row)
-        unlabelled = len(text) - corpus.target_lengths[row]
-        return [START, *text[:-1]], [*[PAD] * unlabelled, *text[unlabelled:]]
+    like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
+
+    def __init__(self, corpus: PairRows, token_budget: int, *arguments: Any, **options: Any):
+        super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
+
+    def batch(self, place: Place) -> Batch:
+        epoch = self._epoch(place.epoch)
+        rows, corpus = epoch.rows_of(place.batch), epoch.corpus
+        texts = corpus.texts(rows, int(epoch.batches["num_rows"][place.batch]))  # type: ignore[attr-defined]
+        ids = np.where(texts == PAD, PAD, np.roll(texts, 1, axis=1))
+        ids[: len(rows), 0] = START
+        unlabelled = np.zeros((len(texts), 1), "int32")
+        unlabelled[: len(rows), 0] = corpus.source_lengths[rows] - corpus.target_lengths[rows]
+        labels = np.where(np.arange(texts.shape[1]) < unlabelled, PAD, texts)
+        real = labels != PAD
+        return Batch({"ids": ids}, labels, (real / real.sum()).astype("float32"))

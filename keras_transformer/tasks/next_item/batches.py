@@ -37,7 +37,7 @@ class HistoryRows:
 
 
 class HistoryPlan(RowPlan):
-    """Plans batches of histories see `RowPlan`.
+    """Plans batches of histories, see `RowPlan`.
 
     A row has up to C items of a history as labels; its inputs are the start id and these items but the last. A longer
     history is cut into windows, in each epoch at other places.

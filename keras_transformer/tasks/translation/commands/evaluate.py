@@ -57,17 +57,17 @@ def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokeniz
 
 def score(arguments: argparse.Namespace) -> None:
     """Prints log P and perplexity of translations, a line for a line, and of all on standard error."""
-    score_pairs(arguments, scorer(arguments.run, arguments.provider))
+    score_pairs(arguments, lambda: scorer(arguments.run, arguments.provider))
 
 
-def score_pairs(arguments: argparse.Namespace, scorer: Scorer) -> None:
+def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
     from keras_transformer.decoding.results import Score
 
     if arguments.source is None or arguments.target is None:
         raise RequestError("expected --source and --target, a line of one for each line of the other")
     lines = read_both(arguments.source, arguments.target)
-    scores = scorer(lines.sources, lines.targets, arguments.batch_size)
+    scores = open_scorer()(lines.sources, lines.targets, arguments.batch_size)
     for one in scores:
         print(f"{one.log_prob:.4f}\t{one.perplexity:.4f}")
     total = Score(sum(one.log_prob for one in scores), sum(one.num_tokens for one in scores))
