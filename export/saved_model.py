@@ -44,8 +44,8 @@ def export_saved_model(
         JobError: the SavedModel cannot be written.
     """
     require_precision("saved_model", precision)
-    given = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
-    module = _text_module(given) if given.text_stem else _ids_module(given)
+    signature = run.signature(run.pipeline, model_of_precision(run.model, precision), decoding)
+    module = _text_module(signature) if signature.text_stem else _ids_module(signature)
     path = Path(folder) / stem("saved_model", precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not (path / "saved_model.pb").is_file():
@@ -56,7 +56,7 @@ def export_saved_model(
         _save(module, aside, path)
         extra = aside / "assets.extra"  # the place for files that a SavedModel's loaders ignore
         extra.mkdir()
-        metadata = json.dumps(run.metadata(given.decoding, precision), indent=2, ensure_ascii=False)
+        metadata = json.dumps(run.metadata(signature.decoding, precision), indent=2, ensure_ascii=False)
         (extra / "metadata.json").write_text(metadata + "\n", encoding="utf-8")
     return [path]
 
@@ -73,48 +73,48 @@ def _save(module: Any, aside: Path, path: Path) -> None:
         ) from error
 
 
-def _module(given: Signature) -> Any:
+def _module(signature: Signature) -> Any:
     import tensorflow as tf
 
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
-    module.weights = [variable.value for variable in given.model.weights]
+    module.weights = [variable.value for variable in signature.model.weights]
     return module
 
 
-def _ids_module(given: Signature) -> Any:
+def _ids_module(signature: Signature) -> Any:
     """A `tf.Module` with its one signature."""
     import tensorflow as tf
 
-    module = _module(given)
-    answer = tf.function(given.named, input_signature=[given.spec()], autograph=False)
+    module = _module(signature)
+    answer = tf.function(signature.named, input_signature=[signature.spec()], autograph=False)
     module.functions = {"serving_default": answer}
     return module
 
 
-def _text_module(given: Signature) -> Any:
+def _text_module(signature: Signature) -> Any:
     """A `tf.Module` with its signatures, a function for each name."""
     import tensorflow as tf
 
-    library, module = import_optional("tensorflow_text"), _module(given)
+    library, module = import_optional("tensorflow_text"), _module(signature)
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
     module.tokenizers = source, target = [
         library.SentencepieceTokenizer(each.model, out_type=tf.int32, name=resource_name(each))
-        for each in given.pipeline.tokenizers
+        for each in signature.pipeline.tokenizers
     ]
-    texts = partial(texts_of, target, given.is_one_line)
+    texts = partial(texts_of, target, signature.is_one_line)
 
-    def signature(function: Callable[..., Outputs]) -> Any:
+    def traced(function: Callable[..., Outputs]) -> Any:
         def answer(text: Tensor) -> Outputs:
-            return function(pieces_in(source, text, given.cleaning), texts)
+            return function(pieces_in(source, text, signature.cleaning), texts)
 
         return tf.function(answer, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
 
     def ids_of(text: Tensor) -> dict[str, Tensor]:
-        pieces = pieces_in(source, text, given.cleaning)
+        pieces = pieces_in(source, text, signature.cleaning)
         return {"ids": pieces.flat_values, "starts": pieces.row_splits}
 
-    module.functions = {name: signature(function) for name, function in given.signatures().items()}
+    module.functions = {name: traced(function) for name, function in signature.signatures().items()}
     # No signature: what the tokenizer makes of text, for whoever checks it.
     module.read = tf.function(ids_of, input_signature=[tf.TensorSpec([None], tf.string, name="text")], autograph=False)
     return module

@@ -77,24 +77,24 @@ def export_tflite(
     folder = Path(folder) / "tflite"
     folder.mkdir(parents=True, exist_ok=True)
     model = _with_int8_embeddings(run.model) if precision == "int8" else run.model
-    given = run.signature(run.pipeline, model, decoding, INTEGERS)
+    signature = run.signature(run.pipeline, model, decoding, INTEGERS)
     paths = []
-    for name, module in _modules(given).items():
+    for name, module in _modules(signature).items():
         path = folder / f"{stem(name, precision)}.tflite"
         with write_whole(path) as aside:
-            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == given.text_stem))
+            aside.write_bytes(_converted(module, name.removesuffix("_text"), precision, name == signature.text_stem))
         paths.append(path)
     return paths
 
 
-def _modules(given: Signature) -> dict[str, Any]:
+def _modules(signature: Signature) -> dict[str, Any]:
     """What is written, by the stem of its file."""
-    if not given.text_stem:
-        return {given.ids_stem: _ids_module(given)}
-    if reason := _reason_against_text(*given.pipeline.tokenizers):
-        say(f"tflite/{given.text_stem}.tflite is left out: {reason}")
-        return {given.ids_stem: _ids_module(given)}
-    return {given.ids_stem: _ids_module(given), given.text_stem: _text_module(given)}
+    if not signature.text_stem:
+        return {signature.ids_stem: _ids_module(signature)}
+    if reason := _reason_against_text(*signature.pipeline.tokenizers):
+        say(f"tflite/{signature.text_stem}.tflite is left out: {reason}")
+        return {signature.ids_stem: _ids_module(signature)}
+    return {signature.ids_stem: _ids_module(signature), signature.text_stem: _text_module(signature)}
 
 
 def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
@@ -133,33 +133,33 @@ def _with_int8_embeddings(model: Any) -> Any:
     return twin
 
 
-def _ids_module(given: Signature) -> Any:
+def _ids_module(signature: Signature) -> Any:
     def answer(ids: Tensor) -> Outputs:
-        return given.of_ids(given.padded(ids))  # LiteRT fails on a width of 0
+        return signature.of_ids(signature.padded(ids))  # LiteRT fails on a width of 0
 
-    return _module(given, answer, given.spec())
+    return _module(signature, answer, signature.spec())
 
 
-def _text_module(given: Signature) -> Any:
+def _text_module(signature: Signature) -> Any:
     import tensorflow as tf
 
     library = import_optional("tensorflow_text")
-    read, written = given.pipeline.tokenizers
+    read, written = signature.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
     target = library.FastSentencepieceTokenizer(written.decoding_model())
 
     def answer(text: Tensor) -> Outputs:
-        return given.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
+        return signature.of_pieces(source.tokenize(text), lambda ids: target.detokenize(pieces_of(ids)))
 
-    return _module(given, answer, tf.TensorSpec([None], tf.string, name="text"))
+    return _module(signature, answer, tf.TensorSpec([None], tf.string, name="text"))
 
 
-def _module(given: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
+def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
     import tensorflow as tf
 
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
-    module.weights = [variable.value for variable in given.model.weights]
+    module.weights = [variable.value for variable in signature.model.weights]
     module.answer = tf.function(answer, input_signature=[takes], autograph=False)
     return module
 

@@ -18,6 +18,7 @@ from keras_transformer.options import Fault as Fault
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
 from keras_transformer.options import Unknown as Unknown
+from keras_transformer.options import home_of
 from keras_transformer.options import load as load
 from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
 from keras_transformer.slots import SLOTS as SLOTS
@@ -196,14 +197,14 @@ def part(slot: str, value: str | type | dict[str, Any], argument: str = "") -> d
 
 def _name_of(slot: str, part_class: type, argument: str) -> str:
     """The name of a class in a slot, under which it is put there if it is new."""
+    home = home_of(part_class)
     for name, one in ALL_SLOTS[slot].items():
-        if one.home == f"{part_class.__module__}:{part_class.__qualname__}":
+        if one.home == home:
             if one.own_class is not None:  # a cell of a notebook that ran again has made another class
                 ALL_SLOTS[slot][name] = replace(one, own_class=part_class)
             return name
     if (name := part_class.__name__) in ALL_SLOTS[slot]:
         raise Fault(f"{{{argument}}} must have a name of its own", {argument: f"another class {name!r:.60}"})
-    home = f"{part_class.__module__}:{part_class.__qualname__}"
     ALL_SLOTS[slot][name] = Part(home, "a class of your own", "", own_class=part_class)
     return name
 

@@ -174,6 +174,11 @@ def load(home: str) -> type[Any]:
     return getattr(import_module(module), name)
 
 
+def home_of(some_class: type) -> str:
+    """Where a class is defined, "module:class"."""
+    return f"{some_class.__module__}:{some_class.__qualname__}"
+
+
 def parameters_of(part_class: type) -> set[str]:
     """The argument names of a layer's constructor and of its bases' constructors, Keras's `Layer` excluded."""
     import keras  # the class's module has imported it

@@ -6,18 +6,17 @@ or a command does, by `--import MODULE`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError, load_tensorflow
-from keras_transformer.options import Option, Part, parameters_of
+from keras_transformer.options import Option, Part, home_of, parameters_of
 
 FLAG = "--import"
 HELP = "a module of yours that registers parts, or adds a task to `tasks.TASKS`; it may be given several times"
@@ -79,11 +78,6 @@ def _check(slot: str, name: str, part_class: type, options: dict[str, Option]) -
         option.checked(key, option.default)
 
 
-def home_of(part_class: type) -> str:
-    """Where a class is defined, "module:class"."""
-    return f"{part_class.__module__}:{part_class.__qualname__}"
-
-
 def modules_of(model: Mapping[str, Any]) -> list[str]:
     """The modules that register the parts of a model's complete configuration; none for the parts of this package.
 
@@ -102,13 +96,6 @@ def modules_of(model: Mapping[str, Any]) -> list[str]:
                 )
             modules |= {part.own_module} - {""}
     return sorted(modules)
-
-
-def sources_of(modules: Sequence[str]) -> Iterator[str]:
-    """The SHA-256 of the files of imported modules."""
-    for name in modules:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        yield hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def with_imports(arguments: Sequence[str] | None) -> list[str]:

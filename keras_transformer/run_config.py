@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,8 @@ FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
 
 
-class NewerVersion(Exception):
-    """A later version than this one wrote the file."""
-
-
-class NeedsModules(Exception):
-    """Modules that register parts of the run are not imported."""
+class Unreadable(Exception):
+    """The file is whole, and this process cannot read it: it is of a later version, or needs a module."""
 
 
 def write(path: Path, config: dict[str, Any]) -> None:
@@ -80,10 +77,8 @@ def read(path: Path) -> dict[str, Any]:
             "model": model,
             **({"search": own_search(config["search"])} if "search" in config else {}),
         }
-    except NewerVersion as error:
-        raise RequestError(f"{path} was {error}") from error
-    except NeedsModules as error:
-        raise RequestError(f"{path}: {error}") from error
+    except Unreadable as error:
+        raise RequestError(f"{path} {error}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
 
@@ -99,24 +94,20 @@ def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     except family.Unknown as error:
         unknown = str(error)
     if _is_newer(writer(config)):
-        raise NewerVersion(_newer_version_message(config, unknown))
+        raise Unreadable(_newer_version_message(config, unknown))
     if modules := config.get("modules"):
-        named = " ".join(f"{FLAG} {name}" for name in modules)
-        raise NeedsModules(
-            f"the run has parts that {', '.join(modules)} registers: import it before, or give {named} to the command; "
-            f"{unknown}"
-        )
+        raise Unreadable(_modules_message(modules, unknown))
     raise ValueError(unknown)
 
 
 def _check(config: Any) -> None:
-    """Raises ValueError or NewerVersion unless sections, keys and format are known."""
+    """Raises ValueError or Unreadable unless sections, keys and format are known."""
     if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
         raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
     if type(config["format"]) is not int or config["format"] < FORMAT:
         raise ValueError(f"expected the format {FORMAT}; received {config['format']!r:.40}")
     if config["format"] > FORMAT:
-        raise NewerVersion(_newer_version_message(config, f"format {config['format']}"))
+        raise Unreadable(_newer_version_message(config, f"format {config['format']}"))
     for key in ("model", "settings", "corpus", "versions", "weights"):
         if not isinstance(config.get(key, {}), dict):
             raise ValueError(f"expected an object under {key!r}")
@@ -126,7 +117,7 @@ def _check(config: Any) -> None:
     known = {"kind"}.union(*(kind.arguments for kind in family.KINDS.values()))
     unknown = sorted((config.keys() - CONFIG_KEYS) | (config["model"].keys() - known))
     if unknown and _is_newer(writer(config)):
-        raise NewerVersion(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
+        raise Unreadable(_newer_version_message(config, f"the key {unknown[0]!r:.40}"))
     if unknown:
         raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
     _check_sections(config)
@@ -160,10 +151,21 @@ def _check_answer_length(length: Any, model: dict[str, Any]) -> None:
         raise ValueError(f"expected an integer from 1 to {most} under 'answer_length'; received {length!r:.40}")
 
 
+def _modules_message(modules: list[str], unknown: str) -> str:
+    missing = [name for name in modules if name not in sys.modules]
+    if not missing:
+        return f"has parts that {', '.join(modules)} no longer registers as the run has them: {unknown}"
+    flags = " ".join(f"{FLAG} {name}" for name in missing)
+    return (
+        f"has parts of modules that are not imported: import them before, or give {flags:.200} to the command, if you "
+        f"trust their code ({unknown})"
+    )
+
+
 def _newer_version_message(config: dict[str, Any], unknown: str) -> str:
     return (
-        f"written by version {writer(config)!s:.20} of keras-transformer, which this version, {__version__}, cannot "
-        f"read: install that version ({unknown})"
+        f"was written by version {writer(config)!s:.20} of keras-transformer, which this version, {__version__}, "
+        f"cannot read: install that version ({unknown})"
     )
 
 

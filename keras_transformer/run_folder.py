@@ -16,6 +16,7 @@ from keras_transformer import family, run_config
 from keras_transformer.errors import RequestError, command_line, warn
 from keras_transformer.files import write_whole
 from keras_transformer.making import count_parameters, make_model
+from keras_transformer.own_parts import FLAG
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
@@ -127,6 +128,13 @@ def main_verb(config: dict[str, Any]) -> str:
     return next(iter(TASKS[task_of(config)].commands))
 
 
+def resume_command(run: RunFolder) -> str:
+    """The command that goes on with a run. It imports the modules that register the run's parts."""
+    modules = read_config(run).get("modules", []) if run.is_run() else []
+    imports = "".join(f" {FLAG} {name}" for name in modules)
+    return f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}{imports}"
+
+
 def read_metrics(run: RunFolder) -> list[dict[str, str]]:
     """The rows of metrics.csv as text; none if the file is missing. A warning names a line that cannot be read."""
     if not run.metrics.is_file():
@@ -188,7 +196,7 @@ def reading_model(run: RunFolder) -> Iterator[None]:
     if not run.model.is_file():
         raise RequestError(
             f"expected a trained model; {run.path} has no model.keras yet: finish its training with "
-            f"`{command_line('train')} --resume --out {shlex.quote(str(run.path))}`"
+            f"`{resume_command(run)}`"
         )
     try:
         yield

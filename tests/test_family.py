@@ -9,8 +9,8 @@ import keras
 import pytest
 
 from keras_transformer import family
-from keras_transformer.layers.parts import parameters_of
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
+from keras_transformer.options import parameters_of
 from keras_transformer.tasks import TASKS
 from keras_transformer.training.flags import parser
 from keras_transformer.training.settings import model_settings, resolve

@@ -16,8 +16,11 @@ import pytest
 import keras_transformer
 from keras_transformer import family, own_parts
 from keras_transformer.__main__ import main
+from keras_transformer.decoding.processes import apart
+from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
-from keras_transformer.run_folder import read_config
+from keras_transformer.run_folder import RunFolder, read_config, resume_command
+from keras_transformer.tasks.translation.commands.kept_graphs import content_of
 from tests.models.variants import SIZES, make_inputs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -95,9 +98,7 @@ def test_a_class_that_is_not_registered_trains_and_cannot_be_saved(place, tokeni
     model = Transformer(**SIZES, feed_forward=Doubled)
     assert model.arguments()["feed_forward"] == {"name": "Doubled"}
     assert np.isfinite(model(make_inputs())).all()
-    with pytest.raises(
-        keras_transformer.errors.RequestError, match="Doubled has none: define it in a module, and call"
-    ):
+    with pytest.raises(RequestError, match="Doubled has none: define it in a module, and call"):
         saved(place / "run", tokenizer, feed_forward=Doubled)
     assert not (place / "run").exists()
 
@@ -124,7 +125,7 @@ def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, 
     del family.SLOTS["feed_forward"]["maxout"], sys.modules["my_parts"]
     assert main(["info", str(place / "run")]) == 2
     error = capsys.readouterr().err
-    assert "the run has parts that my_parts registers: import it before, or give --import my_parts" in error
+    assert "has parts of modules that are not imported: import them before, or give --import my_parts to" in error
     assert "damaged" not in error and "my_parts" not in sys.modules
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a dog\n"), isatty=lambda: False))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=(told := io.BytesIO()), flush=lambda: None))
@@ -132,6 +133,29 @@ def test_a_run_names_its_module_and_without_it_a_command_says_so(maxout, place, 
     with redirect_stderr(io.StringIO()) as said:
         assert main(words) == 0, said.getvalue()
     assert told.getvalue().decode() == f"{expected[0]}\n"
+    assert resume_command(RunFolder(place / "run")).endswith(f"{place / 'run'} --import my_parts")
+    del family.SLOTS["feed_forward"]["maxout"]
+    with pytest.raises(RequestError, match="has parts that my_parts no longer registers as the run has them: `feed_fo"):
+        read_config(place / "run")
+
+
+def test_kept_graphs_are_of_the_source_of_the_modules(maxout, place, tokenizer):
+    saved(place / "run", tokenizer, feed_forward="maxout")
+    before = content_of(RunFolder(place / "run"))
+    assert content_of(RunFolder(place / "run")) == before
+    (place / "my_parts.py").write_text(MODULE.replace("ops.max(", "ops.min("), encoding="utf-8")
+    assert content_of(RunFolder(place / "run")) != before
+
+
+def is_known() -> bool:
+    """Whether the page's part is registered."""
+    return "maxout" in family.SLOTS["feed_forward"]
+
+
+def test_processes_of_a_command_import_the_modules_too(place, monkeypatch):
+    assert not is_known()
+    monkeypatch.setenv(own_parts.VARIABLE, "my_parts")
+    assert apart(is_known)
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):

@@ -73,4 +73,4 @@ def read_both(source: str, target: str) -> ParallelLines:
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
     """Adds `--batch-size`."""
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="texts or images at once (default: 64)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="how many at once (default: 64)")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from typing import Any
 
-from keras_transformer.errors import command_line, load_tensorflow, say, warn
+from keras_transformer.errors import load_tensorflow, say, warn
 from keras_transformer.run_config import as_json
-from keras_transformer.run_folder import RunFolder, is_finished, read_config, read_metrics
+from keras_transformer.run_folder import RunFolder, is_finished, read_config, read_metrics, resume_command
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -41,10 +40,9 @@ def info(arguments: argparse.Namespace) -> None:
         config["settings"]["dataset"] = None
     for section in ("model", "search", "corpus", "settings", "versions", "weights"):
         print_section(section, config.get(section, {}))
-    resume = f"{command_line('train')} --resume --out {shlex.quote(str(run.path))}"
     steps = config["settings"].get("steps")  # not in runs that were imported, or saved from Python
     is_unfinished = not run.model.is_file() or (steps is not None and not is_finished(config, steps))
-    hint = f"; the run is unfinished: `{resume}` goes on" if is_unfinished else ""
+    hint = f"; the run is unfinished: `{resume_command(run)}` goes on" if is_unfinished else ""
     print(f"model.keras: {'there' if run.model.is_file() else 'not yet'}{hint}")
     print_metrics(metrics_of(run))
 

@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Searched, Seen
 from keras_transformer.decoding.options import Decoding
@@ -89,8 +87,8 @@ class Signature:
 
     @property
     def max_pieces(self) -> int:
-        """The most pieces of a text that it reads."""
-        return np.iinfo("int32").max
+        """The most pieces of a text that an artefact reads; it cuts the others."""
+        return self.most_read(self.model)
 
     def item_shape(self) -> tuple[int, ...] | None:
         """The shape of one input behind the batch; None for rows of ids, of any length."""
@@ -131,8 +129,8 @@ class Signature:
     def texts(cls, pipeline: Any, given: Sequence[Any]) -> Texts:
         """The texts to certify on: the probes that every run of the task gets, and those that are given.
 
-        Texts that a runtime's SentencePiece may read in other pieces are left out, and a message counts these; none
-        is where each has a reference.
+        A text that a runtime's SentencePiece may read in other pieces is left out, unless it has a reference. A message
+        counts the texts that are left out.
         """
         tokenizer = pipeline.tokenizers[0]
         kept = [text for text in given if cls.has_references or not tokenizer.is_ambiguous(text)] or list(given)

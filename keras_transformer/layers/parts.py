@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_transformer import family
-from keras_transformer.options import parameters_of as parameters_of
+from keras_transformer.options import parameters_of
 
 
 def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[str, Any], **required: Any) -> Any:

@@ -9,6 +9,7 @@ import keras
 from keras_transformer import family
 from keras_transformer.errors import command_line
 from keras_transformer.fit import ReplicatedFit
+from keras_transformer.options import home_of
 
 
 class FamilyModel(ReplicatedFit):
@@ -26,7 +27,7 @@ class FamilyModel(ReplicatedFit):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        kind = family.kind_at(f"{cls.__module__}:{cls.__name__}")
+        kind = family.kind_at(home_of(cls))
         if kind is not None:  # a user's own subclass has the kind of its base
             cls.kind = kind
 

@@ -7,7 +7,8 @@ What a folder holds, by the names of its modules:
 * `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see `decoding.pipeline.Pipeline`.
 * `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
   `decoding.signature.Signature`.
-* `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`.
+* `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`. If imported models of the task become
+  runs, `IMPORTING` too; see `commands.importing.Importing`.
 """
 
 from __future__ import annotations

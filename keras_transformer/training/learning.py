@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import builtins
 import re
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras_transformer.errors import JobError, command_line, say
+from keras_transformer.errors import JobError, say
 from keras_transformer.making import make_model
-from keras_transformer.run_folder import load_model, read_config
+from keras_transformer.run_folder import load_model, read_config, resume_command
 from keras_transformer.text.feeding import Plan
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.workspace import drop_replaced
@@ -256,7 +255,6 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
     from keras_transformer.training.result import write_so_far
 
     settings = run.settings
-    resume_command = f"{command_line('train')} --resume --out {shlex.quote(str(run.folder.path))}"
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, data.plan), stop_on_nan]
     records = Records(run.folder, progress)
@@ -278,7 +276,7 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
         records,
         save,
         ProgressLine(progress, settings.steps, run.task.UNIT),
-        c.Interrupt(stop_on_nan.check_weights, save.save, resume_command),
+        c.Interrupt(stop_on_nan.check_weights, save.save, resume_command(run.folder)),
     ]
 
 

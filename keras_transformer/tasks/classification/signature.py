@@ -26,13 +26,9 @@ from keras_transformer.tensor import Tensor
 
 
 class Reading(Signature):
-    """The base of the forms of encoders, whose texts stand between start and end."""
+    """The base of the signatures of encoders, whose texts stand between start and end."""
 
     takes, has_start = "ids", True
-
-    @property
-    def max_pieces(self) -> int:
-        return self.model.context_length - 2
 
     @classmethod
     def inputs(cls, pipeline: Classifier, texts: Sequence[Any]) -> list[Any]:

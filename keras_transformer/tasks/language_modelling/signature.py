@@ -35,6 +35,10 @@ class Continuation(Searching):
     closing = PAD
     ids_outputs, text_outputs = {"added_ids": IDS, "score": SCORE}, {"continuation": TEXT, "score": SCORE}
 
+    @property
+    def max_pieces(self) -> int:
+        return np.iinfo("int32").max  # it cuts ids, whose last ones count
+
     def ids_of(self, pieces: Any) -> Tensor:
         return pieces.to_tensor(PAD)
 
@@ -61,7 +65,8 @@ class Answering(Continuation):
         return with_end(pieces)
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        return super().search(permitted(ids, self.model.vocabulary_size, longest_prompt(self.pipeline)), decoding)
+        longest = self.model.context_length - self.pipeline.answer_length - 1  # of a prompt, in pieces
+        return super().search(permitted(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
     def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
@@ -114,11 +119,6 @@ class Continued(Searched):
         prompted = Prompted(self.model, np.array([prompt], "int32").reshape(1, -1))
         cache = prompted.init_cache(self.decoding.num_beams, len(prompt) + self.limit(place))
         return Begun(prompted.step, cache, len(prompt))
-
-
-def longest_prompt(generator: Generator) -> int:
-    """The most pieces of a prompt that a model answers."""
-    return generator.model.context_length - (generator.answer_length or 0) - 1
 
 
 def continue_ids(

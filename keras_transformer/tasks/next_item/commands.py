@@ -116,6 +116,6 @@ def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "recommend": Command(recommend, "tell which items come next in users' histories", add_options),
-    "evaluate": Command(evaluate, "compare ranks with what came next in a log: one JSON object", add_evaluate_options),
-    "embed": Command(embed, "write a vector for each history of standard input", add_embed_options),
+    "evaluate": Command(evaluate, "tell recall and NDCG on a log", add_evaluate_options),
+    "embed": Command(embed, "write a vector for each line of standard input", add_embed_options),
 }

@@ -32,10 +32,6 @@ class Translation(Searching):
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
-    @property
-    def max_pieces(self) -> int:
-        return self.model.max_source_length
-
     def ids_of(self, pieces: Any) -> Tensor:
         return with_end(pieces)
 

@@ -10,7 +10,7 @@ COMMANDS = {
         takes=RUN_OR_EXPORT,
     ),
     "evaluate": Command(
-        evaluate.evaluate, "compare translations with a reference: one JSON object", evaluate.add_evaluate_options,
+        evaluate.evaluate, "tell BLEU and chrF against a reference", evaluate.add_evaluate_options,
         takes=RUN_OR_EXPORT,
     ),
     "compare": Command(

@@ -6,10 +6,12 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from keras_transformer import version
@@ -18,7 +20,6 @@ from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import Graphs, file_name
 from keras_transformer.files import write_text
-from keras_transformer.own_parts import sources_of
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
 from keras_transformer.text.lines import read_lines, sha256_of_source
 
@@ -46,16 +47,22 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
     return Graphs(folder / file_name(name, precision), None, None)
 
 
-def content_of(run: RunFolder) -> list[tuple[str, int, int]]:
-    """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read.
+def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
+    """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And the
+    source of the modules that register parts of the run: of a package all its files.
 
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.
     """
-    modules = read_config(run).get("modules", [])
-    own = [(name, 0, int(source[:8] or "0", 16)) for name, source in zip(modules, sources_of(modules), strict=True)]
+    own = [(name, source_of(sys.modules[name])) for name in read_config(run).get("modules", [])]
     with reading_model(run), zipfile.ZipFile(run.model) as archive:
-        return own + [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
+        return [*own, *((entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist())]
+
+
+def source_of(module: ModuleType) -> str:
+    """A short name for the source of an imported module; of a package for all its Python files."""
+    path = Path(str(module.__file__))
+    return sha256_of_source(path.parent) if hasattr(module, "__path__") else digest(path.read_bytes())
 
 
 def writers() -> tuple[str, list[str]]:
