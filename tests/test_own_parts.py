@@ -16,6 +16,7 @@ import pytest
 import keras_transformer
 from keras_transformer import family, own_parts
 from keras_transformer.__main__ import main
+from keras_transformer.decoding import processes
 from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
@@ -156,6 +157,19 @@ def test_processes_of_a_command_import_the_modules_too(place, monkeypatch):
     assert not is_known()
     monkeypatch.setenv(own_parts.VARIABLE, "my_parts")
     assert apart(is_known)
+    monkeypatch.setattr(processes, "_decoder", None)
+    opened = processes._answer(lambda: SimpleNamespace(knew=is_known()), lambda decoder: decoder.knew)  # type: ignore
+    assert opened and is_known()
+
+
+def test_keras_is_loaded_quietly_first_and_what_is_installed_comes_before_the_folder(place, monkeypatch):
+    (place / "colorsys.py").write_text("raise SystemExit")  # Python's own module has this name
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    order: list[str] = []
+    monkeypatch.setattr(own_parts, "load_tensorflow", lambda: order.append(f"quiet before {is_known()}"))
+    assert own_parts.with_imports(["info", "--import", "colorsys", "--import=my_parts", "run"]) == ["info", "run"]
+    assert order == ["quiet before False"] and is_known()
+    assert own_parts.with_imports(["info"]) == ["info"] and len(order) == 1
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(place, capsys):

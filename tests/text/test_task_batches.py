@@ -44,6 +44,8 @@ def test_four_in_five_are_masked_one_in_ten_changed():
     epochs = [batches_of(masked_plan(), epoch) for epoch in range(12)]
     labels_of_epochs = [np.concatenate([batch.labels.ravel() for batch in batches]) for batches in epochs]
     assert not np.array_equal(labels_of_epochs[0], labels_of_epochs[1]), "each epoch has places of its own"
+    one = MaskedPlan(MaskedRows([list(range(5, 30))], 40), PIECES, 900)
+    assert len({batches_of(one, epoch)[0].labels.tobytes() for epoch in range(8)}) > 1, "of one text too"
     still = [batches_of(masked_plan(shuffle=False), epoch)[0] for epoch in (0, 1)]
     assert same(*still) and not same(batches_of(masked_plan(seed=2))[0], epochs[0][0])
     batches = list(chain(*epochs))
