@@ -112,6 +112,8 @@ class KeptCertificate:
             self.decoding = Decoding(**json.loads(self.about.get("decoding", "{}")))
             task = task_named(self.about.get("task"), self.content["kind"], self.about)
             self.signature = TASKS[task].signature(self.about)
+        except RequestError:
+            raise
         except UNREADABLE as error:
             raise self._damaged(error) from None
 

@@ -81,8 +81,14 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
         keys: of the configuration. A task may have a `mark`, a key that all of its runs have.
 
     Raises:
+        RequestError: nothing that was imported defines the task.
         ValueError: no task has such models.
     """
+    if isinstance(name, str) and name not in TASKS:
+        raise RequestError(
+            f"received the task {name!r:.60}, which nothing here defines: import the module that adds the task to "
+            "`keras_transformer.tasks.TASKS`, in a command by --import MODULE"
+        )
     fitting = [task for task, its in TASKS.items() if its.kind == kind]
     marked = [task for task in fitting if TASKS[task].settings.mark in keys]
     plain = [task for task in fitting if TASKS[task].settings.mark is None]
@@ -95,12 +101,6 @@ def task_of(config: Mapping[str, Any]) -> str:
     """The name of the task of a run's `config.json`, as `run_folder.read_config` gives it.
 
     Raises:
-        RequestError: nothing that was imported defines the task.
+        RequestError: see `task_named`.
     """
-    name = config["settings"].get("task")
-    if isinstance(name, str) and name not in TASKS:
-        raise RequestError(
-            f"a run of the task {name!r:.60}, which nothing here defines: import the module that adds the task to "
-            "`keras_transformer.tasks.TASKS`, in a command by --import MODULE"
-        )
-    return task_named(name, config["model"]["kind"], config)
+    return task_named(config["settings"].get("task"), config["model"]["kind"], config)

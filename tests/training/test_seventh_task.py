@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import export.__main__ as exporting
+from export.certificate.stored import KeptCertificate
 from keras_transformer.__main__ import main
+from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks import TASKS, Task, task_of
 from tests.interrupted import interrupt
@@ -72,6 +74,14 @@ def test_a_run_of_a_task_that_nothing_defines_is_told_by_its_name(place, capsys,
     monkeypatch.delitem(TASKS, "tagging")
     assert main(["embed", str(place / "whole"), "--out", str(place / "x.npy")]) == 2
     assert "the task 'tagging', which nothing here defines: import the module" in capsys.readouterr().err
+    (certificate := place / "certificate.json").write_text(
+        json.dumps({"kind": "encoder", "entries": [], "run": {"task": "tagging", "model": "{}"}})
+    )
+    with pytest.raises(RequestError, match="^received the task 'tagging', which nothing here defines"):
+        KeptCertificate(certificate.parent)
+    certificate.write_text(json.dumps({"kind": "strange", "entries": [], "run": {"model": "{}"}}))
+    with pytest.raises(RequestError, match="certificate.json is damaged: ValueError expected a model of a kind"):
+        KeptCertificate(certificate.parent)
     assert main(["classify", str(place / "none"), "one.png"]) == 2
     assert "expected a run folder" in capsys.readouterr().err
 
