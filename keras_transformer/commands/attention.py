@@ -105,7 +105,7 @@ def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
     return last, last.queries.place_of(word)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_attention_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `attention`."""
     add = parser.add_argument
     add("text", help="what the run takes: a sentence, a history with its items by tabs, or an image file")

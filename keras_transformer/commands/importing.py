@@ -64,7 +64,7 @@ def write_imported(folder: str, arguments: argparse.Namespace, validation: dict[
     several[task].write(imported, arguments, validation[task])
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_import_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `import`."""
     add = parser.add_argument
     add("folder", nargs="?", metavar="FOLDER", help="the model: config.json, weights, and the tokenizer's files")

@@ -20,7 +20,7 @@ def neighbours(arguments: argparse.Namespace) -> None:
         print(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_neighbours_options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments and options of `neighbours`."""
     add = parser.add_argument
     add("words", nargs="+", metavar="WORD", help="a word that is one piece of the vocabulary, or a piece")

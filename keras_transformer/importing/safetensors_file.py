@@ -32,12 +32,12 @@ def open_safetensors(path: Path) -> TensorFile:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
-    tensors = TensorFile(path, {name: _place(name, entry, 8 + num_bytes) for name, entry in header.items()})
+    tensors = TensorFile(path, {name: _place_of_entry(name, entry, 8 + num_bytes) for name, entry in header.items()})
     _check_that_nothing_is_between(tensors, 8 + num_bytes)
     return tensors
 
 
-def _place(name: str, entry: Any, start: int) -> Place:
+def _place_of_entry(name: str, entry: Any, start: int) -> Place:
     """Where a tensor lies; the numbers of all tensors begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"expected type, shape and offsets of the tensor {name!r:.80}; received {entry!r:.80}")

@@ -18,7 +18,7 @@ TITLES = {
     "cross": "encoder-decoder attention",
     "self": "self-attention",
 }
-INCHES = 0.17  # of a token
+INCHES_OF_TOKEN = 0.17  # of a token
 MARGIN = 0.9  # inches, for the names of tokens
 
 
@@ -50,7 +50,7 @@ def attention_picture(
         grid = part.subplots(len(rows), len(columns), squeeze=False)
         for layer, maps in zip(rows, grid, strict=True):
             for head, axes in zip(columns, maps, strict=True):
-                _draw(axes, attentions[name], layer, head, families)
+                _draw_heads(axes, attentions[name], layer, head, families)
     return figure
 
 
@@ -71,11 +71,11 @@ def chosen(one: Attention, layers: Sequence[int] | None, heads: Sequence[int] | 
 
 def _size(one: Attention, num_layers: int, num_heads: int) -> tuple[float, float]:
     """Width and height of a block, in inches."""
-    height, width = (MARGIN + INCHES * max(4, len(tokens.labels)) for tokens in (one.queries, one.keys))
+    height, width = (MARGIN + INCHES_OF_TOKEN * max(4, len(tokens.labels)) for tokens in (one.queries, one.keys))
     return num_heads * width, num_layers * (height + 0.3) + 0.4
 
 
-def _draw(axes: Any, one: Attention, layer: int, head: int, families: list[str]) -> None:
+def _draw_heads(axes: Any, one: Attention, layer: int, head: int, families: list[str]) -> None:
     axes.imshow(one.scores[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     axes.set_title(f"head {layer + 1}.{head + 1}", fontsize="small")
     style = {"fontsize": "x-small", "family": families, "parse_math": False}

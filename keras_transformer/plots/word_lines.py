@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from keras_transformer.decoding.attention import Attention
 
-INCHES = 0.26  # of a word's line
+INCHES_OF_LINE = 0.26  # of a word's line
 SHOWN = 0.01  # the smallest score with a line
 
 
@@ -48,17 +48,17 @@ def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     most = max(len(tokens.labels) for one in panels for tokens in one.attention[:2])
-    figure = Figure(figsize=(3.4 * columns, rows * (0.5 + INCHES * most)), layout="constrained")
+    figure = Figure(figsize=(3.4 * columns, rows * (0.5 + INCHES_OF_LINE * most)), layout="constrained")
     families = families_for(label for one in panels for tokens in one.attention[:2] for label in tokens.labels)
     every = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in every:
         axes.set_axis_off()
     for panel, axes in zip(panels, every, strict=False):
-        _draw(axes, panel, most, families)
+        _draw_lines(axes, panel, most, families)
     return figure
 
 
-def _draw(axes: Any, panel: WordLines, most: int, families: list[str]) -> None:
+def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> None:
     scores = panel.attention.scores[panel.layer, panel.head, panel.query]
     style = {"family": families, "parse_math": False, "verticalalignment": "center"}
     for place, label in enumerate(panel.attention.queries.labels):

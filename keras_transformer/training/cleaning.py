@@ -13,7 +13,7 @@ from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
 from keras_transformer.training.task import Run
 from keras_transformer.training.text_settings import PairSettings
 
-SHOWN_CHARACTERS = 60  # of an example on standard error
+EXAMPLE_CHARACTERS = 60  # of an example on standard error
 
 
 def clean(run: Run) -> None:
@@ -44,7 +44,7 @@ def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
     for reason, examples in found.examples.items():
         first = examples[0]
         place = f"line {first.line:,}" + (f" as line {first.like:,}" if first.like else "")
-        shown = textwrap.shorten(f"{first.source} ||| {first.target}", SHOWN_CHARACTERS, placeholder=" …")
+        shown = textwrap.shorten(f"{first.source} ||| {first.target}", EXAMPLE_CHARACTERS, placeholder=" …")
         say(f"  {found.counts[reason]:>9,}  {reason:<36}  {place}: {shown}")
     if run.is_chief:
         source, target = found.scripts

@@ -37,11 +37,11 @@ def write_translator(imported: Imported, arguments: argparse.Namespace, validati
     say(f"wrote {arguments.run}: {translator.model.count_params():,} parameters{languages}; its search: {search}")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_import_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `import`."""
     add = parser.add_argument
     add("--valid-source", metavar="FILE", help="sentences on which exports of the run will be certified")
     add("--valid-target", metavar="FILE", help="their translations, line by line")
 
 
-IMPORTING = Importing(add_options, validation_of, write_translator)
+IMPORTING = Importing(add_import_options, validation_of, write_translator)
