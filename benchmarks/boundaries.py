@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.contest import print_head, print_row
 from keras_transformer.errors import RequestError, exit_status
-from keras_transformer.text.boundaries import sentences_in
+from keras_transformer.text.splitting import sentences_in
 
 MARK = "‖"
 FALLBACK = "en"

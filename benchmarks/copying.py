@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.contest import at_least_one, in_process, print_head, print_row
 from keras_transformer.errors import JobError, exit_status
-from keras_transformer.tasks.language_modelling.prose import named_text
+from keras_transformer.tasks.language_modelling.corpus import named_text
 
 FLAGS = (
     "--byte-fallback --vocabulary-size 1000 --num-layers 2 --hidden-dim 128 --intermediate-dim 512 --num-heads 4 "

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.contest import at_least_one, check_picture, in_process, print_head, print_row
 from keras_transformer import family
 from keras_transformer.errors import RequestError, exit_status
-from keras_transformer.plots.lines import tell_lines_apart
+from keras_transformer.plots.pictures import tell_lines_apart
 from keras_transformer.text.corpora import load_corpus
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, Tokenizer
@@ -92,7 +92,7 @@ def train(folder: Path, residual: str, depth: int, options: argparse.Namespace) 
     configure_tensorflow("cpu", options.threads)
     from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.optimizers import Adam
-    from keras_transformer.text.batches import BatchPlan, dataset
+    from keras_transformer.text.batch_sampler import BatchPlan, dataset
 
     corpus, model = TokenizedCorpus.open(folder / "text"), make_model(residual, depth, 0)
     model.compile(optimizer=Adam(), loss=SmoothedCrossEntropy(0.0))

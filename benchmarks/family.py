@@ -167,7 +167,7 @@ def train(folder: Path, variant: str, flags: Sequence[str], options: argparse.Na
 
 def measure(folder: Path, variant: str, count: int) -> Figures:
     """Measures a run, in a process of its own."""
-    from export.signatures import open_run
+    from export.artefacts import open_run
 
     run = folder / variant
     trained = open_run(run)
@@ -186,7 +186,7 @@ def measure(folder: Path, variant: str, count: int) -> Figures:
 
 def quality(translator: Any, pairs: Path) -> Quality:
     """Of the greedy translations of the pairs' sources."""
-    from keras_transformer.bleu import bleu
+    from keras_transformer.scores import bleu
 
     sources, references = read_pairs(pairs)
     translations = translator.translate(sources, num_beams=1)
@@ -217,8 +217,8 @@ def onnx_speed(folder: Path, trained: Any, count: int) -> float:
     """Sentences a second of the ONNX translator."""
     from benchmarks.devices import onnx_session
     from benchmarks.sentences import END, padded
+    from export.artefacts import Decoding
     from export.onnx import write_graph
-    from export.signatures import Decoding
 
     path = folder / "translate.onnx"
     write_graph(trained, path, "translate", Decoding(num_beams=1), "float32")

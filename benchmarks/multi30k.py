@@ -32,7 +32,7 @@ from keras_transformer.tasks.translation.commands.engines import (
     add_ensemble_option,
     open_translator,
 )
-from keras_transformer.tasks.translation.commands.search import add_search_options, own_search_of, search_options
+from keras_transformer.tasks.translation.commands.translate import add_search_options, own_search_of, search_options
 from keras_transformer.text.corpora import multi30k_file, read_lines
 
 

@@ -14,7 +14,7 @@ from benchmarks.weights import arrays_of
 from keras_transformer.errors import RequestError
 
 if TYPE_CHECKING:
-    from export.signatures import TrainedRun
+    from export.artefacts import TrainedRun
     from keras_transformer.text.tokenizer import Tokenizer
 
 
@@ -41,7 +41,7 @@ def prepare(
         RequestError: a peer cannot hold the model: it has two vocabularies; for Marian also, it is pre-norm, or has a
             key size that is not D/N.
     """
-    from export.signatures import open_run
+    from export.artefacts import open_run
 
     run = open_run(run_folder) if run_folder else random_run(sizes)
     count = max(cell.num_sentences for cell in cells)
@@ -62,10 +62,10 @@ def prepare(
 
 def write_artefacts(folder: Path, run: TrainedRun, cell: Cell, others: Collection[str]) -> None:
     """Writes our ONNX graph, and if they are compared our TFLite file and SavedModel, unless they are there."""
+    from export.artefacts import Decoding
     from export.onnx import translate_model
     from export.onnx.graph import write_model
     from export.saved_model import export_saved_model
-    from export.signatures import Decoding
     from export.tflite import export_tflite
 
     decoding = Decoding(cell.num_beams, cell.length_penalty, cell.num_steps or None, n_best=1)
@@ -91,7 +91,7 @@ def random_run(sizes: dict[str, Any]) -> TrainedRun:
     """Makes a model with random weights, and a vocabulary of four-letter words."""
     import keras
 
-    from export.signatures import TrainedRun
+    from export.artefacts import TrainedRun
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.tasks.translation.pipeline import Translator
     from keras_transformer.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.contest import at_least_one, in_process, print_head, print_row
 from keras_transformer.errors import JobError, exit_status
-from keras_transformer.tasks.next_item.logs import History, read_log
+from keras_transformer.tasks.next_item.corpus import History, read_log
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,9 +74,9 @@ def train(path: Path, histories: Sequence[History], run: Path, flags: Sequence[s
 def measure(run: Path, histories: Sequence[History], at: Sequence[int]) -> dict[str, list[float]]:
     """Recall and NDCG at each k of each method, in a process of its own."""
     from keras_transformer import load_recommender
-    from keras_transformer.ranking import mean_figures
-    from keras_transformer.tasks.next_item.baselines import ItemToItem, Popularity, ranks
-    from keras_transformer.tasks.next_item.items import FIRST_ITEM
+    from keras_transformer.scores import mean_figures
+    from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
+    from keras_transformer.tasks.next_item.training import ItemToItem, Popularity, ranks
     from keras_transformer.text.tokenizer import UNKNOWN
 
     recommender = load_recommender(run)

@@ -95,8 +95,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def prepare(folder: Path, run: str) -> None:
     """Writes the run's weights for CTranslate2, in float32 and in int8, and its vocabulary."""
     from benchmarks.prepare import joint_tokenizer
+    from export.artefacts import open_run
     from export.ctranslate2 import write_model
-    from export.signatures import open_run
 
     trained = open_run(run)
     joint_tokenizer(trained).save(folder / "tokenizer.model")

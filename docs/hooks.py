@@ -30,9 +30,9 @@ NOTEBOOKS = {f"notebooks/{path.name}": f"notebooks/{path.stem}.md" for path in s
 FROM_OUTSIDE |= NOTEBOOKS
 PACKAGES = ["", *(f".{name}" for name in ("layers", "losses", "metrics", "models", "optimizers", "plots", "schedules"))]
 EXPORT = [
-    "export.signatures.open_run",
-    "export.signatures.TrainedRun",
-    "keras_transformer.decoding.options.Decoding",
+    "export.artefacts.open_run",
+    "export.artefacts.TrainedRun",
+    "keras_transformer.decoding.search_options.Decoding",
     "export.saved_model.export_saved_model",
     "export.onnx.export.export_onnx",
     "export.tflite.export_tflite",

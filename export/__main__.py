@@ -15,8 +15,8 @@ from keras_transformer.files import check_writable, write_folder_whole
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 
 if TYPE_CHECKING:
+    from .artefacts import Decoding, TrainedRun
     from .certificate import Certificate
-    from .signatures import Decoding, TrainedRun
 
 # Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2")
@@ -68,8 +68,8 @@ def export(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.out or Path("exported") / Path(arguments.run).resolve().name)
     check_place(folder, arguments.overwrite)
     load_tensorflow()
+    from .artefacts import open_run
     from .certificate import artefacts_in, certify, check_text, write_certificate
-    from .signatures import open_run
 
     run = open_run(arguments.run)
     decoding = run.decoding(
@@ -103,9 +103,9 @@ def verify_folder(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not default:
             raise RequestError(f"--verify takes an export as it is, and no --{name.replace('_', '-')}: leave it out")
     load_tensorflow()
+    from .artefacts import open_run
     from .certificate import artefacts_in, certify, check_text, markdown, verify, with_missing
-    from .certificate.stored import KeptCertificate
-    from .signatures import open_run
+    from .certificate.comparison import KeptCertificate
 
     folder = Path(arguments.verify)
     kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
@@ -145,7 +145,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     Raises:
         RequestError: a format has none of the precisions, or a package that it needs is not installed.
     """
-    from .signatures import import_optional, require_precision
+    from .artefacts import import_optional, require_precision
 
     plan = []
     for format in dict.fromkeys(formats):
@@ -167,7 +167,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
 
 def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
-    from .signatures import require_own_parts
+    from .artefacts import require_own_parts
 
     for format, precision in plan:
         if format == "onnx":
@@ -175,7 +175,7 @@ def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
 
             require_recordable(model)
         elif format == "ctranslate2":
-            from .ctranslate2_spec import require_held
+            from .ctranslate2 import require_held
 
             require_held(model, precision)
         elif (format, precision) in REMADE:

@@ -1,15 +1,179 @@
-"""The artefacts of an export folder: their file names, and what each takes."""
+"""The run that is exported, its artefacts and their forms."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from keras_transformer.tasks import TASKS
+from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.search_options import Decoding as Decoding
+from keras_transformer.decoding.signatures import Signature
+from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import PRECISIONS as PRECISIONS
+from keras_transformer.making import make_model, model_config
+from keras_transformer.models.inspection import Difference, difference, parts_of
+from keras_transformer.run_folder import read_config
+from keras_transformer.tasks import TASKS, task_named, task_of
+from keras_transformer.text.tokenizer import Tokenizer, plain
+from keras_transformer.version import __version__
 
-from .signatures import PRECISIONS, Decoding, stem
+# (format, precision): why the format cannot be written in the precision.
+NO_SUCH_PRECISION = {
+    ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
+}
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What is exported, and where it comes from.
+
+    Args:
+        pipeline: the model (in float32) with its vocabularies.
+        languages: such as "en-de"; "" if the run does not say.
+        name: the corpus's name.
+    """
+
+    pipeline: Pipeline
+    languages: str = ""
+    name: str = ""
+
+    @property
+    def model(self) -> Any:
+        """The model, in float32; of several runs an `Ensemble`."""
+        return self.pipeline.exported_model
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The vocabularies of what is read and of what is written; none without text."""
+        return self.pipeline.tokenizers
+
+    @property
+    def signature(self) -> type[Signature]:
+        """What its artefacts take and give."""
+        return TASKS[self.pipeline.task].signature(self.pipeline.about())
+
+    def decoding(self, n_best: int | None = None, **given: Any) -> Decoding:
+        """The options of a search, the model's own where none are given, or None is.
+
+        Raises:
+            RequestError: a value is out of its range, or the model does not search.
+        """
+        return Decoding.of(self.pipeline, n_best, **given)
+
+    def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
+        """What an artefact says of itself. The same run and flags give the same metadata."""
+        task, about = self.pipeline.task, self.pipeline.about()
+        return {
+            "producer": f"keras_transformer {__version__}",
+            "corpus": self.name,
+            "languages": self.languages,
+            "precision": precision,
+            **({} if self.pipeline.own_search is None else {"decoding": json.dumps(asdict(decoding))}),
+            **about,
+            **({} if task == task_named(None, self.model.kind, about) else {"task": task}),
+            "model": json.dumps(model_config(self.model), sort_keys=True),
+        }
+
+
+def open_run(run: str | os.PathLike[str], *others: str | os.PathLike[str]) -> TrainedRun:
+    """Reads a run folder, or several that translate together. They may be a stranger's: nothing in them is executed.
+
+    Raises:
+        RequestError: there is no run, it has no model yet, or a file is damaged; the message names the file. Or several
+            runs cannot translate together, see `load_ensemble`.
+    """
+    config = read_config(run)
+    task = TASKS[task_of(config)]
+    if others and not hasattr(task.module("pipeline"), "translator_of"):
+        raise RequestError(f"runs of --task {task_of(config)} cannot answer together; received {1 + len(others)} runs")
+    together = task.module("ensembles").load_ensemble if others else None
+    pipeline = together([run, *others]) if together else task.module("pipeline").load(run)
+    corpus = config.get("corpus", {})
+    name, *languages = (plain(corpus.get(key) or "") for key in ("name", "source_language", "target_language"))
+    return TrainedRun(pipeline, "-".join(languages) if all(languages) else "", name)
+
+
+def import_optional(module: str) -> ModuleType:
+    """Imports a module that only exporting needs.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RequestError(
+            f"exporting needs the package of {module}, which is not installed ({error}): {install_extra(module)}"
+        ) from None
+
+
+def install_extra(module: str) -> str:
+    """How to install what holds a module."""
+    extra = "ctranslate2" if module == "ctranslate2" else "export"
+    return (
+        f"install the extra: pip install 'keras-transformer[{extra}]', or from a checkout: pip install -e '.[{extra}]'"
+    )
+
+
+def stem(name: str, precision: str) -> str:
+    """The name of an artefact's file or folder, without suffix."""
+    return name if precision == "float32" else f"{name}-{precision}"
+
+
+def require_precision(format: str, precision: str) -> None:
+    """Raises RequestError unless the format can be written in the precision."""
+    if precision not in PRECISIONS:
+        raise RequestError(f"expected a precision among {', '.join(PRECISIONS)}; received: {precision}")
+    if reason := NO_SUCH_PRECISION.get((format, precision)):
+        raise RequestError(f"{format} has no {precision}: {reason}")
+
+
+def require_own_parts(model: Any, format: str, precision: str) -> None:
+    """Raises RequestError unless the model is what its configuration makes.
+
+    An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
+    """
+    if found := difference(model):
+        raise unwritable(format, precision, found)
+
+
+def parts_without_writer(model: Any, writable: Collection[type]) -> Iterator[Difference]:
+    """The parts of a model that are of no writable type."""
+    for path, part in parts_of(model, "model"):
+        if type(part) not in writable:
+            known = [each.__name__ for each in writable if isinstance(part, each)]
+            expected = known[0] if known else "parts that it has"
+            yield Difference(path, expected, type(part).__name__)
+
+
+class Unwritable(RequestError):
+    """A format cannot write a part of the model, or an option of a part."""
+
+
+def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
+    """The error that names the part."""
+    return Unwritable(
+        f"{format} in {precision} can write only {found.expected} at {found.path}; received a model with "
+        f"{found.received} there: export saved_model in float32, or tflite in float32 or float16, which trace any "
+        "model as it is"
+    )
+
+
+def model_of_precision(model: Any, precision: str) -> Any:
+    """For float32 the model itself; for float16 a copy that computes in half, except for softmax, norms and search."""
+    if precision == "float32":
+        return model
+    require_own_parts(model, "saved_model", precision)
+    half = make_model(model_config(model), "float16")
+    half.set_weights(model.get_weights())
+    return half
+
 
 LOOPED = ("halves", "step")
 

@@ -1,19 +1,189 @@
-"""CTranslate2: a translator of pieces, for `ctranslate2.Translator`; and what reproduces the run's search with it."""
+"""Exports a translator to CTranslate2: whether its model has a form there, and its weights in that form."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from keras import ops
+
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_folder_whole
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
+from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
+from keras_transformer.layers.layer import Dropout, LayerNorm, RmsNorm
+from keras_transformer.layers.position_biases import BucketPositions
+from keras_transformer.layers.positions import (
+    LearnedPositions,
+    NoPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
+from keras_transformer.layers.residual import PostNorm, PreNorm
+from keras_transformer.layers.score import Dot, ScaledDot
+from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import EXTRA_LENGTH, longest
+from keras_transformer.models.transformer import Transformer
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
 
-from .ctranslate2_spec import require_held, spec_of
-from .signatures import Decoding, TrainedRun, import_optional, require_precision, stem
+from .artefacts import (
+    Decoding,
+    TrainedRun,
+    import_optional,
+    parts_without_writer,
+    require_own_parts,
+    require_precision,
+    stem,
+    unwritable,
+)
+
+# CTranslate2's names of the activations.
+ACTIVATIONS: dict[type, str] = {Relu: "RELU", Gelu: "GELU", GeluTanh: "GELUTanh", Silu: "SWISH"}
+# The parts that CTranslate2 has.
+PARTS: tuple[type, ...] = (
+    Transformer, Stack, EncoderBlock, DecoderBlock, TokenEmbedding, Dropout,
+    SinusoidalPositions, LearnedPositions, NoPositions, RotaryPositions, BucketPositions,
+    MultiHeadAttention, ScaledDot, Dot, PostNorm, PreNorm, LayerNorm, RmsNorm, FeedForward, GatedFeedForward,
+    *ACTIVATIONS,
+)  # fmt: skip
+
+
+def require_held(model: Any, precision: str) -> None:
+    """Raises RequestError, which names the part, unless CTranslate2 has every part of the model, as configured."""
+    for found in parts_without_writer(model, PARTS):
+        raise unwritable("ctranslate2", precision, found)
+    require_own_parts(model, "ctranslate2", precision)
+
+
+def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Sequence[str]) -> Any:
+    """CTranslate2's specification of a model that `require_held` accepts, with its weights.
+
+    Args:
+        model: the model, in float32.
+        source_pieces, target_pieces: the vocabularies, in the order of their ids.
+    """
+    from ctranslate2.specs import transformer_spec
+
+    spec = transformer_spec.TransformerSpec(
+        transformer_spec.TransformerEncoderSpec(model.encoder_layers, **_sizes(model, model.encoder_stack)),
+        transformer_spec.TransformerDecoderSpec(model.decoder_layers, **_sizes(model, model.decoder_stack)),
+    )
+    _fill_stack(spec.encoder, model, model.encoder_stack)
+    _fill_stack(spec.decoder, model, model.decoder_stack)
+    spec.decoder.projection.weight = _array(model.output_embedding.embeddings)
+    if model.output_embedding.bias is not None:
+        spec.decoder.projection.bias = _array(model.output_embedding.bias)
+    spec.register_source_vocabulary(list(source_pieces))
+    spec.register_target_vocabulary(list(target_pieces))
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = model.encoder_stack.blocks[0].feed_forward_residual.norm.epsilon
+    spec.validate()
+    return spec
+
+
+def _sizes(model: Transformer, stack: Stack) -> dict[str, Any]:
+    """The arguments of CTranslate2's encoder or decoder."""
+    from ctranslate2.specs.common_spec import Activation
+
+    block = stack.blocks[0]
+    sizes = {
+        "num_heads": model.num_heads,
+        "pre_norm": isinstance(block.feed_forward_residual, PreNorm),
+        "activation": Activation[ACTIVATIONS[type(block.feed_forward.activation)]],
+        "layernorm_embedding": model.target_norm is not None,
+        "ffn_glu": isinstance(block.feed_forward, GatedFeedForward),
+        "rms_norm": isinstance(block.feed_forward_residual.norm, RmsNorm),
+    }
+    if block.self_attention.num_groups != model.num_heads:
+        sizes["num_heads_kv"] = block.self_attention.num_groups
+    if model.key_dim * model.num_heads != model.hidden_dim:
+        sizes["head_dim"] = model.key_dim
+    if isinstance(model.positions, BucketPositions):
+        sizes["relative_attention_bias"] = True
+    elif isinstance(model.positions, RotaryPositions):
+        sizes |= {"rotary_dim": model.key_dim, "rotary_interleave": False, "rotary_base": model.positions.base}
+    return sizes
+
+
+def _fill_stack(stack: Any, model: Transformer, ours: Stack) -> None:
+    """Fills CTranslate2's encoder or decoder."""
+    embedding = model.target_embedding if ours.is_decoder else model.source_embedding
+    (stack.embeddings if ours.is_decoder else stack.embeddings[0]).weight = _array(embedding.embeddings)
+    stack.scale_embeddings = np.float32(embedding.scale)
+    if hasattr(stack, "position_encodings"):
+        stack.position_encodings.encodings = _position_table(model, ours.is_decoder)
+    if norm := model.target_norm if ours.is_decoder else model.source_norm:
+        _fill_norm(stack.layernorm_embedding, norm)
+    if ours.norm is not None:
+        _fill_norm(stack.layer_norm, ours.norm)
+    for layer, block in zip(stack.layer, ours.blocks, strict=True):
+        _fill_attention(layer.self_attention, block.self_attention, [["query", "key", "value"], ["output"]])
+        _fill_norm(layer.self_attention.layer_norm, block.self_attention_residual.norm)
+        if isinstance(model.positions, BucketPositions):
+            _fill_buckets(layer.self_attention, model.positions, ours.is_decoder)
+        if ours.is_decoder:
+            _fill_attention(layer.attention, block.cross_attention, [["query"], ["key", "value"], ["output"]])
+            _fill_norm(layer.attention.layer_norm, block.cross_attention_residual.norm)
+        _fill_feed_forward(layer.ffn, block.feed_forward)
+        _fill_norm(layer.ffn.layer_norm, block.feed_forward_residual.norm)
+
+
+def _position_table(model: Transformer, is_decoder: bool) -> np.ndarray:
+    """(L, D) What is added at each position, of all that a source or a translation can have."""
+    count = longest(model.max_source_length) + 1
+    nothing, places = np.zeros((count, model.hidden_dim), "float32"), np.arange(count)
+    embed = model.positions.embed_target if is_decoder else model.positions.embed
+    return _array(embed(ops.convert_to_tensor(nothing), ops.convert_to_tensor(places)))
+
+
+def _fill_attention(attention: Any, ours: MultiHeadAttention, kernels: Sequence[Sequence[str]]) -> None:
+    """Fills an attention. `kernels` lists the projections that each linear layer joins."""
+    for linear, names in zip(attention.linear, kernels, strict=True):
+        _fill_linear(linear, [(getattr(ours, f"{name}_kernel"), getattr(ours, f"{name}_bias")) for name in names])
+    if isinstance(ours.score, Dot):
+        attention.queries_scale = np.float32(1)
+
+
+def _fill_buckets(attention: Any, positions: BucketPositions, is_decoder: bool) -> None:
+    """Fills the biases of distances, which all layers of a stack share."""
+    attention.relative_attention_bias = _array(positions.decoder_biases if is_decoder else positions.encoder_biases)
+    attention.relative_attention_max_distance = np.int32(positions.max_distance)
+
+
+def _fill_feed_forward(network: Any, ours: FeedForward) -> None:
+    """Fills a feed-forward network. Of a gated one, CTranslate2 applies the activation to `linear_0`."""
+    _fill_linear(network.linear_1, [(ours.kernel_out, ours.bias_out)])
+    inner = [(ours.kernel_in, ours.bias_in)]
+    if isinstance(ours, GatedFeedForward):
+        _fill_linear(network.linear_0, [(ours.kernel_gate, ours.bias_gate)])
+        _fill_linear(network.linear_0_noact, inner)
+    else:
+        _fill_linear(network.linear_0, inner)
+
+
+def _fill_linear(linear: Any, products: Sequence[tuple[Any, Any]]) -> None:
+    """Fills a linear layer, whose weight has the shape (out, in), with kernels (in, out) and biases side by side."""
+    linear.weight = np.concatenate([_array(kernel).T for kernel, _ in products])
+    if products[0][1] is not None:
+        linear.bias = np.concatenate([_array(bias) for _, bias in products])
+
+
+def _fill_norm(norm: Any, ours: LayerNorm | RmsNorm) -> None:
+    """Fills a normalisation."""
+    if isinstance(ours, RmsNorm):
+        norm.gamma = _array(ours.scale)
+    else:
+        norm.gamma, norm.beta = _array(ours.gamma), _array(ours.beta)
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(values), "float32")
 
 
 def export_ctranslate2(

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keras_transformer.decoding.ids import pieces_of
-from keras_transformer.decoding.signature import LINE_BREAKS, Outputs, Signature
+from keras_transformer.decoding.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import write_folder_whole
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .signatures import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
+from .artefacts import Decoding, TrainedRun, import_optional, model_of_precision, require_precision, stem
 
 
 def export_saved_model(

@@ -15,18 +15,17 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding.ids import pieces_of
-from keras_transformer.decoding.signature import Outputs, Signature
-from keras_transformer.decoding.texts import odd_texts, valid
+from keras_transformer.decoding.sentences import odd_texts, valid
+from keras_transformer.decoding.signatures import Outputs, Signature, pieces_of
 from keras_transformer.errors import say
 from keras_transformer.files import write_whole
-from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.making import make_model, model_config
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
-from .signatures import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
+from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from keras_transformer.decoding.neighbours import PieceVectors as PieceVectors
     from keras_transformer.decoding.neighbours import load_piece_vectors as load_piece_vectors
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
-    from keras_transformer.models.encoder import Encoder as Encoder
-    from keras_transformer.models.image_classifier import ImageClassifier as ImageClassifier
-    from keras_transformer.models.language_model import LanguageModel as LanguageModel
-    from keras_transformer.models.sequence_encoder import SequenceEncoder as SequenceEncoder
+    from keras_transformer.models.classifiers import Encoder as Encoder
+    from keras_transformer.models.classifiers import ImageClassifier as ImageClassifier
+    from keras_transformer.models.stack_models import LanguageModel as LanguageModel
+    from keras_transformer.models.stack_models import SequenceEncoder as SequenceEncoder
     from keras_transformer.models.transformer import Transformer as Transformer
     from keras_transformer.options import Option as Option
     from keras_transformer.own_parts import register_part as register_part
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Classifier": "keras_transformer.tasks.classification.pipeline",
-    "Encoder": "keras_transformer.models.encoder",
+    "Encoder": "keras_transformer.models.classifiers",
     "Generator": "keras_transformer.tasks.language_modelling.pipeline",
-    "ImageClassifier": "keras_transformer.models.image_classifier",
-    "LanguageModel": "keras_transformer.models.language_model",
+    "ImageClassifier": "keras_transformer.models.classifiers",
+    "LanguageModel": "keras_transformer.models.stack_models",
     "PieceVectors": "keras_transformer.decoding.neighbours",
     "Recommender": "keras_transformer.tasks.next_item.pipeline",
-    "SequenceEncoder": "keras_transformer.models.sequence_encoder",
+    "SequenceEncoder": "keras_transformer.models.stack_models",
     "Recognizer": "keras_transformer.tasks.images.pipeline",
     "Tokenizer": "keras_transformer.text.tokenizer",
     "Transformer": "keras_transformer.models.transformer",

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.commands import Command, attention, importing, neighbours, runs, verbs
-from keras_transformer.commands.exporting import export_module
+from keras_transformer.commands import Command, runs, verbs
+from keras_transformer.commands.streams import export_module
 from keras_transformer.errors import command_line, exit_status
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags
@@ -31,17 +31,17 @@ def train(arguments: argparse.Namespace) -> None:
 HOUSE = {
     "train": Command(train, "train a translator, or with TASK another model", takes=""),
     "neighbours": Command(
-        neighbours.neighbours, "tell which pieces have vectors like those of words", neighbours.add_neighbours_options
+        runs.neighbours, "tell which pieces have vectors like those of words", runs.add_neighbours_options
     ),
     "attention": Command(
-        attention.attention, "draw where the tokens of a text look, as a page or a picture", attention.add_attention_options
+        runs.attention, "draw where the tokens of a text look, as a page or a picture", runs.add_attention_options
     ),
     "average": Command(
         runs.average, "make model.keras the mean of the last checkpoints", runs.add_average_options
     ),
     "info": Command(runs.info, "tell what a run is and how it went"),
     "import": Command(
-        importing.import_model, "make a run of a trained model in Hugging Face's format", importing.add_import_options,
+        runs.import_model, "make a run of a trained model in Hugging Face's format", runs.add_import_options,
         takes="",
     ),
     "export": Command(

@@ -1,11 +1,4 @@
-"""Losses that layers add to the loss of the labels in training, such as what adaptive computation time costs.
-
-A batch may be spread over replicas and micro-batches, and the loss of the whole batch need not be the sum of the losses
-of its parts. So a layer reports two things: counts, which are summed over all parts; and a function that makes this
-part's share of the loss from the counts of the whole batch. The shares add up to the loss of the whole batch.
-
-These losses are never part of a value that `fit` or `evaluate` shows: there the loss is that of the labels.
-"""
+"""Losses beside the labels': what layers add, and R-Drop."""
 
 from __future__ import annotations
 
@@ -15,8 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import keras
+
 from keras_transformer import ops
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 
 class AuxiliaryLoss(NamedTuple):
@@ -124,3 +119,26 @@ def total(losses: list[AuxiliaryLoss], counts: Tensor | None = None) -> Tensor:
 def gradient_alone(loss: Tensor) -> Tensor:
     """0, with the gradient of the loss. NaN if the loss is NaN or infinite."""
     return loss - ops.stop_gradient(loss)
+
+
+def twice(data: Any) -> Any:
+    """All rows (B, ...) of each array, then all rows once more: (2B, ...). Dropout treats the two unlike."""
+    return keras.tree.map_structure(lambda array: ops.concatenate([array, array]), data)
+
+
+def divergence(logits: Tensor, weights: Tensor) -> Tensor:
+    """The mean of both Kullback-Leibler divergences between the two passes (equation 2), summed over the labels.
+
+    KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q).
+
+    Args:
+        logits: (2B, ..., V) of rows that are there `twice`, of any precision.
+        weights: (2B, ...) of the labels. The two passes have equal weights.
+
+    Returns:
+        A float32 scalar, in nats.
+    """
+    one, other = ops.split(ops.log_softmax(ops.cast(logits, "float32")), 2)
+    both = ops.sum((ops.exp(one) - ops.exp(other)) * (one - other), axis=-1)
+    first, _ = ops.split(ops.cast(weights, "float32"), 2)
+    return ops.sum(first * both) / 2

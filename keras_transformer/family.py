@@ -141,9 +141,9 @@ def _labels(help: str) -> Option:
 
 KINDS = {
     "translator": Kind("keras_transformer.models.transformer:Transformer", ARGUMENTS),
-    "language-model": Kind("keras_transformer.models.language_model:LanguageModel", ONE_STACK, can_answer=True),
+    "language-model": Kind("keras_transformer.models.stack_models:LanguageModel", ONE_STACK, can_answer=True),
     "encoder": Kind(
-        "keras_transformer.models.encoder:Encoder",
+        "keras_transformer.models.classifiers:Encoder",
         {
             **ONE_STACK,
             "num_labels": _labels("labels of a text"),
@@ -151,10 +151,10 @@ KINDS = {
         },
     ),
     "image-classifier": Kind(
-        "keras_transformer.models.image_classifier:ImageClassifier",
+        "keras_transformer.models.classifiers:ImageClassifier",
         {**IMAGES, "num_labels": _labels("labels of an image")},
     ),
-    "sequence-encoder": Kind("keras_transformer.models.sequence_encoder:SequenceEncoder", ONE_STACK),
+    "sequence-encoder": Kind("keras_transformer.models.stack_models:SequenceEncoder", ONE_STACK),
 }
 
 

@@ -1,12 +1,17 @@
-"""Writes files and folders whole or not at all."""
+"""Writes files and folders whole or not at all, and reads the weights in a `.keras` archive that nobody vouches for."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from keras_transformer.errors import RequestError, check_utf8
 
@@ -85,3 +90,92 @@ def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file whole or not at all."""
     with write_whole(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+WEIGHTS = "model.weights.h5"
+# Space for HDF5's structures and the seeds of dropout layers, beside the weights.
+SLACK_BYTES = 16_000_000
+# A layer has fewer arrays and groups than this.
+ENTRIES_PER_LAYER = 100
+# What reading a damaged file may raise.
+DAMAGED = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile)
+
+
+def number_of_the_machine(error: Exception) -> int | None:
+    """The error's number if it tells of the disk or of permissions; None if it tells of the file's contents.
+
+    About contents h5py raises an OSError without a number, and a wrong place in an archive is an invalid argument.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    return None if number == errno.EINVAL else number
+
+
+@contextlib.contextmanager
+def checked_weights(archive: Path, num_parameters: int, num_layers: int) -> Iterator[Path]:
+    """Copies the weights out of an archive into a temporary file, and checks the file.
+
+    Args:
+        archive: a file that Keras saved.
+        num_parameters: the model's parameters, which are float32 in the file.
+        num_layers: the model's layers.
+
+    Raises:
+        ValueError, or another of `DAMAGED`: the file is damaged, or holds something other than such weights.
+    """
+    num_bytes = 4 * num_parameters
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / WEIGHTS
+        _extract_weights(archive, weights, num_bytes)
+        _check_arrays(weights, num_bytes, ENTRIES_PER_LAYER * (num_layers + 2))
+        yield weights
+
+
+def _extract_weights(archive: Path, to: Path, num_bytes: int) -> None:
+    with zipfile.ZipFile(archive) as files:
+        entry = files.getinfo(WEIGHTS)
+        if not num_bytes <= entry.file_size <= num_bytes + SLACK_BYTES:
+            raise ValueError(f"expected about {num_bytes:,} bytes of weights; it holds {entry.file_size:,}")
+        # Keras does not compress. So a small file has few weights, however large a model its config.json describes.
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise ValueError("expected weights that are not compressed")
+        with files.open(entry) as source, to.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _check_arrays(path: Path, num_bytes: int, max_entries: int) -> None:
+    """Raises ValueError if the file holds anything but plain arrays, such as links or data of other files, or more
+    arrays than expected."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        groups: list[h5py.Group] = [file]
+        num_entries = total = 0
+        while groups:
+            group = groups.pop()
+            num_entries += len(group)
+            if num_entries > max_entries:  # groups may contain each other, then this loop would not end
+                raise ValueError(f"it holds more than {max_entries:,} arrays and groups")
+            for name in group:
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    raise ValueError(f"it holds a link, {name!r:.60}")
+                item = group[name]
+                if isinstance(item, h5py.Group):
+                    groups.append(item)
+                    continue
+                if not _is_plain_array(item):
+                    raise ValueError(f"it holds something other than a plain array, {name!r:.60}")
+                total += math.prod(item.shape) * item.dtype.itemsize  # `item.nbytes` overflows at 2^64
+                if total > num_bytes + SLACK_BYTES:
+                    raise ValueError("it holds more arrays than the model has")
+
+
+def _is_plain_array(item: Any) -> bool:
+    import h5py
+
+    return (
+        isinstance(item, h5py.Dataset)
+        and item.shape is not None
+        and item.dtype.kind in "fiu"
+        and not item.external
+        and not item.is_virtual
+    )

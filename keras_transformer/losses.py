@@ -14,9 +14,9 @@ load_tensorflow()
 import keras
 from keras import ops
 
-from keras_transformer.layers.masks import real_labels
+from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.ops import Tensor
 from keras_transformer.ordering import computed_after
-from keras_transformer.tensor import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]
 

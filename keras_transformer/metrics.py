@@ -11,10 +11,10 @@ load_tensorflow()
 import keras
 from keras import ops
 
-from keras_transformer import ranking
-from keras_transformer.layers.masks import real_labels
+from keras_transformer import scores
+from keras_transformer.layers.attention_ops import real_labels
 from keras_transformer.losses import check_shapes
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 __all__ = ["NDCGAt", "Perplexity", "RecallAt", "TokenAccuracy"]
 
@@ -82,7 +82,7 @@ class RecallAt(_RankMean):
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
         """(B, T): 1 or 0."""
-        return ranking.recall_at(self.k, ranking.ranks_of(labels, logits))
+        return scores.recall_at(self.k, scores.ranks_of(labels, logits))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -94,4 +94,4 @@ class NDCGAt(_RankMean):
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
         """(B, T): from 0 to 1."""
-        return ranking.ndcg_at(self.k, ranking.ranks_of(labels, logits))
+        return scores.ndcg_at(self.k, scores.ranks_of(labels, logits))

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from keras_transformer.tensor import Tensor
+# A tensor of any Keras backend, or a symbolic one: these share no class.
+Tensor: TypeAlias = Any
+
 
 _current: ContextVar[Any] = ContextVar("back_end", default=None)  # None: Keras
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ load_tensorflow()
 
 import keras
 
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 __all__ = ["Adam"]
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import keras
 
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 
 def computed_after(tensors: Sequence[Tensor]) -> AbstractContextManager:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer import family
-from keras_transformer.decoding.options import own_search
+from keras_transformer.decoding.search_options import own_search
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.files import write_text
 from keras_transformer.own_parts import FLAG, NAME, modules_of

@@ -1,4 +1,6 @@
-"""A run's folder: its paths, its config.json, its metrics, and its model."""
+"""A run's folder: its paths, its config.json, its metrics, and its model; and runs that are written from Python, of a
+model that train.py did not train.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,31 @@ import contextlib
 import csv
 import io
 import os
+import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family, run_config
 from keras_transformer.errors import RequestError, command_line, warn
-from keras_transformer.files import write_whole
-from keras_transformer.making import count_parameters, make_model
+from keras_transformer.files import (
+    DAMAGED,
+    check_writable,
+    checked_weights,
+    number_of_the_machine,
+    write_folder_whole,
+    write_whole,
+)
+from keras_transformer.making import count_parameters, make_model, model_config
 from keras_transformer.own_parts import FLAG
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
 from keras_transformer.run_config import MAX_CONFIG_BYTES as MAX_CONFIG_BYTES
 from keras_transformer.run_config import versions as versions
 from keras_transformer.run_config import writer as writer
-from keras_transformer.tasks import TASKS, task_of
-from keras_transformer.weights_file import DAMAGED, checked_weights, number_of_the_machine
+from keras_transformer.tasks import TASKS, task_named, task_of
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer
@@ -235,3 +244,72 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
                 "one of them is another run's; copy the run folder anew"
             )
     return source, target
+
+
+def write_run(
+    path: Path, task: str, model: Any, sections: dict[str, Any], write_files: Callable[[RunFolder], None]
+) -> None:
+    """Writes a run folder, whole or not at all.
+
+    Args:
+        path: the folder.
+        task: of the model, a key of `tasks.TASKS`.
+        model: as `twin_of` makes it.
+        sections: of config.json, but those that every run has.
+        write_files: writes the other files into the folder.
+    """
+    config = model_config(model)
+    corpus = {"name": path.resolve().name, **sections["corpus"]}
+    usual = task_named(None, config["kind"], sections)  # what needs no word
+    settings = {} if task == usual else {"task": task}
+    rest = {"settings": settings, "versions": versions(), "parameters": count_parameters(config)}
+    with write_folder_whole(path) as aside:
+        run = RunFolder(aside)
+        write_config(run, {"model": config, **sections, "corpus": corpus, **rest})
+        write_files(run)
+        save_model(run, model)
+
+
+def check_place(path: Path, overwrite: bool) -> None:
+    """Raises RequestError unless a run may be written there.
+
+    The folder is new or empty, or holds a run that may be replaced, and nothing else.
+    """
+    is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    if not is_free and not (overwrite and RunFolder(path).is_run()):
+        raise RequestError(
+            f"expected a new or empty folder, or a run and `overwrite=True` (--overwrite); {path} holds something"
+        )
+    if path.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise RequestError(f"expected a folder that can be replaced; received {path}, in which this process works")
+    parts = {part.name for part in RunFolder(path).parts()}
+    entries = [] if is_free else sorted(entry.name for entry in path.iterdir())
+    # A process that was killed while it wrote a part has left it under a name of its own.
+    if strangers := [name for name in entries if re.sub(r"^\.\d+-", "", name) not in parts]:
+        raise RequestError(
+            f"expected a run and nothing else; {path} holds {strangers[0]}: move it away, or choose another folder"
+        )
+    for written in (path, path.resolve().parent):  # beside the old run, before the new one replaces it
+        check_writable(written)
+
+
+def twin_of(model: Any) -> Any:
+    """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
+
+    Raises:
+        RequestError: the configuration does not describe the whole model.
+    """
+    from keras_transformer.models.inspection import difference_in_kind, difference_in_parts
+
+    found = difference_in_kind(model)
+    if found is None:
+        twin = make_model(model_config(model))
+        found = difference_in_parts(model, twin)
+    if found is not None:
+        raise RequestError(
+            f"expected a model that its configuration describes, with {found.expected} at {found.path}; received "
+            f"{found.received} there: register the part by `keras_transformer.register_part`, and make the model with "
+            "its name"
+        )
+    twin.set_weights(model.get_weights())
+    return twin

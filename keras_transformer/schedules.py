@@ -11,7 +11,7 @@ load_tensorflow()
 import keras
 from keras import ops
 
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 __all__ = ["InverseSquareRootDecay"]
 

@@ -164,7 +164,7 @@ SLOTS: dict[str, dict[str, Part]] = {
             f"{LAYERS}.positions:NoPositions", "nothing: only the decoder's mask tells the order", "arXiv 2203.16634"
         ),
         "rotary": Part(
-            f"{LAYERS}.rotary:RotaryPositions", "queries and keys rotated by their positions", "arXiv 2104.09864",
+            f"{LAYERS}.positions:RotaryPositions", "queries and keys rotated by their positions", "arXiv 2104.09864",
             _BASE, _needs_even_key_dim,
         ),
         "alibi": Part(
@@ -181,7 +181,7 @@ SLOTS: dict[str, dict[str, Part]] = {
             _needs_distances_for_buckets,
         ),
         "xpos": Part(
-            f"{LAYERS}.rotary:XposPositions", "rotary, and in the decoder a decay with the distance",
+            f"{LAYERS}.positions:XposPositions", "rotary, and in the decoder a decay with the distance",
             "arXiv 2212.10554",
             {**_BASE, "scale_base": Option(512, "the distance of one decay", least=1, most=1_000_000)},
             _needs_keys_in_range,
@@ -206,7 +206,7 @@ SLOTS: dict[str, dict[str, Part]] = {
             {"width": Option(33, "keys that a position sees, itself included", least=1, most=1_000_000)},
         ),
         "local": Part(
-            f"{LAYERS}.local:LocalAttention", "attention within blocks of `width` positions, each block alone",
+            f"{LAYERS}.windowed:LocalAttention", "attention within blocks of `width` positions, each block alone",
             "arXiv 1801.10198, 4.2.3", _WIDTH_OF_BLOCKS,
         ),
         "compressed": Part(
@@ -250,11 +250,11 @@ SLOTS: dict[str, dict[str, Part]] = {
     },
     "norm": {
         "layer": Part(
-            f"{LAYERS}.norms:LayerNorm", "layer normalization", "arXiv 1607.06450",
+            f"{LAYERS}.layer:LayerNorm", "layer normalization", "arXiv 1607.06450",
             {"epsilon": Option(1e-6, "added to the variance", float, least=1e-12, most=1.0)},
         ),
         "rms": Part(
-            f"{LAYERS}.norms:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
+            f"{LAYERS}.layer:RmsNorm", "division by the root mean square", "arXiv 1910.07467",
             {"epsilon": Option(1e-6, "added to the mean of the squares", float, least=1e-12, most=1.0)},
         ),
     },
@@ -267,22 +267,24 @@ SLOTS: dict[str, dict[str, Part]] = {
             "arXiv 2002.05202", {"use_bias": Option(False, "a bias for each product", bool)},
         ),
         "experts": Part(
-            f"{LAYERS}.experts:Experts", "several networks, of which a router chooses some for each position",
+            f"{LAYERS}.feed_forward:Experts", "several networks, of which a router chooses some for each position",
             "arXiv 2101.03961, arXiv 2401.04088", _EXPERTS, _needs_as_many_experts,
         ),
     },
     "activation": {
-        "relu": Part(f"{LAYERS}.activations:Relu", "max(0, x)", "paper, equation 2"),
-        "gelu": Part(f"{LAYERS}.activations:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"),
-        "gelu_tanh": Part(
-            f"{LAYERS}.activations:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
+        "relu": Part(f"{LAYERS}.feed_forward:Relu", "max(0, x)", "paper, equation 2"),
+        "gelu": Part(
+            f"{LAYERS}.feed_forward:Gelu", "x times the normal distribution's probability", "arXiv 1606.08415"
         ),
-        "silu": Part(f"{LAYERS}.activations:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
+        "gelu_tanh": Part(
+            f"{LAYERS}.feed_forward:GeluTanh", "gelu, computed by a hyperbolic tangent", "arXiv 1606.08415, section 2"
+        ),
+        "silu": Part(f"{LAYERS}.feed_forward:Silu", "x times its sigmoid, also called swish", "arXiv 1702.03118"),
     },
     "stack": {
         "layers": Part(f"{LAYERS}.stack:Stack", "a block for each layer, each with its own weights", "paper, 3.1"),
         "universal": Part(
-            f"{LAYERS}.universal:UniversalStack",
+            f"{LAYERS}.stack:UniversalStack",
             "one block, applied once for each layer; before each time, position and step are added", "arXiv 1807.03819",
             _PONDERING, _needs_even_width_for_coordinates,
         ),
@@ -297,7 +299,7 @@ IMAGE_SLOTS: dict[str, dict[str, Part]] = {
             fault=_needs_whole_patches,
         ),
         "attentive": Part(
-            f"{LAYERS}.attentive_stem:AttentiveStem",
+            f"{LAYERS}.patches:AttentiveStem",
             "a convolution and self-attention of all pixels come before the patches", "arXiv 1805.08318, 3",
             {"filters": Option(16, "channels of the convolution", least=1, most=1_024)},
             _needs_few_pixels,

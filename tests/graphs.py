@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import pytest
 
-from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.keras_decoder import CompiledComputations
 
 
 def shapes_in_graph(function: Callable[..., Any], *inputs: Any) -> list[tuple[int, ...]]:

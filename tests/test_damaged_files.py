@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from export import signatures
-from keras_transformer.bleu import tokenizer_for
+from export import artefacts
 from keras_transformer.commands.runs import info
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import exit_status
 from keras_transformer.run_folder import RunFolder, load_model, read_config, write_config
+from keras_transformer.scores import tokenizer_for
 from keras_transformer.tasks.translation import pipeline as translating
-from keras_transformer.tasks.translation.commands.search import own_search_of
+from keras_transformer.tasks.translation.commands.translate import own_search_of
 from keras_transformer.training.request import open_run
 from tests.golden.cases import write_files
 from tests.golden.stored import unpack
@@ -71,7 +71,7 @@ def readers(run, tmp_path, monkeypatch) -> dict[str, Callable[[], object]]:
     monkeypatch.setattr(translating, "load_model", lambda folder, kind: read_config(folder) and model)
 
     def export() -> None:
-        trained = signatures.open_run(path)
+        trained = artefacts.open_run(path)
         "".join(trained.metadata(trained.decoding(), "float32").values()).encode()
 
     return {

@@ -12,7 +12,7 @@ import pytest
 
 import keras_transformer
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

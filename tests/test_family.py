@@ -12,8 +12,8 @@ from keras_transformer import family
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
 from keras_transformer.options import parameters_of
 from keras_transformer.tasks import TASKS
+from keras_transformer.training.common_settings import model_settings, resolve
 from keras_transformer.training.flags import parser
-from keras_transformer.training.settings import model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.ALL_SLOTS.items() for name in parts]

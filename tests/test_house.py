@@ -24,10 +24,8 @@ ORDER = """
 benchmarks notebooks examples
 keras_transformer.__main__ train export.__main__
 keras_transformer.__init__
-export.onnx export.saved_model export.tflite export.certificate
-export.ctranslate2
-export.artefacts export.ctranslate2_spec
-export.signatures
+export.onnx export.saved_model export.tflite export.certificate export.ctranslate2
+export.artefacts
 tasks
 keras_transformer.commands
 keras_transformer.training
@@ -36,18 +34,20 @@ keras_transformer.decoding
 keras_transformer.text
 keras_transformer.models
 keras_transformer.fit
-keras_transformer.weighted_fit keras_transformer.metrics
-keras_transformer.losses keras_transformer.presets
+keras_transformer.metrics
+keras_transformer.scores
+keras_transformer.losses
 keras_transformer.layers keras_transformer.optimizers keras_transformer.schedules
 keras_transformer.own_parts
 keras_transformer.family
-keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy keras_transformer.r_drop keras_transformer.export_folder keras_transformer.bleu keras_transformer.ranking
-keras_transformer.ops keras_transformer.ordering keras_transformer.tasks
-keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.tensor keras_transformer.weights_file keras_transformer.version keras_transformer.bounds
-"""  # noqa: E501
+keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy
+keras_transformer.export_folder keras_transformer.ordering keras_transformer.tasks
+keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
+keras_transformer.version keras_transformer.bounds
+"""
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
-ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder", "written_runs")}
+ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder")}
 ONE_NAME |= {f"{PACKAGE}.making": f"{PACKAGE}.models"}
 # The folders of the tasks may take from one another. The house reaches them by `tasks.TASKS` alone.
 ONE_NAME |= {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glob(f"{PACKAGE}/tasks/*/__init__.py")}
@@ -55,8 +55,8 @@ ONE_NAME |= {f"{PACKAGE}.tasks.{path.parent.name}": "tasks" for path in ROOT.glo
 ALONE = [f"export.certificate.{path.stem}" for path in ROOT.glob("export/certificate/*runner.py")]
 # These run on every backend of Keras, so they know none of them.
 BACKEND_FREE = """
-options slots family auxiliary_losses weighted_fit lengths ranking ops layers models decoding.computations decoding.loop
-decoding.prompts decoding.sampling decoding.search losses metrics schedules
+options slots family auxiliary_losses lengths ops layers models decoding.computations decoding.loop decoding.search
+losses metrics schedules
 """
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 # The export builds graphs; this module runs them, where it is asked to.
@@ -206,8 +206,8 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
 THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
-        "decoding/attention", "decoding/onnx_decoder", "importing/bart_layout", "importing/t5",
-        "layers/position_biases", "models/transformer", "plots/attention", "plots/page",
+        "decoding/pipelines", "decoding/onnx_decoder", "importing/bart_layout", "importing/t5",
+        "layers/position_biases", "models/transformer", "plots/page",
     )),
 }  # fmt: skip
 

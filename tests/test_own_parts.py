@@ -21,7 +21,7 @@ from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
 from keras_transformer.run_folder import RunFolder, read_config, resume_command
-from keras_transformer.tasks.translation.commands.kept_graphs import content_of
+from keras_transformer.tasks.translation.commands.engines import content_of
 from tests.models.variants import SIZES, make_inputs
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "own_parts.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import ops
 from scipy.special import rel_entr, softmax
 
-from keras_transformer import r_drop
+from keras_transformer import auxiliary_losses
 from keras_transformer.fit import ReplicatedFit
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.models import Transformer
@@ -80,7 +80,7 @@ def test_the_divergence_is_the_mean_of_both_directions_in_float32():
     weights = np.abs(random(2, 3))
     p, q = np.split(softmax(ops.convert_to_numpy(ops.cast(logits, "float32")).astype("float64"), -1), 2)
     both = (rel_entr(p, q) + rel_entr(q, p)).sum(-1) / 2
-    found = r_drop.divergence(logits, np.concatenate([weights, weights]))
+    found = auxiliary_losses.divergence(logits, np.concatenate([weights, weights]))
     assert float(found) == pytest.approx((weights * both).sum(), rel=1e-5)
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import ranking
+from keras_transformer import scores as ranking
 from keras_transformer.metrics import NDCGAt, RecallAt
-from keras_transformer.tasks.next_item.items import FIRST_ITEM
+from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
 
 SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float32")
 

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
+from keras_transformer import files
 from keras_transformer import run_folder as runs
-from keras_transformer import weights_file
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 
@@ -208,7 +208,7 @@ def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch,
     def failing(*_):
         raise OSError(number, "told in other words")
 
-    monkeypatch.setattr(weights_file.shutil, "copyfileobj", failing)
+    monkeypatch.setattr(files.shutil, "copyfileobj", failing)
     told = f"[Errno {number}] {os.strerror(number)}, while its weights were copied to {tempfile.gettempdir()}: "
     with pytest.raises(OSError, match=f"^{re.escape(told)}'{re.escape(str(run_folder / 'model.keras'))}'$") as caught:
         runs.load_model(run_folder)
@@ -218,8 +218,8 @@ def test_a_machine_that_fails_is_no_damage_to_the_model(run_folder, monkeypatch,
 
 
 def test_a_file_that_hdf5_cannot_read_is_no_damage_to_the_model(run_folder, monkeypatch):
-    checked = weights_file._check_arrays
-    monkeypatch.setattr(weights_file, "_check_arrays", lambda path, *sizes: checked(path.parent, *sizes))
+    checked = files._check_arrays
+    monkeypatch.setattr(files, "_check_arrays", lambda path, *sizes: checked(path.parent, *sizes))
     with pytest.raises(IsADirectoryError):
         runs.check_model(runs.RunFolder(run_folder))
 

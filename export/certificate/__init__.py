@@ -3,8 +3,7 @@
 from ..artefacts import Artefact, artefacts_in
 from .comparison import certify, check_text, validation_text, verify, with_missing
 from .contents import contents_of
-from .files import markdown, write_certificate
-from .records import Certificate, Entry
+from .report import Certificate, Entry, markdown, write_certificate
 
 __all__ = [
     "Artefact",

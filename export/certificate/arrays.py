@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.decoding.answers import Ranking, Seen
-from keras_transformer.decoding.pipeline import Pipeline
-from keras_transformer.decoding.signature import NUM_FILLS, NUM_ITEMS, Signature
-from keras_transformer.decoding.texts import Texts, valid
+from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.decoding.sentences import Texts, valid
+from keras_transformer.decoding.signatures import NUM_FILLS, NUM_ITEMS, Signature
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError
 
-from ..artefacts import Artefact, BrokenArtefact
-from ..signatures import import_optional
+from ..artefacts import Artefact, BrokenArtefact, import_optional
 
 if TYPE_CHECKING:
     import onnx

@@ -1,25 +1,61 @@
-"""Runs one artefact in a process of its own, which knows nothing of this project."""
+"""Runs an artefact in a process of its own, on its device, and reads its outputs."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from keras_transformer.decoding.texts import QUICK_TEXTS
+import numpy as np
+
+from keras_transformer.decoding.sentences import QUICK_TEXTS
+from keras_transformer.decoding.signatures import Output, Searching, Signature
 from keras_transformer.errors import RequestError
 
-from ..artefacts import Artefact, BrokenArtefact
-from ..signatures import install_extra
-from .device import may_use_gpu, why_no_gpu
+from ..artefacts import Artefact, BrokenArtefact, install_extra
 from .expected import Expected
-from .runner import Result, Task
+from .runner import Answers, Result, Task
 from .tokenizers import reads_of
+
+
+def may_use_gpu(artefact: Artefact) -> bool:
+    """Whether the artefact is meant for GPUs: int8 is for CPUs, and LiteRT's Python package runs on CPUs alone."""
+    return artefact.precision != "int8" and artefact.format != "tflite"
+
+
+def device_notes(artefact: Artefact, device: str, log: str) -> Iterator[str]:
+    """What a reader must know about the device that an artefact ran on.
+
+    Args:
+        artefact: what ran; nothing is noted if it may not use a GPU.
+        device: "CPU" or "GPU".
+        log: what its runtime wrote to standard output and standard error.
+    """
+    is_float32 = artefact.precision == "float32"
+    if not may_use_gpu(artefact):
+        return
+    if device == "GPU":
+        if is_float32:
+            yield "run on the GPU, with TF32 off"
+    elif reason := why_no_gpu(log):
+        yield f"run on the CPU, because the runtime could not use a GPU: {reason}"
+    elif not is_float32:
+        yield "run on the CPU, because the runtime found no GPU; this precision is meant for GPUs"
+
+
+def why_no_gpu(log: str) -> str:
+    """The line in which ONNX Runtime says why it does not use CUDA, without time and place; "" if there is none."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", log)  # without a terminal's colours
+    failed = r"\[[EW]:onnxruntime:[^]]*\] (?=.*Failed to (?:load|create).*CUDA)|^EP Error "
+    found = re.search(f"(?:{failed})(.*)", plain, re.MULTILINE | re.IGNORECASE)
+    return " ".join(found[1].split())[:500] if found else ""
+
 
 RUNNER = Path(__file__).with_name("runner.py")
 BATCH_SIZE = 32
@@ -133,3 +169,68 @@ def environment(task: Task) -> dict[str, str]:
     # The model is in the GPU's memory already: TensorFlow must not ask for all of that memory.
     device = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if task["gpu"] else {"CUDA_VISIBLE_DEVICES": "-1"}
     return clean | device | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(task["threads"])}
+
+
+def signatures_of(artefact: Artefact, signature: type[Signature]) -> list[str]:
+    """The names of the signatures that an artefact has to have."""
+    if artefact.format == "saved_model":
+        return ["serving_default", *["n_best"] * issubclass(signature, Searching)]
+    return [artefact.signature]
+
+
+def check_outputs(expected: Expected, artefact: Artefact, result: Result) -> None:
+    """Raises BrokenArtefact unless every signature gives what it has to give, and all numbers are finite."""
+    names = signatures_of(artefact, expected.signature)
+    if sorted(result["signatures"]) != sorted(names):
+        raise BrokenArtefact(f"expected the signatures {', '.join(names)}; it has {', '.join(result['signatures'])}")
+    for signature, trials in result["signatures"].items():
+        takes_text = artefact.takes == "text"
+        outputs = expected.signature.outputs(signature, takes_text)
+        if artefact.takes == "pieces":
+            outputs = {"target_pieces": Output("text", "L"), "score": outputs["score"]}
+        for given, answers in trials.items():
+            where = f"{signature} {given}".strip() if len(names) > 1 else given
+            check_answers(expected, outputs, answers, where)  # type: ignore[arg-type]
+
+
+def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answers, where: str) -> None:
+    """Raises BrokenArtefact unless the answers of a trial have these outputs, and all numbers are finite."""
+    given = answers["types"]
+    if {*given} != {*outputs}:
+        raise BrokenArtefact(f"{where}: expected the outputs {', '.join(outputs)}; it gives {', '.join(given)}")
+    for name, output in outputs.items():
+        if given[name].startswith("float"):
+            check_finite(name, answers["outputs"][name], where, allows_none="n" in output.axes)
+    sizes = expected.sizes()
+    for name, output in outputs.items():
+        kind = f"{output.type} {1 + len(output.axes)}"
+        if given[name] != kind:
+            raise BrokenArtefact(f"{where}: expected {name} to be {in_words(kind)}; it is {in_words(given[name])}")
+        shape = [sizes.get(axis) for axis in output.axes]
+        for row in answers["outputs"][name]:
+            if shape and not fits(np.shape(row), shape):
+                raise BrokenArtefact(f"{where}: expected {name} of shape {shape}; it has {list(np.shape(row))}")
+
+
+def check_finite(name: str, rows: Sequence[Any], where: str, allows_none: bool) -> None:
+    """Raises BrokenArtefact unless all numbers are finite; -inf may be the score of a row without hypothesis."""
+    for number, row in enumerate(rows, start=1):
+        values = np.asarray(row, "float64")
+        if not np.all(np.isfinite(values) | (allows_none & np.isneginf(values))) or (
+            allows_none and values.size and not np.isfinite(values.flat[0])
+        ):
+            found = values[~np.isfinite(values)].flat[0]
+            raise BrokenArtefact(f"{where}: {name} of text {number} is not finite: {found}")
+
+
+def fits(shape: tuple[int, ...], expected: Sequence[int | None]) -> bool:
+    """Whether a shape has the expected sizes; None allows every size."""
+    return len(shape) == len(expected) and all(
+        size is None or size == given for size, given in zip(expected, shape, strict=True)
+    )
+
+
+def in_words(kind: str) -> str:
+    """ "float32 2" in words."""
+    dtype, _, axes = kind.partition(" ")
+    return f"{dtype} with {axes} ax{'i' if axes == '1' else 'e'}s"

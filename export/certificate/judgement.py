@@ -13,10 +13,9 @@ import numpy as np
 from keras_transformer.bounds import BOUNDS, LEAST_BLEU, NEAR_TIE, Bounds
 
 from ..artefacts import Artefact
-from .bleu_loss import BleuComparison, compare_bleu
+from .execution import check_outputs
 from .expected import Compared, Expected, Row
-from .known_differences import known_difference
-from .outputs import check_outputs
+from .rules import BleuComparison, compare_bleu, known_difference
 from .runner import Answers, Result
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault

@@ -1,8 +1,18 @@
-"""What artefacts are held against, in words."""
+"""The rules of a certificate: what counts as a difference, what differences are known, and the loss of BLEU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
 from keras_transformer.bounds import BOUNDS, LEAST_BLEU, NEAR_TIE
+from keras_transformer.decoding.sentences import Texts, valid
+from keras_transformer.scores import bleu_metric
+from keras_transformer.text.lines import is_blank
+
+from ..artefacts import Artefact
 
 FIRST = "every output of every trial is there, finite, and of its type and shape"
 
@@ -45,3 +55,80 @@ def rule_of(unit: str, precision: str, has_references: bool) -> str:
             f"larger (not judged where the model's own BLEU is below {LEAST_BLEU:g})"
         )
     return f"{FIRST}; {numbers}; {choices}"
+
+
+RESAMPLES, SEED = 1000, 12345
+# The columns of `bleu_statistics`.
+MATCHES, TOTALS, LENGTHS = slice(0, 4), slice(4, 8), slice(8, 10)
+
+
+class BleuComparison(NamedTuple):
+    """BLEU of an artefact and of the model, and half the width of the loss's 95 % paired-bootstrap interval."""
+
+    bleu: float
+    model_bleu: float
+    interval: float
+
+
+def compare_bleu(texts: Sequence[str], model_texts: Sequence[str], references: Sequence[str]) -> BleuComparison:
+    """Compares BLEU of an artefact's texts and of the model's.
+
+    Each bootstrap sample draws sentences with replacement, the same sentences for both.
+    """
+    artefact, model = (bleu_statistics(some, references) for some in (texts, model_texts))
+    count = len(references)
+    draws = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
+    losses = [bleu_of(one) - bleu_of(other) for one, other in zip(draws @ model, draws @ artefact, strict=True)]
+    low, high = np.percentile(losses, [2.5, 97.5])
+    return BleuComparison(bleu_of(artefact.sum(axis=0)), bleu_of(model.sum(axis=0)), float(high - low) / 2)
+
+
+def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """(B, 10) For each sentence: matching n-grams, n from 1 to 4; all n-grams; the lengths of text and reference."""
+    bleu = bleu_metric()
+    scores = [bleu.corpus_score([text], [[reference]]) for text, reference in zip(texts, references, strict=True)]
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def bleu_of(sums: np.ndarray) -> float:
+    """BLEU of a corpus, from its statistics (10,) summed over the sentences."""
+    metric = bleu_metric()
+    options = {name: getattr(metric, name) for name in ("smooth_method", "smooth_value", "effective_order")}
+    matches, totals, lengths = (sums[columns].tolist() for columns in (MATCHES, TOTALS, LENGTHS))
+    return metric.compute_bleu(matches, totals, *lengths, **options).score
+
+
+ASCII_SPACE = " \t\n\v\f\r"  # what every vocabulary reads as a space
+
+
+class KnownDifference(NamedTuple):
+    """Why an artefact may answer a text otherwise than the model.
+
+    Args:
+        reason: in words.
+        is_choice: whether its numbers are right even so: it chose another hypothesis.
+    """
+
+    reason: str
+    is_choice: bool = False
+
+
+def known_difference(artefact: Artefact, texts: Texts, place: int) -> KnownDifference | None:
+    """Why an artefact may answer a text otherwise than the model; None if it may not."""
+    text = texts[place]
+    if artefact.format == "ctranslate2" and place < texts.first_given:
+        reason = "CTranslate2 searches without a length penalty, which tells where the model is unsure"
+        return KnownDifference(reason, is_choice=True)
+    if artefact.takes != "text" or not isinstance(text, str):
+        return None
+    if artefact.format == "onnx" and "\x00" in text:
+        return KnownDifference("ONNX Runtime's Python binding cuts a text at a NUL")
+    if artefact.format != "tflite":
+        return None
+    if "\x00" in text:
+        return KnownDifference("LiteRT drops a NUL")
+    if is_blank(text) and text.strip(ASCII_SPACE):
+        return KnownDifference("LiteRT reads characters that others take for a blank line")
+    if valid(text) != text:
+        return KnownDifference("LiteRT reads bytes that are no UTF-8 as unknown pieces, and others read U+FFFD")
+    return None

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from keras_transformer.decoding.answers import Ids, Searched
-from keras_transformer.decoding.options import Decoding
 from keras_transformer.decoding.probes import MOST_PIECES, Answer, Probe, surest
-from keras_transformer.decoding.signature import Signature
-from keras_transformer.decoding.texts import Texts, valid
+from keras_transformer.decoding.search_options import Decoding
+from keras_transformer.decoding.sentences import Texts, valid
+from keras_transformer.decoding.signatures import Signature
 from keras_transformer.lengths import penalty
 from keras_transformer.text.tokenizer import END
 
 from ..artefacts import Artefact, BrokenArtefact
-from .expected import Compared, Expected, Row
-from .near_ties import Choice, narrowest_choice
+from .expected import Choice, Compared, Expected, Row, narrowest_choice
 
 SCORED_AT_ONCE = 32
 

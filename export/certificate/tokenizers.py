@@ -11,10 +11,9 @@ from typing import Any
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder
 
-from ..artefacts import Artefact, BrokenArtefact
-from ..signatures import import_optional
+from ..artefacts import Artefact, BrokenArtefact, import_optional
 from .expected import Expected
-from .known_differences import known_difference
+from .rules import known_difference
 
 
 def reads_of(artefact: Artefact, expected: Expected, inputs: Sequence[Any]) -> list[tuple[str, list[int]]]:

@@ -15,13 +15,12 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.lengths import longest
-from keras_transformer.models.ensemble import members_of
+from keras_transformer.models.transformer import members_of
 
-from ..signatures import Unwritable
+from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo
 from .operations import OPERATIONS
-from .precision import PRECISION, Precision
-from .recorded import Recorded, Size, all_same, holds_recorded, same
+from .recorded import PRECISION, Precision, Recorded, Size, all_same, holds_recorded, same
 from .shapes import part
 from .ways import FORMS_OF_KERAS, WAYS
 

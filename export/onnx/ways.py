@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.layers.heads import Projection
-from keras_transformer.layers.masks import HIDDEN
+from keras_transformer.layers.attention_ops import HIDDEN, Projection
 
 from .loops import run_loop_in_rounds
 from .recorded import Recorded, Recorder, same

@@ -1,14 +1,27 @@
-"""`info` prints what a run folder holds; `average` averages its checkpoints again."""
+"""The commands of any run: `info`, `average`, `neighbours`, `attention`; and `import`, which makes a run of a trained
+model in Hugging Face's format.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
-from typing import Any
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras_transformer.errors import load_tensorflow, say, warn
+from keras_transformer.commands import AddOptions, add_all, refuse_foreign
+from keras_transformer.errors import RequestError, load_tensorflow, say, warn
+from keras_transformer.files import check_writable, write_whole
 from keras_transformer.run_config import as_json
-from keras_transformer.run_folder import RunFolder, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
+from keras_transformer.tasks import TASKS, task_of
+
+if TYPE_CHECKING:
+    from keras_transformer.decoding.pipelines import Attention
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -84,3 +97,186 @@ def number(text: str | None) -> float:
     except ValueError:
         return -math.inf
     return -math.inf if math.isnan(value) else value
+
+
+def neighbours(arguments: argparse.Namespace) -> None:
+    """Prints a JSON object for each word: the pieces with the nearest vectors, and their cosines."""
+    load_tensorflow()
+    from keras_transformer.decoding.neighbours import load_piece_vectors
+
+    vectors = load_piece_vectors(arguments.run)
+    found = {word: vectors.neighbours(word, arguments.count) for word in arguments.words}
+    for word, nearest in found.items():
+        cosines = {piece: round(cosine, 4) for piece, cosine in nearest}
+        print(json.dumps({"word": word, "neighbours": cosines}, ensure_ascii=False))
+
+
+def add_neighbours_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments and options of `neighbours`."""
+    add = parser.add_argument
+    add("words", nargs="+", metavar="WORD", help="a word that is one piece of the vocabulary, or a piece")
+    add("--count", type=int, default=10, metavar="N", help="neighbours of each word (default: 10)")
+
+
+SUFFIXES = (".html", ".png", ".svg", ".pdf")
+
+
+def attention(arguments: argparse.Namespace) -> None:
+    """Draws the attentions of a text.
+
+    Raises:
+        RequestError: the options do not go together, or the picture cannot be written there.
+    """
+    out = Path(arguments.out)
+    _check(arguments, out)
+    load_tensorflow()
+    found = attentions_of(arguments.run, arguments.text, arguments.target)
+    if arguments.attention is not None:
+        found = {arguments.attention: _named(arguments.attention, found)}
+    if out.suffix == ".html":
+        from keras_transformer.plots import attention_page
+
+        with write_whole(out) as aside:
+            aside.write_text(attention_page(found, title=arguments.text), encoding="utf-8")
+    else:
+        if not arguments.pieces:
+            found = {name: one.joined() for name, one in found.items()}
+        picture = _picture(found, arguments)
+        with write_whole(out) as aside:
+            picture.savefig(aside, dpi=150)
+    say(f"wrote {out}")
+
+
+def attentions_of(run: str, text: str, target: str | None) -> dict[str, Attention]:
+    """The attentions of a run of any kind for a text.
+
+    Args:
+        run: the run folder.
+        text: what the model takes: a sentence, a history with tabs between its items, or the path of an image.
+        target: a translation, or an answer of a language model of pairs; by default the model's own.
+
+    Raises:
+        RequestError: the folder holds no run, or its model takes no target.
+    """
+    task = TASKS[task_of(read_config(run))]
+    return task.module("pipeline").load(run).attention_of_line(text, target)
+
+
+def _check(arguments: argparse.Namespace, out: Path) -> None:
+    """Refuses options that do not go together, and files that cannot be written."""
+    if out.suffix not in SUFFIXES or not out.parent.is_dir() or out.is_dir():
+        raise RequestError(
+            f"--out must be a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, in a folder that is "
+            f"there; received: {out}"
+        )
+    check_writable(out.parent, "choose another file with --out")
+    given = [name for name in ("layers", "heads", "word", "pieces") if getattr(arguments, name)]
+    if out.suffix == ".html" and given:
+        raise RequestError(f"the page has all layers, heads and words to choose from: leave out --{given[0]}")
+
+
+def _named(name: str, found: dict[str, Attention]) -> Attention:
+    if name not in found:
+        raise RequestError(f"--attention must be {' or '.join(found)} for this model; received: {name}")
+    return found[name]
+
+
+def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
+    from keras_transformer.plots import WordLines, attention_picture, word_lines_picture
+    from keras_transformer.plots.page import chosen
+
+    try:
+        if arguments.word is None:
+            return attention_picture(found, arguments.layers, arguments.heads)
+        one, query = _looking(found, arguments.word)
+        layers, heads = chosen(one, arguments.layers, arguments.heads)
+        return word_lines_picture([WordLines(one, query, layer, head) for layer in layers for head in heads])
+    except IndexError as error:
+        raise RequestError(str(error)) from None
+
+
+def _looking(found: dict[str, Attention], word: str) -> tuple[Attention, int]:
+    """The first attention in which a word looks, and its place.
+
+    Raises:
+        RequestError: no attention has the word.
+    """
+    *others, last = found.values()
+    for one in others:
+        with contextlib.suppress(RequestError):
+            return one, one.queries.place_of(word)
+    return last, last.queries.place_of(word)
+
+
+def add_attention_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments and options of `attention`."""
+    add = parser.add_argument
+    add("text", help="what the run takes: a sentence, a history with its items by tabs, or an image file")
+    add("--target", help="its translation, or the answer of a model of pairs (default: the model's own)")
+    add("--out", required=True, metavar="FILE", help="an .html page, or a picture: .png, .svg or .pdf")
+    add("--attention", metavar="NAME", help="only this one: encoder, decoder or cross, of a translator (default: all)")
+    add("--layers", type=int, nargs="+", metavar="N", help="of a picture: only these layers, from 1 (default: all)")
+    add("--heads", type=int, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
+    add("--word", help="of a picture: lines from this word, in place of heat maps")
+    add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
+
+
+class Importing(NamedTuple):
+    """How a task writes the run of an imported model: `IMPORTING` of its `commands`.
+
+    Args:
+        add_options: adds its own options to a parser.
+        validation_of: what its options name to certify exports on; it raises RequestError if that is not there.
+        write: writes the run, from what was imported, the command's arguments, and the validation.
+    """
+
+    add_options: AddOptions
+    validation_of: Callable[[argparse.Namespace], Any]
+    write: Callable[[Any, argparse.Namespace, Any], None]
+
+
+def of_tasks() -> dict[str, Importing]:
+    """How the tasks write runs, those that can."""
+    modules = {task: its.module("commands") for task, its in TASKS.items()}
+    return {task: module.IMPORTING for task, module in modules.items() if hasattr(module, "IMPORTING")}
+
+
+def import_model(arguments: argparse.Namespace) -> None:
+    """Reads a folder, or downloads one, and writes a run. A wrong request is refused before anything is written."""
+    if (arguments.folder is None) == (arguments.download is None):
+        received = "neither" if arguments.folder is None else "both"
+        raise RequestError(f"expected a FOLDER or --download NAME; received {received}: give one")
+    check_place(Path(arguments.run), arguments.overwrite)
+    validation = {task: its.validation_of(arguments) for task, its in of_tasks().items()}
+    if arguments.download is None:
+        write_imported(arguments.folder, arguments, validation)
+        return
+    from keras_transformer.importing.huggingface import download
+
+    with tempfile.TemporaryDirectory() as folder:
+        download(arguments.download, Path(folder))
+        write_imported(folder, arguments, validation)
+
+
+def write_imported(folder: str, arguments: argparse.Namespace, validation: dict[str, Any]) -> None:
+    """Writes the model in a folder as a run."""
+    from keras_transformer.importing.huggingface import read_huggingface
+    from keras_transformer.importing.pieces import NO_RUN, IdTokenizer
+
+    imported, several = read_huggingface(folder), of_tasks()
+    task, has_ids = imported.task, any(isinstance(one.tokenizer, IdTokenizer) for one in imported.vocabularies)
+    refuse_foreign(arguments, task, {one: its.add_options for one, its in several.items()})
+    if has_ids or task not in several:
+        raise RequestError(f"{folder}: {NO_RUN}")
+    several[task].write(imported, arguments, validation[task])
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments and options of `import`."""
+    add = parser.add_argument
+    add("folder", nargs="?", metavar="FOLDER", help="the model: config.json, weights, and the tokenizer's files")
+    add("run", metavar="RUN", help="the run folder to write")
+    download = "fetch the model NAME from the Hugging Face Hub, in place of FOLDER (needs the package huggingface_hub)"
+    add("--download", metavar="NAME[@REVISION]", help=download)
+    add_all(parser, [its.add_options for its in of_tasks().values()])
+    add("--overwrite", action="store_true", help="replace a run that is there")

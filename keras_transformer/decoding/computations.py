@@ -10,17 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keras_transformer import ops, ranking
-from keras_transformer.decoding.loop import Cache, Step
-from keras_transformer.decoding.prompts import Prompted, num_read
-from keras_transformer.decoding.sampling import sample
+from keras_transformer import ops, scores
+from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.models.encoder import Encoder
-from keras_transformer.models.image_classifier import ImageClassifier
-from keras_transformer.models.language_model import LanguageModel
-from keras_transformer.models.sequence_encoder import SequenceEncoder
+from keras_transformer.models.classifiers import Encoder, ImageClassifier
+from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import PAD
 
 
@@ -170,7 +166,7 @@ class Ranks:
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """(B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
-        return (ranking.ranks_of(targets, model.scores(ids)),)
+        return (scores.ranks_of(targets, model.scores(ids)),)
 
 
 def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,137 @@
-"""Decodes with a model in Keras, on any of its backends."""
+"""Decodes with a model in Keras, on any of its backends. What it computes is compiled once for each set of options:
+`tf.function` on TensorFlow, `jit` on JAX.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
-from keras_transformer.decoding.compiling import CompiledComputations
+import keras
+import numpy as np
+from keras import ops
+
 from keras_transformer.decoding.computations import Alignment, LogProbs, Sampling, Search
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.lengths import longest
-from keras_transformer.models.ensemble import Ensemble
-from keras_transformer.models.transformer import Transformer
+from keras_transformer.models.transformer import Ensemble, Transformer
+from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import END, START
+
+Compiled = Callable[..., Sequence[Tensor]]
+
+
+class Computation(Hashable, Protocol):
+    """A function of a model and arrays (B, ...) that returns tensors (B, ...).
+
+    Its options are its fields: two computations that are equal compute the same and are compiled once.
+    """
+
+    @property
+    def run(self) -> Compiled:
+        """(model, *arrays) → results."""
+
+
+class CompiledComputations:
+    """Runs computations of one model and keeps what was compiled."""
+
+    def __init__(self, model: Transformer | Ensemble):
+        self.model = model
+        self._compiled: dict[Computation, Compiled] = {}
+
+    def run(self, computation: Computation, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The results (B, ...) of arrays (B, ...); the first call compiles the computation."""
+        if computation not in self._compiled:
+            self._compiled[computation] = compiled(computation, self.model, arrays)
+        with full_float32():
+            results = self._compiled[computation](*map(ops.convert_to_tensor, arrays))
+            return [ops.convert_to_numpy(result) for result in results]
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Products of float32 keep all bits within. By default TensorFlow and JAX round them to TF32 on a GPU, to 11 bits,
+    and exported graphs, which do not, would give other scores."""
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        switch = tf.config.experimental
+        before = switch.tensor_float_32_execution_enabled()
+        switch.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            switch.enable_tensor_float_32_execution(before)
+    elif keras.config.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    else:
+        yield  # PyTorch's default
+
+
+def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Sequence[np.ndarray]) -> Compiled:
+    """The computation for arrays like these, compiled for the backend; PyTorch runs it as it is."""
+
+    def compute(*arrays: Tensor) -> Sequence[Tensor]:
+        return computation.run(model, *arrays)
+
+    if keras.config.backend() == "tensorflow":
+        return traced(compute, arrays)
+    if keras.config.backend() == "jax":
+        return jitted(compute, model)
+    return compute
+
+
+def traced(compute: Compiled, arrays: Sequence[np.ndarray]) -> Compiled:
+    """One TensorFlow graph for arrays of these ranks and types, of all sizes."""
+    import tensorflow as tf
+
+    signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
+    # Concrete: TensorFlow takes the graphs of other computations for retracings of this one, and would warn of them.
+    return tf.function(compute, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def jitted(compute: Compiled, model: Transformer | Ensemble) -> Compiled:
+    """The function compiled by JAX. JAX compiles anew for every size, so arrays are padded to few sizes."""
+    import jax
+
+    @jax.jit
+    def program(weights: list[Tensor], *arrays: Tensor) -> Sequence[Tensor]:
+        # The weights are arguments: read from the model, they would be constants of the compiled program for good.
+        with keras.StatelessScope(state_mapping=zip(model.variables, weights, strict=True)):
+            return compute(*arrays)
+
+    def run(*arrays: Tensor) -> Sequence[Tensor]:
+        weights = [variable.value for variable in model.variables]
+        return [np.asarray(result)[: len(arrays[0])] for result in program(weights, *map(in_bucket, arrays))]
+
+    return run
+
+
+def in_bucket(array: np.ndarray) -> np.ndarray:
+    """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
+
+    Of images, arrays of four axes, B alone is padded.
+
+    The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
+    random numbers for tokens that are never drawn.
+    """
+    padding = [(0, 0)] * array.ndim
+    if array.ndim < 4:  # images have one size
+        padding[-1] = (0, power_of_two(max(array.shape[-1], 16)) - array.shape[-1])
+    padding[0] = (0, power_of_two(len(array)) - len(array))
+    return np.pad(array, padding)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
 
 
 class KerasDecoder(Decoder):

@@ -1,4 +1,5 @@
-"""What beam search and sampling share: the step, the loop over positions, and operations on beams.
+"""What beam search and sampling share: the step, the loop over positions, operations on beams, prompts, and random
+draws.
 
 Letters of the shapes in this package: B sentences, K beams or samples, C candidates, V vocabulary, L the longest
 output, P the longest prefix.
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from keras_transformer import ops
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import END, PAD, START
 
 # {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}. When beams change places, what is under
@@ -158,3 +159,137 @@ def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     first = ops.arange(batch_size, dtype="int32")[:, None] * num_beams  # (B, 1) where a sentence begins
     flat = ops.reshape(values, (-1, *rest))  # (B · K, ...)
     return ops.take(flat, ops.add(first, beams), axis=0)
+
+
+class Prompted:
+    """A language model that reads prompts before it goes on, whatever the search emits.
+
+    While it reads, the search can emit a placeholder alone, of the probability 1: the first id of text. So only what
+    follows a prompt counts in the score of a text, and a prompt may hold any id.
+
+    Args:
+        model: the language model.
+        prompt_ids: (B, P), padded with 0.
+    """
+
+    def __init__(self, model: Any, prompt_ids: Tensor):
+        self.model = model
+        self.prompt_ids = prompt_ids
+
+    def init_cache(self, num_beams: int, max_length: int | Tensor) -> Cache:
+        """The cache of `step` at position 0: the model's own, and the prompts."""
+        own = self.model.init_cache(self.prompt_ids, num_beams, max_length)
+        return {"beams": own["beams"], "sentences": {"own": own["sentences"], "prompt": self.prompt_ids}}
+
+    def step(self, token_ids: Tensor, cache: Cache, index: Tensor) -> tuple[Tensor, Cache]:
+        """As the model's step."""
+        own = {"beams": cache["beams"], "sentences": cache["sentences"]["own"]}
+        prompt_ids = cache["sentences"]["prompt"]
+        before, here = (ops.cast(at(prompt_ids, place), token_ids.dtype) for place in (index - 1, index))  # (B, 1)
+        logits, own = self.model.step(ops.where(before == PAD, token_ids, before), own, index)
+        placeholder = ops.equal(ops.arange(self.model.vocabulary_size), self.model.num_control_ids)  # (V,)
+        logits = ops.where((here == PAD)[..., None], logits, ops.where(placeholder, 0.0, NONE))
+        return logits, {**cache, "beams": own["beams"]}
+
+
+def num_read(prompt_ids: Tensor) -> Tensor:
+    """(B,) int32 How many ids prompts (B, P) have, padded with 0."""
+    return ops.sum(ops.cast(prompt_ids != PAD, "int32"), axis=-1)
+
+
+def at(ids: Tensor, place: Tensor) -> Tensor:
+    """(B, 1) The ids at one place of rows (B, P); 0 outside of them."""
+    here = ops.equal(ops.arange(ops.shape(ids)[1]), ops.cast(place, "int32"))  # (P,)
+    return ops.sum(ops.where(here, ids, 0), axis=1, keepdims=True)
+
+
+class SampleState(NamedTuple):
+    """What one step of sampling hands to the next."""
+
+    index: Tensor  # () the position that is fed to `step`; the start id stands at 0
+    token_ids: Tensor  # (B, K) what stands at that position
+    ids: Tensor  # (B, K, L) emitted so far, then pad
+    log_probs: Tensor  # (B, K)
+    done: Tensor  # (B, K) True: this sample is complete
+    cache: Cache
+
+
+class SampleBounds(NamedTuple):
+    """What sampling knows of each sentence from the start."""
+
+    limits: Tensor  # (B,) the most tokens to emit
+    prefix_ids: Tensor | None  # (B, P) with which the samples begin
+    uniforms: Tensor  # (B, K, L) in [0, 1); a graph knows K
+
+
+def sample(
+    step: Step,
+    cache: Cache,
+    limits: Tensor,
+    uniforms: Tensor,
+    num_samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    prefix_ids: Tensor | None = None,
+    num_control_ids: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """Draws K independent translations of each sentence.
+
+    The random numbers are an argument, one for each token. So a draw depends neither on the generator of the backend
+    nor on the other sentences in the batch.
+
+    Args:
+        step, cache, limits, prefix_ids, num_control_ids: as for `beam_search`.
+        uniforms: (B, K, L) float32 in [0, 1).
+        num_samples: K.
+        temperature: divides the logits.
+        top_k: only the `top_k` likeliest tokens can be drawn; 0 permits all.
+        top_p: of these only the likeliest, as many as together reach the probability `top_p` (Holtzman et al. 2020).
+
+    Returns:
+        ids (B, K, L) as `beam_search` returns them, in the order of drawing; and log P(y) (B, K) by the model as it is.
+    """
+    bounds = fit(limits, ops.shape(uniforms)[-1], prefix_ids, ops.integers())
+    given = SampleBounds(bounds.limits, bounds.prefix_ids, ops.reshape(uniforms, (-1, num_samples, bounds.max_length)))
+
+    def advance(state: SampleState, given: SampleBounds) -> SampleState:
+        logits, cache = step(state.token_ids, state.cache, state.index)
+        log_probs = ops.log_softmax(ops.cast(logits, "float32"))  # (B, K, V)
+        permitted = permit(log_probs / temperature, given.prefix_ids, state.index, num_control_ids)
+        token_ids = draw(permitted, pick(given.uniforms, state.index), top_k, top_p)
+        return append(state, token_ids, pick(log_probs, token_ids), given.limits, cache)
+
+    state = run_loop(advance, start_samples(cache, bounds, num_samples), lambda state: state.done, given)
+    return ops.cast(state.ids, "int32"), state.log_probs
+
+
+def start_samples(cache: Cache, bounds: Bounds, num_samples: int) -> SampleState:
+    """Nothing is drawn yet; a sentence with the limit 0 is done, with an end alone."""
+    first = blank(bounds, num_samples)
+    return SampleState(first.index, first.token_ids, first.ids, first.log_probs, first.is_blank, cache)
+
+
+def append(state: SampleState, token_ids: Tensor, log_probs: Tensor, limits: Tensor, cache: Cache) -> SampleState:
+    """The state after the tokens (B, K) were drawn, each with its log-probability (B, K)."""
+    here = ops.equal(ops.arange(ops.shape(state.ids)[-1]), state.index)  # (L,)
+    return SampleState(
+        index=state.index + 1,
+        token_ids=token_ids,
+        ids=ops.where(here & ~state.done[..., None], token_ids[..., None], state.ids),
+        log_probs=state.log_probs + ops.where(state.done, 0.0, log_probs),
+        done=state.done | (token_ids == END) | (state.index + 1 >= limits)[:, None],
+        cache=cache,
+    )
+
+
+def draw(logits: Tensor, uniforms: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Tokens (B, K): of the likeliest first, the one at which the summed probabilities pass the uniform number."""
+    vocabulary_size = ops.shape(logits)[-1]
+    logits, token_ids = k_best(logits, min(top_k, vocabulary_size) if top_k else vocabulary_size, ops.integers())
+    probs = ops.exp(ops.log_softmax(logits))  # `softmax` warns where one token is left
+    sums = ops.cumsum(probs, axis=-1)
+    kept = (sums - probs < top_p) & (probs > 0)
+    mass = ops.sum(ops.where(kept, probs, 0.0), axis=-1)  # (B, K)
+    place = count(sums <= (uniforms * mass)[..., None], token_ids.dtype)
+    return pick(token_ids, ops.minimum(place, count(kept, token_ids.dtype) - 1))

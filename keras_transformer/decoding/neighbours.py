@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding.options import require_whole
+from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_of

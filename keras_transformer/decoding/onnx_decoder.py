@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.loop import Cache
-from keras_transformer.decoding.options import OF_A_MODEL, SearchOptions, require
-from keras_transformer.decoding.parallel import num_cores
+from keras_transformer.decoding.decoder import Decoder, Emitted, Found, num_cores
+from keras_transformer.decoding.loop import Cache, sample
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, Runtime, check, device_name, once
-from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.search_options import OF_A_MODEL, SearchOptions, require
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_transformer.bounds import BOUNDS, NEAR_TIE
-from keras_transformer.decoding.options import MAX_OWN_BEAMS, SearchOptions
+from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.decoding.sentences import Ids
 from keras_transformer.errors import RequestError
 from keras_transformer.files import user_cache, write_text

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.own_parts import import_named

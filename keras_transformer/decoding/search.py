@@ -30,9 +30,9 @@ from keras_transformer.decoding.loop import (
     permit,
     run_loop,
 )
-from keras_transformer.decoding.sampling import draw as draw
-from keras_transformer.decoding.sampling import sample as sample
-from keras_transformer.tensor import Tensor
+from keras_transformer.decoding.loop import draw as draw
+from keras_transformer.decoding.loop import sample as sample
+from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import END, PAD
 
 

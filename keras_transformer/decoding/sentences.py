@@ -1,18 +1,21 @@
-"""From sentences to batches of ids: prefixes, limits, sentences of similar length together."""
+"""From texts to batches of ids: prefixes, limits, sentences of similar length together, and input that a vocabulary
+cannot read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import longest
-from keras_transformer.text.lines import strings_of
-from keras_transformer.text.tokenizer import END, PAD
+from keras_transformer.text.lines import is_blank, strings_of
+from keras_transformer.text.tokenizer import END, PAD, SPACE, UNKNOWN, Tokenizer
 
 Ids = list[int]
 
@@ -106,3 +109,130 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
         batch.append(place)
     if batch:
         yield batch
+
+
+QUICK_TEXTS = 200  # that a certificate takes in float32
+# Bytes that are no UTF-8 stand in a text as surrogates.
+TEXTS = (
+    "",
+    " \t ",
+    "\u00a0\u2003\u3000",
+    "\u200b\u00ad\u2060",  # blank to the eye
+    "  two  spaces\u00a0and a no-break space ",
+    "Zürich, e\u0301te\u0301, ﬁ, ½, m², ™ … “x”",
+    "日本語のテスト。 한국어",
+    "Это проверка: ёж. ελληνικά",
+    "می‌خواهم हिन्दी क्‍ष ไทยทำ",
+    "😀 👩‍👩‍👧 🇩🇪",
+    "<s> </s> <pad> <unk> <mask> ▁ <0x41>",
+    "one\x00two",
+    "one\x01two\x7fthree",
+    "one\ntwo\rthree\r\nfour",
+    "\ufeffone \ufffd \ue000",
+    "?!.,;:-()[]\"'«»—",
+    "caf\udce9 \udcff\udcfe \udce2\udc82",
+)
+
+
+class Texts(Sequence[Any]):
+    """The texts of a certificate: long ones, then the other odd ones, then those that it is given.
+
+    Args:
+        long, probes, given: the three lists.
+    """
+
+    def __init__(self, long: Sequence[Any], probes: Sequence[Any], given: Sequence[Any]):
+        self.all = [*long, *probes, *given]
+        self.num_long, self.num_probes = len(long), len(probes)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: Any) -> Any:
+        return self.all[place]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def first_given(self) -> int:
+        """The place of the first text that is no probe."""
+        return self.num_long + self.num_probes
+
+    def name(self, place: int) -> str:
+        """What a certificate calls a text."""
+        number = place - self.first_given + 1
+        return f"line {number}" if number > 0 else f"probe {place + 1}"
+
+
+def odd_texts(tokenizer: Tokenizer) -> list[str]:
+    """The odd texts, without those whose pieces SentencePiece itself chooses by rounding."""
+    return [text for text in TEXTS if not tokenizer.is_ambiguous(valid(text))]
+
+
+def long_texts(line: str, most: int, count: Callable[[str], int]) -> list[str]:
+    """A text with as many pieces as the model takes, or a few less, and one with more.
+
+    Args:
+        line: what is repeated.
+        most: how many pieces the model takes.
+        count: counts the pieces of a text.
+    """
+    words = line.split() or ["a"]
+    one = max(1, count(" ".join(words)))
+    low, high = 1, len(words) * (most // one + 2)
+    while low < high:  # the most words that fit
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(repeated(words, middle)) <= most else (low, middle - 1)
+    return [repeated(words, low), repeated(words, low + len(words))]
+
+
+def repeated(words: Sequence[str], count: int) -> str:
+    """So many words, the list again and again."""
+    return " ".join(words[place % len(words)] for place in range(count))
+
+
+def valid(text: str) -> str:
+    """The text with U+FFFD in place of bytes that are no UTF-8, as commands read it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+NUM_SHOWN = 5
+# Of each vocabulary, what was told: a run validates the same text again and again.
+_TOLD: WeakKeyDictionary[Tokenizer, set[str]] = WeakKeyDictionary()
+
+
+class UnreadCharacters:
+    """Counts the lines that hold characters without a piece, which a model reads as unknown.
+
+    Args:
+        tokenizer: what reads the lines.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.num_lines = 0
+        self.characters = dict[str, None]()  # in the order in which they came
+
+    def look(self, lines: Iterable[str]) -> None:
+        """Looks at further lines."""
+        alphabet = self.tokenizer.alphabet
+        for line in lines:
+            if alphabet.issuperset(line) or is_blank(line):
+                continue
+            unread = [char for char in self.tokenizer.normalize(line) if char not in alphabet and char != SPACE]
+            if unread and UNKNOWN in self.tokenizer.encode([line])[0]:  # a tag has a piece, and bytes spell the rest
+                self.num_lines += 1
+                self.characters.update(dict.fromkeys(unread))
+
+    def tell(self) -> None:
+        """Warns of what was counted, if a character is among it that this process has not told of."""
+        told = _TOLD.setdefault(self.tokenizer, set())
+        if not told.issuperset(self.characters):
+            shown = ", ".join(map(repr, list(self.characters)[:NUM_SHOWN]))
+            warn(
+                f"{self.num_lines} line(s) hold characters that the vocabulary cannot read, such as {shown}; a "
+                "vocabulary with --byte-fallback reads everything"
+            )
+            told.update(self.characters)

@@ -18,13 +18,10 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart_layout
 from keras_transformer.importing.bart_layout import MAX_SIZE, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.generation import search_of
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
 from keras_transformer.importing.pieces import fixed_logits, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.text.tokenizer import END, PAD
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_transformer import family
-from keras_transformer.importing.options import Options
+from keras_transformer.importing.folder import Options
 from keras_transformer.importing.weights import TRANSPOSED, Weight, norm_weights
 
 ACTIVATIONS = {

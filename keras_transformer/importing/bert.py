@@ -15,12 +15,18 @@ import numpy as np
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.encoder_layout import FIXED, MAX_SIZE, WITHOUT_EFFECT, block, config_of, labels_of
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, Options
 from keras_transformer.importing.pieces import id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.weights import (
+    TRANSPOSED,
+    Imported,
+    Weight,
+    Weights,
+    first_of,
+    norm_weights,
+    open_weights,
+)
 
 MAX_VOCABULARY_BYTES = 16 * 2**20
 # In the order of our ids.

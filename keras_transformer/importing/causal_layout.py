@@ -10,19 +10,23 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import generation
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import (
+    INERT,
+    NEUTRAL_SEARCH,
+    READ_SEARCH,
+    SEARCH_WITHOUT_EFFECT,
+    ModelFolder,
+    Options,
+)
 from keras_transformer.importing.pieces import NEVER, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weights, open_weights
+from keras_transformer.importing.weights import Imported, Weights, open_weights
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
 
 MAX_SIZE = 4_000_000
 # How they draw, and what they pad with: a generator of ours is told how to search.
 WITHOUT_EFFECT = {
-    *generation.NEUTRAL, *generation.WITHOUT_EFFECT, *generation.READ, "initializer_range", "pad_token_id",
+    *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
     "is_encoder_decoder",
 }  # fmt: skip
 

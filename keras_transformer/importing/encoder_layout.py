@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from keras_transformer.importing.options import Options
+from keras_transformer.importing.folder import Options
 from keras_transformer.importing.weights import TRANSPOSED, Weight
 
 ACTIVATIONS = {

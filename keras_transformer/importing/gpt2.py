@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.importing.causal_layout import MAX_SIZE, copies, ids_of, language_model
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import Options
+from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of, norm_weights
+from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

@@ -1,16 +1,63 @@
-"""Imports trained models from Hugging Face's format."""
+"""Imports trained models from Hugging Face's format: from a folder, or from the Hub."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError
 from keras_transformer.importing import bart, bert, gpt2, llama, marian, t5, vit
 from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
+from keras_transformer.importing.weights import Imported
 from keras_transformer.tasks import TASKS
+
+# No others are fetched, so that a model brings no code.
+SMALL_FILES = [
+    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
+    "target.spm", "spiece.model", "added_tokens.json", "preprocessor_config.json",
+]  # fmt: skip
+WEIGHTS = ["model.safetensors", "pytorch_model.bin"]  # the first that is there is fetched
+
+
+def download(name: str, folder: Path) -> None:
+    """Fetches the files that an import reads.
+
+    The Hub is the one that huggingface_hub knows: the environment's HF_ENDPOINT changes it.
+
+    Args:
+        name: such as `Helsinki-NLP/opus-mt-en-de`; `@` and a branch, tag or commit may follow.
+        folder: where to write.
+
+    Raises:
+        RequestError: huggingface_hub is not installed, or the Hub has no such model or revision.
+        JobError: the Hub cannot be reached.
+    """
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise RequestError(
+            "--download needs the package huggingface_hub, which is not installed: pip install huggingface_hub"
+        ) from None
+    repository, _, revision = name.partition("@")
+    hub = HfApi()
+    try:
+        there = set(hub.list_repo_files(repository, revision=revision or None))
+        weights = [each for each in WEIGHTS if each in there][:1]
+        for file in [each for each in SMALL_FILES if each in there] + weights:
+            hub.hf_hub_download(repository, file, revision=revision or None, local_dir=folder)
+    except HFValidationError as error:
+        raise RequestError(f"--download {name:.80}: {' '.join(str(error).split())[:200]}") from error
+    except HfHubHTTPError as error:
+        reason = " ".join(str(error).split())[:200]
+        if error.response is not None and error.response.status_code in (401, 403, 404):
+            raise RequestError(f"--download {name:.80}: the Hub has no such model or revision: {reason}") from error
+        raise JobError(f"cannot download {name:.80}: {reason}; try again later") from error
+    except Exception as error:  # of the library beneath, which differs from version to version
+        raise JobError(f"cannot download {name:.80}: {' '.join(str(error).split())[:200]}; try again later") from error
+
 
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {

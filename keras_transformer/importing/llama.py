@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.importing.causal_layout import MAX_SIZE, copies, ids_of, language_model
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import Options
+from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, first_of
+from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 # Options with the one value that is read here.

@@ -17,10 +17,7 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart_layout
 from keras_transformer.importing.bart_layout import MAX_SIZE, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET, WITHOUT_EFFECT
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.generation import search_of
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
     ControlIds,
@@ -30,7 +27,7 @@ from keras_transformer.importing.pieces import (
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Weight, Weights, first_of, open_weights
+from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, open_weights
 
 # Options with the one value that the architecture has. Old files say them.
 FIXED: dict[str, Any] = {"normalize_embedding": False, "static_position_embeddings": True}

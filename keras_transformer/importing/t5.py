@@ -18,13 +18,10 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.generation import search_of
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, are_same, first_of, open_weights
+from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, are_same, first_of, open_weights
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
 FEED_FORWARDS = {

@@ -1,11 +1,19 @@
-"""Tensors in a file from outside: where each lies, checked against the size of the file, and read as arrays."""
+"""Tensors in a file from outside, of safetensors or of PyTorch: where each lies, checked against the size of the file,
+and read as arrays. No code of the file is run.
+
+Formats: https://huggingface.co/docs/safetensors, "Format"; a zip archive whose index is a pickle.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import math
-from collections.abc import Mapping
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,3 +76,232 @@ def require_shape(name: str, shape: object) -> None:
     is_shape = isinstance(shape, tuple) and len(shape) <= MAX_AXES
     if not (is_shape and all(type(size) is int and 0 <= size < 2**48 for size in shape)):  # type: ignore[attr-defined]
         raise ValueError(f"the tensor {name!r:.80} has the impossible shape {shape!r:.80}")
+
+
+MAX_HEADER_BYTES = 16 * 2**20
+TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+def open_safetensors(path: Path) -> TensorFile:
+    """The tensors of a file.
+
+    Raises:
+        ValueError: the file is damaged, or is no safetensors file.
+    """
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        if not 2 <= num_bytes <= MAX_HEADER_BYTES:
+            raise ValueError(f"expected a header of 2 to {MAX_HEADER_BYTES:,} bytes; it says {num_bytes:,}")
+        header = json.loads(file.read(num_bytes).decode("utf-8"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    header.pop("__metadata__", None)
+    tensors = TensorFile(path, {name: _place_of_entry(name, entry, 8 + num_bytes) for name, entry in header.items()})
+    _check_that_nothing_is_between(tensors, 8 + num_bytes)
+    return tensors
+
+
+def _place_of_entry(name: str, entry: Any, start: int) -> Place:
+    """Where a tensor lies; the numbers of all tensors begin at `start`."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"expected type, shape and offsets of the tensor {name!r:.80}; received {entry!r:.80}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in list(TYPES):  # a list, because a type that is a list cannot be looked up in a dictionary
+        raise ValueError(f"the tensor {name!r:.80} has the type {dtype!r:.20}, which is not read")
+    are_numbers = [
+        isinstance(each, list) and all(type(one) is int and one >= 0 for one in each) for each in (shape, offsets)
+    ]
+    if not all(are_numbers) or len(offsets) != 2:
+        raise ValueError(f"the tensor {name!r:.80} has the shape {shape!r:.80} and the offsets {offsets!r:.80}")
+    place = Place(TYPES[dtype], tuple(shape), start + offsets[0])
+    if place.num_bytes != offsets[1] - offsets[0]:
+        raise ValueError(f"the tensor {name!r:.80} takes {place.num_bytes:,} bytes; its offsets are {offsets}")
+    return place
+
+
+def _check_that_nothing_is_between(tensors: TensorFile, start: int) -> None:
+    """Raises ValueError unless the tensors fill the file without a gap and without overlapping, as the format says."""
+    for place in sorted(tensors.places.values(), key=lambda place: (place.offset, place.num_bytes)):
+        if place.offset != start:
+            raise ValueError(f"its tensors leave a gap or overlap at byte {start:,}")
+        start += place.num_bytes
+    if start != tensors.path.stat().st_size:
+        raise ValueError("it holds something besides its tensors")
+
+
+MAX_PICKLE_BYTES = 16 * 2**20
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of the older form
+PROTOCOL = 1001  # the second one
+STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool",
+}  # fmt: skip
+
+
+class StorageType(NamedTuple):
+    """Stands for a class of storages, such as `torch.FloatStorage`."""
+
+    dtype: str
+
+
+class Storage(NamedTuple):
+    """A row of numbers in the file, on which tensors lie."""
+
+    dtype: str
+    key: str
+    length: int
+
+
+class Tensor(NamedTuple):
+    """A tensor as the pickle describes it."""
+
+    storage: Storage
+    first: int  # the place of its first number in the storage
+    shape: tuple[int, ...]
+
+
+class Entries(dict):
+    """Stands for `collections.OrderedDict`. What a pickle would set as its attributes is dropped."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def open_torch(path: Path) -> TensorFile:
+    """The tensors of a file of `torch.save`, by their names in its dictionary.
+
+    Raises:
+        ValueError: the file is damaged, is of another kind, or holds more than tensors.
+    """
+    try:
+        with path.open("rb") as file:
+            is_archive = file.read(4) == b"PK\x03\x04"
+        entries, start_of = _read_archive(path) if is_archive else _read_row(path)
+        if not isinstance(entries, dict):
+            raise ValueError(f"expected a dictionary of tensors; received {type(entries).__name__}")
+        return TensorFile(path, {_name(name): _place(name, tensor, start_of) for name, tensor in entries.items()})
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from error
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"expected the name of a tensor; received {name!r:.60}")
+    return name
+
+
+def _place(name: str, tensor: object, start_of: Callable[[Storage], int]) -> Place:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"expected a tensor under {name!r:.80}; received {type(tensor).__name__}")
+    place = Place(tensor.storage.dtype, tensor.shape, 0)
+    size = BYTES[place.dtype]
+    if tensor.first * size + place.num_bytes > tensor.storage.length * size:
+        raise ValueError(f"the tensor {name!r:.80} does not lie in its storage")
+    return place._replace(offset=start_of(tensor.storage) + tensor.first * size)
+
+
+class _TensorUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
+    """Unpickles tensors and dictionaries alone.
+
+    It is Python's own unpickler in Python: the one in C takes memory for whatever place of its memo a pickle names.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _rebuilt
+        if (module, name) == ("collections", "OrderedDict"):
+            return Entries
+        if module == "torch" and name in STORAGES:
+            return StorageType(STORAGES[name])
+        raise ValueError(f"it calls {module}.{name}, which no file of weights needs"[:160])
+
+    def persistent_load(self, pid: Any) -> Storage:
+        kind, storage_type, key, _, count, *view = pid
+        if kind != "storage" or not isinstance(storage_type, StorageType) or any(each is not None for each in view):
+            raise ValueError(f"expected a storage; received {pid!r:.80}")
+        if type(key) is not str or type(count) is not int or count < 0:
+            raise ValueError(f"expected a storage with a key and a size; received {pid!r:.80}")
+        return Storage(storage_type.dtype, key, count)
+
+
+def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, *_: Any) -> Tensor:
+    """Stands for `torch._utils._rebuild_tensor_v2`."""
+    require_shape("of the pickle", shape)
+    if not isinstance(storage, Storage) or type(first) is not int or first < 0:
+        raise ValueError(f"expected a tensor of a storage; received {storage!r:.80}, {first!r:.20}")
+    expected, step = [], 1
+    for size in reversed(shape):
+        expected.append(step)
+        step *= size
+    if any(size > 1 and one != other for size, one, other in zip(shape, strides, reversed(expected), strict=True)):
+        raise ValueError(f"expected a tensor whose numbers stand in order; received the strides {strides!r:.80}")
+    return Tensor(storage, first, shape)
+
+
+def _read_archive(path: Path) -> tuple[Any, Callable[[Storage], int]]:
+    """The dictionary in an archive, and where each storage begins."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        infos = archive.infolist()
+        if len(infos) > MAX_TENSORS:
+            raise ValueError(f"it holds more than {MAX_TENSORS:,} files")
+        files = {info.filename.partition("/")[2]: info for info in infos}
+        entries = _TensorUnpickler(io.BytesIO(_content(file, files["data.pkl"]))).load()
+        if "byteorder" in files and _content(file, files["byteorder"]) != b"little":
+            raise ValueError("its numbers are not little-endian")
+        starts = {name.removeprefix("data/"): _start(file, info) for name, info in files.items() if "data/" in name}
+    sizes = {name.removeprefix("data/"): info.file_size for name, info in files.items()}
+
+    def start_of(storage: Storage) -> int:
+        if storage.length * BYTES[storage.dtype] > sizes[storage.key]:
+            raise ValueError(f"the storage {storage.key!r:.40} is longer than its file")
+        return starts[storage.key]
+
+    return entries, start_of
+
+
+def _start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
+    """Where the content of a file in an archive begins. PyTorch does not compress."""
+    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+        raise ValueError(f"expected no compressed files; {info.filename!r:.60} is one")
+    file.seek(max(info.header_offset, 0))  # of a damaged archive it may be negative
+    header = file.read(30)
+    if info.header_offset < 0 or header[:4] != b"PK\x03\x04" or len(header) < 30:
+        raise ValueError(f"{info.filename!r:.60} has no header")
+    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")  # of name and extra
+    return info.header_offset + 30 + lengths
+
+
+def _content(file: io.BufferedReader, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > MAX_PICKLE_BYTES:
+        raise ValueError(f"{info.filename!r:.60} is larger than {MAX_PICKLE_BYTES:,} bytes")
+    file.seek(_start(file, info))
+    return file.read(info.file_size)
+
+
+def _read_row(path: Path) -> tuple[Any, Callable[[Storage], int]]:
+    """The dictionary in a file of the older form, and where each storage begins."""
+    with path.open("rb") as file:
+        pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))
+        for expected in (MAGIC, PROTOCOL):
+            if _TensorUnpickler(pickles).load() != expected:
+                raise ValueError("it is no file of `torch.save`")
+        system = _TensorUnpickler(pickles).load()
+        if not isinstance(system, dict) or system.get("little_endian") is not True:
+            raise ValueError("its numbers are not little-endian")
+        entries, keys = _TensorUnpickler(pickles).load(), _TensorUnpickler(pickles).load()
+        storages = {tensor.storage.key: tensor.storage for tensor in entries.values() if isinstance(tensor, Tensor)}
+        starts, place = {}, pickles.tell()
+        for key in keys:
+            file.seek(place)
+            count = int.from_bytes(file.read(8), "little")
+            if count != storages[key].length:
+                raise ValueError(f"the storage {key!r:.40} has {count:,} numbers, not {storages[key].length:,}")
+            starts[key] = place + 8
+            place += 8 + count * BYTES[storages[key].dtype]
+    return entries, lambda storage: starts[storage.key]

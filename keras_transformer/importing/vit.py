@@ -8,11 +8,9 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.encoder_layout import FIXED, MAX_SIZE, WITHOUT_EFFECT, block, config_of, labels_of
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.imported import Imported
-from keras_transformer.importing.options import INERT, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Weight, Weights, norm_weights, open_weights
+from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
 
 PROCESSOR = "preprocessor_config.json"
 # Options of the processor with the one value that images are read with here, see `images.reading`.

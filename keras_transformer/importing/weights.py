@@ -1,4 +1,4 @@
-"""From tensors with foreign names to the weights of our model."""
+"""From tensors with foreign names to the weights of our model, and what an importer hands on. Keras is not imported."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.safetensors_file import open_safetensors
-from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.torch_file import open_torch
+from keras_transformer.importing.pieces import Vocabulary
+from keras_transformer.importing.tensors import TensorFile, open_safetensors, open_torch
+from keras_transformer.making import make_model
+from keras_transformer.tasks import task_named
 
 TRANSPOSED = (1, 0)  # of a kernel that has outputs before inputs
 FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
@@ -176,3 +178,44 @@ def variable_at(model: Any, path: str) -> Any:
     for name in path.split("."):
         model = model[int(name)] if name.isdecimal() else getattr(model, name)
     return model
+
+
+class Imported(NamedTuple):
+    """A model from outside, read and checked.
+
+    Args:
+        config: the complete arguments of our model.
+        weights: the tensors, from which our model's weights are made.
+        vocabularies: of what is read and of what is written, or one for both; models of images have none.
+        search: the options of the search, see `SearchOptions`.
+        languages: of source and target; None if the model does not say.
+        labels: of a classifier, in the order of its logits.
+    """
+
+    config: dict[str, Any]
+    weights: Weights
+    vocabularies: tuple[Vocabulary, ...] = ()
+    search: dict[str, Any] = {}
+    languages: tuple[str, str] | None = None
+    labels: list[str] = []
+
+    @property
+    def task(self) -> str:
+        """The task that the model was trained for, a key of `tasks.TASKS`."""
+        return task_named(None, self.config.get("kind", family.DEFAULT_KIND), {"labels"} if self.labels else ())
+
+    def model(self) -> Any:
+        """The model, with its weights."""
+        model = make_model(self.config)
+        self.weights.assign_to(model)
+        return model
+
+    @property
+    def source(self) -> Vocabulary:
+        """The vocabulary of what is read."""
+        return self.vocabularies[0]
+
+    @property
+    def target(self) -> Vocabulary:
+        """The vocabulary of what is written."""
+        return self.vocabularies[-1]

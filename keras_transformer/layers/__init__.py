@@ -6,36 +6,28 @@ from keras_transformer.errors import load_tensorflow
 
 load_tensorflow()
 
-from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.attentive_stem import AttentiveStem
-from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
-from keras_transformer.layers.causal import CausalBlock
-from keras_transformer.layers.class_token import ClassToken
+from keras_transformer.layers.attention_ops import causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.compressed import CompressedAttention
-from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.layers.experts import Experts
-from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
-from keras_transformer.layers.image_attention import ImageAttention
-from keras_transformer.layers.layer import Conv2D, Dense, Dropout, Layer
-from keras_transformer.layers.local import LocalAttention
-from keras_transformer.layers.masks import causal_mask, keys_mask, padding_mask
-from keras_transformer.layers.norms import LayerNorm, RmsNorm
-from keras_transformer.layers.patches import Patches
+from keras_transformer.layers.feed_forward import Experts, FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
+from keras_transformer.layers.layer import Conv2D, Dense, Dropout, Layer, LayerNorm, RmsNorm
+from keras_transformer.layers.patches import AttentiveStem, ClassToken, ImageAttention, Patches
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
 from keras_transformer.layers.positions import (
     LearnedPositions,
     NoPositions,
     Positions,
+    RotaryPositions,
     SinusoidalPositions,
+    TokenEmbedding,
+    XposPositions,
     positions_of,
 )
 from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
-from keras_transformer.layers.rotary import RotaryPositions, XposPositions
 from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
-from keras_transformer.layers.stack import Stack
-from keras_transformer.layers.universal import UniversalStack
-from keras_transformer.layers.windowed import WindowedAttention
+from keras_transformer.layers.stack import Stack, UniversalStack
+from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
 
 __all__ = [
     "Additive",

@@ -1,4 +1,4 @@
-"""Scaled dot-product and multi-head attention (paper, 3.2), for whole sequences and for one position at a time."""
+"""Multi-head attention (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,51 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive, require_rates
-from keras_transformer.layers.cache import KeysValues as KeysValues
-from keras_transformer.layers.cache import empty_cache, extended, key_positions, position_axis, written
-from keras_transformer.layers.cache import write_at as write_at
-from keras_transformer.layers.heads import Projection, grouped, joined_heads, projected_heads, ungrouped
-from keras_transformer.layers.initial import glorot
-from keras_transformer.layers.layer import Dropout
-from keras_transformer.layers.masks import HIDDEN as HIDDEN
-from keras_transformer.layers.masks import joint_mask
-from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.attention_ops import HIDDEN as HIDDEN
+from keras_transformer.layers.attention_ops import KeysValues as KeysValues
+from keras_transformer.layers.attention_ops import (
+    Projection,
+    Shared,
+    empty_cache,
+    extended,
+    grouped,
+    joined_heads,
+    joint_mask,
+    key_positions,
+    position_axis,
+    projected_heads,
+    rotate,
+    ungrouped,
+    written,
+)
+from keras_transformer.layers.attention_ops import write_at as write_at
+from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
+from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import scaled_dot
-from keras_transformer.layers.self_attention import SelfAttention
-from keras_transformer.layers.shared import Shared, rotate
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
+
+
+class SelfAttention(Layer):
+    """The base of self-attentions. By itself it asks for what an attention of all pairs of positions needs.
+
+    An attention of few pairs overrides both members. Then nothing is made that is as large as all pairs.
+    """
+
+    needs_causal_mask = True  # whether a decoder hides later positions from it by a mask
+
+    def bias_of(self, positions: Positions, at: Tensor, is_causal: bool) -> Tensor | None:
+        """The bias of positions in the form in which this attention adds it to the logits of whole sequences.
+
+        Args:
+            positions: the layer.
+            at: the positions (S,) of a sequence: 0, 1, 2, …
+            is_causal: whether no position sees a later one.
+
+        Returns:
+            (N, S, S) float32; None for no bias.
+        """
+        return positions.bias(at, at, is_causal)
+
 
 Shape = Sequence[int | None]
 

@@ -1,4 +1,4 @@
-"""The blocks of encoder and decoder, to be read beside Figure 1 of the paper."""
+"""Blocks of the encoder, of the decoder, and of a decoder that stands alone (paper, Figure 1)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import keras
 from keras_transformer import family
 from keras_transformer.errors import require_rates
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.layer import Layer
-from keras_transformer.layers.masks import keys_mask
-from keras_transformer.layers.parts import make_part
-from keras_transformer.layers.shared import Shared
-from keras_transformer.tensor import Tensor
+from keras_transformer.layers.attention_ops import Shared, keys_mask
+from keras_transformer.layers.layer import Layer, make_part
+from keras_transformer.ops import Tensor
 
 PartConfig = str | dict[str, Any]
 Sublayer = Callable[[Tensor], Tensor]
@@ -313,3 +311,34 @@ def _as_attention_mask(memory_mask: Tensor | None) -> Tensor | None:
     """Turns a padding mask (B, S) into an attention mask (B, 1, S), and leaves any other mask as it is."""
     is_padding_mask = memory_mask is not None and len(memory_mask.shape) == 2
     return keys_mask(memory_mask) if is_padding_mask else memory_mask
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class CausalBlock(EncoderBlock):
+    """`EncoderBlock` in which no position sees a later one (Liu et al. 2018, arXiv 1801.10198, section 4.2.2).
+
+    `call` takes whole sequences, with a causal mask if the self-attention needs one. `step` takes one position and a
+    cache. Both compute the same.
+    """
+
+    is_causal = True
+
+    def step(self, x: Tensor, cache: Any, index: Tensor, shared: Shared | None = None) -> tuple[Tensor, Any]:
+        """Decodes one position of K beams.
+
+        Args:
+            x: (B, K, D), the states of the beams at `index`.
+            cache: the cache of self-attention, from its `init_cache` or from the previous step.
+            index: the position, from 0.
+            shared: the bias and the rotation of this position.
+
+        Returns:
+            (B, K, D), and the cache with this position in it.
+        """
+        caches: dict[str, Any] = {}
+
+        def attend(x: Tensor) -> Tensor:
+            x, caches["self"] = self.self_attention.step(x, cache, index, shared)
+            return x
+
+        return self._sublayers(x, attend), caches["self"]

@@ -9,12 +9,9 @@ import keras
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.attention import MultiHeadAttention, masked_softmax
-from keras_transformer.layers.cache import KeysValues, empty_cache, write_at
-from keras_transformer.layers.heads import split_heads
-from keras_transformer.layers.masks import joint_mask
-from keras_transformer.layers.shared import Shared
+from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cache, joint_mask, split_heads, write_at
 from keras_transformer.layers.windowed import require_one_length
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 STRIDE = 3  # of the convolution, and the size of its kernel: each block of so many positions becomes one key
 

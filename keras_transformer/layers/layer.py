@@ -1,4 +1,4 @@
-"""The base of all layers, whose calls a back end of `ops` may take."""
+"""The base of layers, Keras's layers that it replaces, norms, and how a part becomes a layer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from typing import Any
 
 import keras
 
-from keras_transformer import ops
+from keras_transformer import family, ops
 from keras_transformer.options import parameters_of
+
+
+def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
+    """Glorot's uniform initializer, with its numbers multiplied by `gain`."""
+    return keras.initializers.VarianceScaling(gain**2, "fan_avg", "uniform")
 
 
 class Replaceable:
@@ -64,3 +69,62 @@ class Dense(Replaceable, keras.layers.Dense):
 
 class Conv2D(Replaceable, keras.layers.Conv2D):
     """Keras's own."""
+
+
+EPSILON = 1e-6  # Keras's default is 1e-3
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LayerNorm(Replaceable, keras.layers.LayerNormalization):
+    """Keras's layer normalization with ε 1e-6: (..., D) → (..., D) (Ba et al. 2016, arXiv 1607.06450).
+
+    Args:
+        epsilon: ε, added to the variance.
+    """
+
+    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
+        super().__init__(epsilon=epsilon, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RmsNorm(Replaceable, keras.layers.RMSNormalization):
+    """g · x / √(mean(x²) + ε): (..., D) → (..., D) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    It is Keras's RMS normalization. No mean is subtracted, and no shift is added.
+
+    Args:
+        epsilon: ε, added to the mean of the squares.
+    """
+
+    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
+        super().__init__(epsilon=epsilon, **kwargs)
+        self.supports_masking = True  # Keras's layer would lose the mask
+
+
+def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[str, Any], **required: Any) -> Any:
+    """Makes the layer of a part. Its constructor gets the part's options, and those sizes that it names.
+
+    Args:
+        slot: a key of `family.SLOTS`.
+        config: a name, or a dictionary of name and options.
+        dtype: the layer's type or policy.
+        sizes: arguments for constructors that name them. An option of the same name counts instead.
+        required: arguments that the constructor must name. None, no bias, and a gain of 1 are not required.
+
+    Raises:
+        ValueError: the slot has no such part, or the part's constructor lacks a required argument.
+    """
+    config = family.part(slot, config)
+    part_class = family.row(slot, config).load()
+    named = parameters_of(part_class)
+    neutral = {"gain": 1.0, "use_bias": False}
+    required = {name: value for name, value in required.items() if value != neutral.get(name)}
+    if missing := sorted(required.keys() - named):
+        raise ValueError(
+            f"`{slot}` must be a part that takes {missing[0]!r}: another part requires it. Received: {config['name']!r}"
+        )
+    options = {name: value for name, value in config.items() if name != "name"}
+    given = {name: value for name, value in sizes.items() if name in named}
+    # Keras records a constructor's arguments for `get_config` only if they are text or numbers. A policy is neither.
+    dtype = dtype.name if type(dtype) is keras.DTypePolicy else dtype
+    return part_class(**{**given, **required, **options}, dtype=dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
 from keras_transformer.layers.positions import Positions
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -1,9 +1,9 @@
-"""Position encodings: sinusoids, or a learned vector for each position (paper, 3.5 and table 3 row E)."""
+"""Token embeddings, and positions: added to the embeddings, or rotating queries and keys."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import keras
@@ -11,9 +11,68 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.errors import require_at_least, require_positive
+from keras_transformer.layers.attention_ops import Rotation
 from keras_transformer.layers.layer import Layer
-from keras_transformer.layers.shared import Rotation
-from keras_transformer.tensor import Tensor
+from keras_transformer.ops import Tensor
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(Layer):
+    """Looks up rows of one matrix and scales them by √D; `logits` multiplies by the same matrix (paper, 3.4).
+
+    Args:
+        vocabulary_size: V.
+        hidden_dim: D.
+        scale: the factor on the rows; by default √D.
+        output_bias: whether the logits have a bias.
+
+    Call arguments:
+        ids: (...) token ids.
+
+    Returns:
+        (..., D).
+
+    Raises:
+        ValueError: a size is not positive.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_dim: int,
+        scale: float | None = None,
+        output_bias: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
+        self.vocabulary_size = vocabulary_size
+        self.hidden_dim = hidden_dim
+        self.scale = math.sqrt(hidden_dim) if scale is None else scale
+        self.output_bias = output_bias
+
+    def build(self, ids_shape: tuple) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.vocabulary_size, self.hidden_dim),
+            # A standard deviation of D^−0.5 gives a tied output initial logits of variance 1.
+            initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+        )
+        self.bias = None
+        if self.output_bias:
+            self.bias = self.add_weight(name="bias", shape=(self.vocabulary_size,), initializer="zeros")
+
+    def call(self, ids: Tensor) -> Tensor:
+        rows = ops.rows(self.embeddings, ids)
+        return ops.cast(rows, self.compute_dtype) * self.scale
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., D) → (..., V)."""
+        return ops.product(x, self.embeddings, self.bias, transposed=True)
+
+    def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
+        return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
+
 
 FEW_BITS = 7  # of a summand of a frequency: a product with a position of 17 bits has the 24 bits of float32
 
@@ -217,3 +276,84 @@ class LearnedPositions(Positions):
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+
+GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RotaryPositions(Positions):
+    """Rotates each pair of a query's or key's numbers by position · base^(-2i/H) (Su et al. 2021, arXiv 2104.09864).
+
+    A logit then depends on the distance of query and key alone. The pair i is (i, i + H/2), as in Llama; the paper's is
+    (2i, 2i + 1). The two differ by the order of the columns of W^Q and W^K.
+
+    Args:
+        key_dim: H, even.
+        base: the longest wavelength is nearly 2π times this number.
+
+    Raises:
+        ValueError: `key_dim` is odd or not positive, or `base` is less than 1.
+    """
+
+    def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        require_positive(key_dim=key_dim)
+        require_at_least(1, base=base)
+        if key_dim % 2:
+            raise ValueError(f"`key_dim` must be even: a rotation turns pairs of numbers. Received: key_dim={key_dim}")
+        self.key_dim = key_dim
+        self.base = base
+        self.built = True
+
+    def rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
+        return Rotation(*ops.by_position(partial(self._rotation, is_causal=is_causal), positions))
+
+    def _rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
+        angles = in_both_halves(angles_of(positions, self.key_dim, self.base))  # (T, H) or (H,)
+        cosines, sines = ops.cos(angles), ops.sin(angles)
+        return Rotation(cosines, sines, cosines, sines)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class XposPositions(RotaryPositions):
+    """Rotary positions whose logits decay with the distance, in causal attention (Sun et al. 2022, arXiv 2212.10554).
+
+    It multiplies the pair i of a query by ζ_i^(position / scale_base), and of a key by ζ_i^(-position / scale_base),
+    with ζ_i = (2i/H + 0.4) / 1.4. Their product depends on the distance alone. Towards later keys it would grow, so
+    attention that is not causal, such as the encoder's, has plain rotary positions.
+
+    Args:
+        key_dim: H, even.
+        base: see `RotaryPositions`.
+        scale_base: the distance over which the pair i decays by ζ_i. Factors of queries and keys stay in the range of
+            float16 up to about seven times this position.
+
+    Raises:
+        ValueError: `key_dim` is odd, a size is not positive, or `base` is less than 1.
+    """
+
+    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: Any):
+        super().__init__(key_dim, base, **kwargs)
+        require_positive(scale_base=scale_base)
+        self.scale_base = scale_base
+
+    def _rotation(self, positions: Tensor, is_causal: bool) -> Rotation:
+        rotation = super()._rotation(positions, is_causal)
+        if not is_causal:
+            return rotation
+        pairs = ops.arange(self.key_dim // 2, dtype="float32")
+        zeta = (2.0 * pairs / self.key_dim + GAMMA) / (1.0 + GAMMA)  # (H/2,)
+        powers = ops.expand_dims(ops.cast(positions, "float32"), -1) / self.scale_base  # (T, 1) or (1,)
+        factors = in_both_halves(ops.exp(powers * ops.log(zeta)))  # (T, H) or (H,)
+        return Rotation(
+            rotation.query_cosines * factors,
+            rotation.query_sines * factors,
+            rotation.key_cosines / factors,
+            rotation.key_sines / factors,
+        )
+
+
+def in_both_halves(of_pairs: Tensor) -> Tensor:
+    """Numbers of pairs (..., H/2) → (..., H): the number of the pair i stands at i and at i + H/2."""
+    return ops.concatenate([of_pairs, of_pairs], axis=-1)

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 
 from keras_transformer.errors import require_rates
-from keras_transformer.layers.layer import Dropout, Layer
-from keras_transformer.layers.parts import make_part
-from keras_transformer.tensor import Tensor
+from keras_transformer.layers.layer import Dropout, Layer, make_part
+from keras_transformer.ops import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -12,11 +12,9 @@ import keras
 
 from keras_transformer import ops
 from keras_transformer.errors import require_positive
-from keras_transformer.layers.cache import positions_in
-from keras_transformer.layers.initial import glorot
-from keras_transformer.layers.layer import Layer
-from keras_transformer.layers.masks import HIDDEN
-from keras_transformer.tensor import Tensor
+from keras_transformer.layers.attention_ops import HIDDEN, positions_in
+from keras_transformer.layers.layer import Layer, glorot
+from keras_transformer.ops import Tensor
 
 # Q is divided by it before Q Kᵀ, and the product multiplied in float32: float16 ends at 65,504, and the softmax of an
 # infinite logit is NaN. A power of two rounds nothing.

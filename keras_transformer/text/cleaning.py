@@ -19,8 +19,7 @@ import numpy as np
 from fontTools import unicodedata as scripts
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.corpora import Corpus, Pair
-from keras_transformer.text.mixing import untagged
+from keras_transformer.text.corpora import Corpus, Pair, untagged
 
 # Why a pair is left out. A pair with several reasons counts for the first of them.
 REASONS = (

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import RequestError, command_line
-from keras_transformer.text.batches import BatchPlan, Place, generator
+from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
 from keras_transformer.text.lines import sha256_of, sha256_of_source

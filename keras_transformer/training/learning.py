@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras_transformer.errors import JobError, say
+import numpy as np
+
+from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config, resume_command
 from keras_transformer.text.feeding import Plan
+from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.workspace import drop_replaced
 
@@ -19,8 +24,49 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from keras_transformer.models.base import FamilyModel
+    from keras_transformer.models.stack_models import TokenModel
+    from keras_transformer.models.transformer import Transformer
     from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.checkpoints import Checkpoints
+
+
+def start_from_word_vectors(
+    model: TokenModel | Transformer, tokenizer: Tokenizer, path: str | os.PathLike[str]
+) -> None:
+    """Gives the rows of pieces that are whole words the vectors of these words; other rows keep their random start.
+
+    The rows are those of what the model takes: of a translator the source's. One factor scales all vectors, so that
+    their root mean square is that of the random start, D^−0.5: the embedding multiplies its rows by √D, and a tied
+    output takes their inner products for logits. Directions, and lengths in proportion to each other, are the file's.
+
+    Args:
+        model: its embedding has D numbers for each piece; a tied output shares the matrix.
+        tokenizer: the embedding's vocabulary.
+        path: a file of vectors with D numbers, see `read_word_vectors`.
+
+    Raises:
+        RequestError: see `read_word_vectors`; or no piece has a vector in the file, or all vectors are 0.
+    """
+    from keras import ops
+
+    embedding = model.input_embedding()
+    ids, size = tokenizer.words(), tokenizer.vocabulary_size
+    found, vectors = read_word_vectors(path, embedding.hidden_dim, ids)
+    root_mean_square = np.sqrt(np.mean(np.square(vectors, dtype="float64"))) if found else 0.0
+    if not root_mean_square:
+        raise RequestError(
+            f"{path}: expected vectors of words that are pieces of the vocabulary; received "
+            f"{'zeros alone' if found else 'none'}, of {len(ids):,} such words: give vectors of the text's language, "
+            "or a larger --vocabulary-size"
+        )
+    rows = ops.convert_to_numpy(embedding.embeddings).copy()
+    rows[[ids[word] for word in found]] = vectors * (embedding.hidden_dim**-0.5 / root_mean_square)
+    embedding.embeddings.assign(rows)
+    say(
+        f"{len(found):,} of {size:,} pieces begin with vectors of {path}; of the others, which begin at random, "
+        f"{len(ids) - len(found):,} are words"
+    )
+
 
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
@@ -74,7 +120,6 @@ def _has_checkpoint(run: Run) -> bool:
 
 def _begin(run: Run, model: Any) -> None:
     """Gives a model what it begins with, besides random weights."""
-    from keras_transformer.training.word_vectors import start_from_word_vectors
 
     settings = run.settings
     if settings.init_from:
@@ -233,7 +278,7 @@ def _feeding_errors() -> Iterator[None]:
 
 def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
     from keras_transformer.text.feeding import dataset
-    from keras_transformer.training.replicas import local_replicas
+    from keras_transformer.training.workers import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
@@ -241,7 +286,7 @@ def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -
 
 def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
     from keras_transformer.text.feeding import one_epoch
-    from keras_transformer.training.replicas import local_replicas
+    from keras_transformer.training.workers import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
@@ -250,8 +295,7 @@ def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribut
 def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
     from keras_transformer.training import callbacks as c
-    from keras_transformer.training.progress_line import ProgressLine
-    from keras_transformer.training.records import Records
+    from keras_transformer.training.records import ProgressLine, Records
     from keras_transformer.training.result import write_so_far
 
     settings = run.settings

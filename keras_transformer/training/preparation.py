@@ -1,10 +1,12 @@
-"""From a corpus to batches: the vocabulary is learned, the text tokenised once, its batches planned."""
+"""From a corpus to batches: the text is cleaned, the vocabulary learned, the text tokenised, the batches planned."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, starmap
 from os.path import commonprefix
 from pathlib import Path
@@ -14,17 +16,63 @@ from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import write_text
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
-from keras_transformer.text.batches import BatchPlan
-from keras_transformer.text.cleaning import Overlap
-from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair
-from keras_transformer.text.mixing import directions, mixed
+from keras_transformer.text.batch_sampler import BatchPlan
+from keras_transformer.text.cleaning import Cleaning, Overlap, cleaned
+from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Pair, directions, mixed
 from keras_transformer.text.normalization import normalizer_of, split_normalization
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
-from keras_transformer.training.cleaning import tell_of_overlap
-from keras_transformer.training.settings import Settings
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
+from keras_transformer.training.text_settings import PairSettings
+
+EXAMPLE_CHARACTERS = 60  # of an example on standard error
+
+
+def clean(run: Run) -> None:
+    """Leaves pairs out of the run's training text and its further pairs, if the run has `--clean`.
+
+    The text is read when the run first asks for it. A run that goes on with text that is tokenised already does not.
+    """
+    if not (isinstance(run.settings, PairSettings) and run.settings.clean):
+        return
+    corpus, folder = run.corpus, run.folder
+    run.corpus = cleaned(corpus, lambda found: _tell(run, corpus.name, found, folder.cleaning))
+    if more := corpus.more:
+        further = cleaned(more, lambda found: _tell(run, more.name, found, folder.cleaning_more))
+        run.corpus = replace(run.corpus, more=further)
+
+
+def tell_of_overlap(overlap: Overlap) -> None:
+    """Warns of validation lines that are in the training text."""
+    if overlap.num_lines:
+        warn(
+            f"{overlap.num_lines:,} of {overlap.num_all:,} validation sources are in the training text too, so "
+            "validation tells less of new text: --clean leaves them out of training"
+        )
+
+
+def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
+    say(f"{name}: --clean keeps {found.num_kept:,} of {len(found.reasons):,} pairs")
+    for reason, examples in found.examples.items():
+        first = examples[0]
+        place = f"line {first.line:,}" + (f" as line {first.like:,}" if first.like else "")
+        shown = textwrap.shorten(f"{first.source} ||| {first.target}", EXAMPLE_CHARACTERS, placeholder=" …")
+        say(f"  {found.counts[reason]:>9,}  {reason:<36}  {place}: {shown}")
+    if run.is_chief:
+        source, target = found.scripts
+        report = {
+            "pairs": len(found.reasons),
+            "kept": found.num_kept,
+            "source_scripts": source,
+            "target_scripts": target,
+            "left_out": found.counts,
+            "examples": {reason: [asdict(one) for one in examples] for reason, examples in found.examples.items()},
+        }
+        write_text(report_path, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+        say(f"{report_path} has more examples")
+
 
 MOST_CHECKED = 100_000  # target lines
 MOST_CHANGED = 0.001  # of them, without a warning

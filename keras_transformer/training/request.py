@@ -10,7 +10,7 @@ from typing import Any
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
-from keras_transformer.presets import AUTO, auto_row
+from keras_transformer.making import AUTO, auto_row
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.text.corpora import Corpus
@@ -18,9 +18,14 @@ from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices, workers
-from keras_transformer.training.fine_tuning import describe_inheritance, fine_tuned, fitting_warm_up, inherited_from
-from keras_transformer.training.settings import Settings, as_given, flag_of, own_data, resolve, settings_of
-from keras_transformer.training.stored_settings import resumed
+from keras_transformer.training.common_settings import Settings, as_given, flag_of, own_data, resolve, settings_of
+from keras_transformer.training.stored_settings import (
+    describe_inheritance,
+    fine_tuned,
+    fitting_warm_up,
+    inherited_from,
+    resumed,
+)
 from keras_transformer.training.task import Run
 from keras_transformer.training.text_settings import TextSettings
 from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced

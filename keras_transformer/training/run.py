@@ -6,10 +6,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import load_tensorflow, say
-from keras_transformer.training.cleaning import clean
+from keras_transformer.training.common_settings import flag_of
 from keras_transformer.training.learning import compiled_model, fit
+from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import open_run
-from keras_transformer.training.settings import flag_of
 from keras_transformer.training.task import Run
 from keras_transformer.training.workspace import begun
 
@@ -32,17 +32,17 @@ def train(given: dict[str, Any]) -> None:
         Stopped: a signal came; the run is saved.
     """
     load_tensorflow()
-    from keras_transformer.training import devices, replicas, workers
+    from keras_transformer.training import devices, workers
 
     run = open_run(given)
     if run is None:
         return
     devices.configure(run.settings.devices, run.settings.threads)
     say(devices.describe_devices(run.settings.devices))
-    replicas.seed(run.settings.seed)
+    workers.seed(run.settings.seed)
     workers.meet(shared_facts(run))
     with workers.lost_workers():
-        strategy = replicas.strategy(run.settings.devices)
+        strategy = workers.strategy(run.settings.devices)
         _train(run, strategy)
 
 

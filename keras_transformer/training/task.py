@@ -11,7 +11,7 @@ from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks import TASKS
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.training.settings import Settings
+from keras_transformer.training.common_settings import Settings
 
 if TYPE_CHECKING:
     import keras

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import DATA, Settings, count, file, flag, flag_of, switch
+from keras_transformer.training.common_settings import DATA, Settings, count, file, flag, flag_of, switch
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import command_line, say
-from keras_transformer.plots.curves import learning_curves
+from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import write_config
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.fine_tuning import fitting_warm_up
-from keras_transformer.training.progress_line import clock
+from keras_transformer.training.common_settings import Settings, flag_of
+from keras_transformer.training.records import clock
 from keras_transformer.training.request import warn_of_a_long_warm_up
-from keras_transformer.training.settings import Settings, flag_of
+from keras_transformer.training.stored_settings import fitting_warm_up
 from keras_transformer.training.task import Prepared, Run
 
 MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph

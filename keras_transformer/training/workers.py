@@ -1,4 +1,4 @@
-"""The workers that train together, as `TF_CONFIG` names them; without it there is one."""
+"""The workers that train together, as `TF_CONFIG` names them, and the strategy under which their replicas train."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
 
 from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.training.devices import parse_devices
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
@@ -189,3 +196,45 @@ def _workers() -> Workers:
         "`TF_CONFIG` must name workers alone, of which the first is the chief, and this one's index, as in "
         f"{json.dumps(example)}. Received: {text:.500}"
     )
+
+
+class LocalReplicas(NamedTuple):
+    """The replicas of this worker.
+
+    Args:
+        indices: their numbers among all replicas.
+        total: how many replicas all workers have together.
+    """
+
+    indices: range
+    total: int
+
+
+def seed(number: int) -> None:
+    """Seeds Python, NumPy, Keras and TensorFlow."""
+    keras.utils.set_random_seed(number)
+
+
+def strategy(devices: str = "auto") -> tf.distribute.Strategy:
+    """The strategy for `--devices` (see `devices.parse_devices`).
+
+    Several workers if `TF_CONFIG` names them, mirrored replicas on several devices, else TensorFlow's default strategy.
+    It uses all GPUs that TensorFlow sees: `configure` must have hidden the others.
+    """
+    import tensorflow as tf
+
+    if os.environ.get("TF_CONFIG") == "":
+        del os.environ["TF_CONFIG"]  # TensorFlow reads it too, and takes an empty one for broken JSON
+    if num_workers() > 1:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    kind, numbers = parse_devices(devices)
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    names = [f"/cpu:{number}" for number in numbers] if kind == "cpu" else gpus
+    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.get_strategy()
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> LocalReplicas:
+    """The replicas of this worker under a strategy."""
+    count = strategy.num_replicas_in_sync
+    each = count // num_workers()
+    return LocalReplicas(range(worker_index() * each, (worker_index() + 1) * each), count)

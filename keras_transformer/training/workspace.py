@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say
 from keras_transformer.run_folder import RunFolder, read_config, write_config
-from keras_transformer.training.settings import Settings, flag_of
+from keras_transformer.training.common_settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from keras_transformer.training.task import Run

@@ -12,8 +12,8 @@ import pytest
 import keras_transformer
 from keras_transformer import plots
 from keras_transformer.__main__ import main
-from keras_transformer.commands import attention as command
-from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.commands import runs as command
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.plots import attention_picture, word_lines_picture
 from keras_transformer.tasks import TASKS
 

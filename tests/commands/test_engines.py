@@ -16,12 +16,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import main
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, load_model, save_model
-from keras_transformer.tasks.translation.commands import engines, kept_graphs
+from keras_transformer.tasks.translation.commands import engines
+from keras_transformer.tasks.translation.commands import engines as kept_graphs
 from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -156,7 +157,7 @@ def test_kept_graphs_have_probes(run_folder, translate, flags):
 
 
 def test_processes_share_the_cores_and_each_has_one_thread_at_least(monkeypatch):
-    monkeypatch.setattr("keras_transformer.decoding.parallel.num_cores", lambda: 8)
+    monkeypatch.setattr("keras_transformer.decoding.decoder.num_cores", lambda: 8)
     for processes, threads, expected in ((1, None, None), (3, None, 2), (9, None, 1), (9, 5, 5)):
         assert engines.threads_of_each(Namespace(processes=processes, threads=threads)) == expected
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding.attention import Attention, Tokens
+from keras_transformer.decoding.pipelines import Attention, Tokens
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Encoder, ImageClassifier, LanguageModel, SequenceEncoder
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.decoding.compiling import CompiledComputations
+from keras_transformer.decoding.keras_decoder import CompiledComputations
 
 TRACED: list[float] = []
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import write_graph
-from export.signatures import Decoding, TrainedRun
 from keras_transformer import load, load_ensemble
 from keras_transformer.__main__ import main
 from keras_transformer.decoding.keras_decoder import KerasDecoder
@@ -20,7 +20,7 @@ from keras_transformer.export_folder import Graphs
 from keras_transformer.models import make_model, model_config
 from keras_transformer.run_folder import RunFolder, save_model
 from keras_transformer.tasks.translation.commands import engines
-from keras_transformer.tasks.translation.commands.kept_graphs import graphs_of
+from keras_transformer.tasks.translation.commands.engines import graphs_of
 from keras_transformer.tasks.translation.pipeline import SearchOptions, Translator
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.layer_check import randomize

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.models import LanguageModel
 from keras_transformer.tasks.language_modelling.commands import options_of

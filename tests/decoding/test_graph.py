@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from export.signatures import Decoding
+from export.artefacts import Decoding
 from export.tflite import INTEGERS
 from keras_transformer.tasks.translation.signature import translate_ids
 from tests.decoding.tables import make_table, search

@@ -13,11 +13,11 @@ import onnx
 import pytest
 
 import keras_transformer
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from export.signatures import Decoding, TrainedRun
+from keras_transformer.decoding.decoder import divided, num_cores
 from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
-from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.parallel import divided, num_cores
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs

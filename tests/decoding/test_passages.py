@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from export.signatures import Decoding, open_run
+from export.artefacts import Decoding, open_run
 from keras_transformer.decoding.decoder import Decoder, Found
-from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.pipelines import Hypothesis
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.tasks.translation.passages import Passages
 from keras_transformer.tasks.translation.pipeline import Translator

@@ -13,13 +13,13 @@ import pytest
 
 import keras_transformer
 from bulk_translator import BulkTranslator
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.__main__ import make_parser
 from keras_transformer.decoding import onnx_decoder
 from keras_transformer.decoding.onnx_decoder import CPU, CUDA, OnnxDecoder, open_session, runtime_of
-from keras_transformer.decoding.options import SearchOptions
 from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.tasks.translation.commands import engines

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_transformer import ops as own_ops
 from keras_transformer.decoding import loop
-from keras_transformer.decoding.sampling import draw
+from keras_transformer.decoding.loop import draw
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.decoding import tables
@@ -45,7 +45,7 @@ def test_no_infinite_number_is_sorted(monkeypatch):
         return loop.k_best(scores, k, dtype)
 
     monkeypatch.setattr("keras_transformer.decoding.search.k_best", of_finite_numbers)
-    monkeypatch.setattr("keras_transformer.decoding.sampling.k_best", of_finite_numbers)
+    monkeypatch.setattr("keras_transformer.decoding.loop.k_best", of_finite_numbers)
     table, prefix_ids = make_table(), np.array([[5, 0], [0, 0]], "int32")
     for num_beams in (1, 3):
         search(table, [0, 4, 2], num_beams)

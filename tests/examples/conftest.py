@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def small_export(translator, tmp_path_factory) -> Path:
     """An export with random weights, which finds its own translations of number words."""
+    from export.artefacts import Decoding, TrainedRun
     from export.onnx import export_onnx
-    from export.signatures import Decoding, TrainedRun
 
     folder = tmp_path_factory.mktemp("exports") / "small"
     run = TrainedRun(translator)

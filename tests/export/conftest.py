@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from export.signatures import Decoding, TrainedRun, open_run
+from export.artefacts import Decoding, TrainedRun, open_run
 from tests.golden.stored import unpack
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.onnx import precision
+from export.artefacts import TrainedRun
+from export.onnx import recorded as precision
 from export.onnx.graph import Model, ValueInfo, write_model
-from export.onnx.precision import PRECISION
+from export.onnx.recorded import PRECISION
 from export.onnx.recorder import Recorder, model_of
-from export.signatures import TrainedRun
 from keras_transformer import ops
 from keras_transformer.decoding.keras_decoder import KerasDecoder
 from keras_transformer.tasks.translation.pipeline import Translator

@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 from export.__main__ import main
+from export.artefacts import Decoding, TrainedRun
 from export.certificate import Artefact, artefacts_in, certify, comparison, execution, validation_text, verify
-from export.certificate.stored import KeptCertificate
+from export.certificate.comparison import KeptCertificate
 from export.onnx.export import write_graph
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.errors import RequestError
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator

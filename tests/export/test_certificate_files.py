@@ -5,9 +5,8 @@ import math
 from dataclasses import replace
 
 from export.certificate.contents import Contents
-from export.certificate.files import write_certificate
 from export.certificate.judgement import Difference, Judgement, Measured
-from export.certificate.records import Certificate, Entry, Machine
+from export.certificate.report import Certificate, Entry, Machine, write_certificate
 
 MEASURED = Measured(
     sentences=100, identical=99, score_difference=1e-6, mean_score_difference=1e-7, vector_difference=0.0, loss=0.0,

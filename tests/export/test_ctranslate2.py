@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from export import ctranslate2 as exporting
-from export.artefacts import Artefact
+from export.artefacts import Artefact, Decoding, TrainedRun, Unwritable
 from export.certificate import contents_of
 from export.certificate.ctranslate2_runner import Search
-from export.ctranslate2 import export_ctranslate2
-from export.ctranslate2_spec import require_held
-from export.signatures import Decoding, TrainedRun, Unwritable
+from export.ctranslate2 import export_ctranslate2, require_held
 from keras_transformer import family
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.models import LanguageModel, Transformer

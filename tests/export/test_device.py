@@ -1,7 +1,7 @@
 """Which artefacts may use a GPU, and what a certificate says of the device."""
 
 from export.artefacts import Artefact
-from export.certificate.device import device_notes, may_use_gpu, why_no_gpu
+from export.certificate.execution import device_notes, may_use_gpu, why_no_gpu
 
 # What ONNX Runtime 1.26 writes where a library of CUDA is missing, and where there is no driver.
 NO_LIBRARY = """\x1b[1;31m2026-01-02 03:04:05.6 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 TryGetProvider] \

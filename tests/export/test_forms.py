@@ -4,18 +4,16 @@ import keras
 import numpy as np
 import pytest
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import ids_model, step_model
-from export.signatures import Decoding, TrainedRun
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
-from keras_transformer.models.encoder import Encoder
-from keras_transformer.models.image_classifier import ImageClassifier
-from keras_transformer.models.language_model import LanguageModel
-from keras_transformer.models.sequence_encoder import SequenceEncoder
+from keras_transformer.models.classifiers import Encoder, ImageClassifier
+from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.text.tokenizer import END, START, Tokenizer
 from tests.export.sessions import of

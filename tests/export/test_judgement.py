@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 from keras import ops
 
-from export.artefacts import Artefact, BrokenArtefact
+from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
 from export.certificate import judgement
 from export.certificate.comparison import expected_of
+from export.certificate.expected import Choice, best_left_out
 from export.certificate.judgement import Judgement, judge
-from export.certificate.near_ties import Choice, best_left_out
 from export.certificate.runner import Result
 from export.certificate.searches import ExpectedSearch, is_whole
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.bounds import BOUNDS
 from keras_transformer.decoding.answers import Known
 from keras_transformer.decoding.probes import MOST_PIECES
-from keras_transformer.decoding.texts import Texts
+from keras_transformer.decoding.sentences import Texts
 from keras_transformer.text.tokenizer import END, START
 from tests.tiny_text import lines
 

@@ -13,13 +13,13 @@ import keras
 import pytest
 
 from export.__main__ import FORMATS, check_parts, write_artefacts
-from export.certificate import artefacts_in, certify, comparison, judgement, outputs, runner
+from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
+from export.certificate import artefacts_in, certify, comparison, execution, judgement, runner
 from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
-from export.signatures import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
 from keras_transformer import family
-from keras_transformer.decoding.signature import Searching, Signature
-from keras_transformer.decoding.texts import Texts
+from keras_transformer.decoding.sentences import Texts
+from keras_transformer.decoding.signatures import Searching, Signature
 from keras_transformer.models import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def run(request, monkeypatch) -> TrainedRun:
     monkeypatch.setattr(comparison, "run_artefact", lambda artefact, task: Execution(runner.run(task), ""))
     # A SavedModel's other signature, `n_best`, is the same model in another search, and takes as long to trace.
     monkeypatch.setattr(Searching, "signatures", Signature.signatures)
-    monkeypatch.setattr(outputs, "signatures_of", lambda artefact, form: [artefact.signature])
+    monkeypatch.setattr(execution, "signatures_of", lambda artefact, form: [artefact.signature])
     # Random weights write words in pieces that nobody would guess from the text.
     monkeypatch.setitem(judgement.MOST_UNKNOWN, True, 0.25)
     if "experts" in request.param:  # rounding may send a position to another expert, in float16 too

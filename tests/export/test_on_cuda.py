@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx.export import graphs_of, translate_model
 from export.onnx.graph import all_nodes, write_model
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.decoding.keras_decoder import KerasDecoder
-from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator

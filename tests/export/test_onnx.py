@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from export.artefacts import Decoding, TrainedRun
 from export.certificate.contents import onnx_contents
 from export.onnx import INT8_OPERATORS, TEXT_OPERATORS, encoder_model, export_onnx, step_model, translate_model
+from export.onnx.export import SOURCE
 from export.onnx.graph import Graph, Model, ValueInfo, all_nodes, check, write_model
-from export.onnx.halves import SOURCE
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.errors import RequestError
-from keras_transformer.models.ensemble import Ensemble
+from keras_transformer.models.transformer import Ensemble
 from keras_transformer.tasks.translation.signature import translate_ids
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 from tests.export.sessions import of, outputs_of, run_of, session, sums_overflow

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import text_model, translate_model
 from export.onnx.graph import write_model
-from export.signatures import Decoding, TrainedRun
 from tests.export.sessions import run_of
 from tests.models.variants import make_model
 

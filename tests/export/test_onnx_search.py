@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from export.signatures import Decoding
+from export.artefacts import Decoding
 from keras_transformer import ops
-from keras_transformer.decoding.sampling import sample
+from keras_transformer.decoding.loop import sample
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.errors import RequestError
 from keras_transformer.text.tokenizer import END, PAD

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import sentencepiece
 
+from export.artefacts import Decoding, TrainedRun
 from export.onnx import text_model
 from export.onnx.graph import Graph, Model, ValueInfo, write_model
-from export.onnx.text import detokenized, utf_8
-from export.signatures import Decoding, TrainedRun
+from export.onnx.text_graph import detokenized, utf_8
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.models import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator

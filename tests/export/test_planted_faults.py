@@ -18,14 +18,13 @@ import onnx
 import pytest
 
 from export.__main__ import write_artefacts
-from export.artefacts import Artefact, BrokenArtefact
+from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
 from export.certificate import artefacts_in, certify, comparison, runner, verify, write_certificate
 from export.certificate.execution import Execution
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 from tests.export import test_forms as forms

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.onnx import precision as precisions
-from export.onnx.precision import PRECISION, quantize
+from export.onnx import recorded as precisions
+from export.onnx.recorded import PRECISION, quantize
 from export.onnx.recorder import Recorder
 from keras_transformer import family, ops
-from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.layer import make_part
 from tests.export.sessions import computed, sums_overflow
 from tests.layer_check import array, random, randomize
 from tests.layers.test_score import EVERY_SCORE, KEY, QUERY, score_of

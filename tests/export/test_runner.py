@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from export.artefacts import Artefact, BrokenArtefact, artefacts_in
+from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun, artefacts_in
 from export.certificate import onnx_runner
 from export.certificate.execution import run_artefact
 from export.certificate.runner import batch_of_ids
 from export.onnx import encoder_model, step_model, translate_model
-from export.signatures import Decoding, TrainedRun
 from keras_transformer.models import make_model, model_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import END

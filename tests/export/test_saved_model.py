@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the operators of the tokenizers
 
+from export.artefacts import Decoding
 from export.saved_model import export_saved_model
-from export.signatures import Decoding
 from keras_transformer.errors import JobError, RequestError
 from tests.export.conftest import ODD, SEARCH
 

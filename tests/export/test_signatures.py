@@ -3,9 +3,9 @@
 import pytest
 from keras import ops
 
+from export.artefacts import Decoding, TrainedRun, model_of_precision, require_own_parts
 from export.onnx import export_onnx
 from export.saved_model import export_saved_model
-from export.signatures import Decoding, TrainedRun, model_of_precision, require_own_parts
 from export.tflite import export_tflite
 from keras_transformer.errors import RequestError
 from keras_transformer.layers.feed_forward import FeedForward

@@ -10,12 +10,10 @@ from ai_edge_litert.interpreter import Interpreter
 from keras import ops
 
 from export import tflite
-from export.artefacts import Artefact
-from export.certificate.known_differences import known_difference
-from export.signatures import Decoding, TrainedRun
+from export.artefacts import Artefact, Decoding, TrainedRun
+from export.certificate.rules import known_difference
 from export.tflite import export_tflite
-from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.texts import TEXTS, Texts
+from keras_transformer.decoding.sentences import TEXTS, Texts, padded
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.tasks.translation.signature import translate_ids

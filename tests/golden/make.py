@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from export.artefacts import open_run
 from export.certificate.comparison import expected_of
-from export.signatures import open_run
-from keras_transformer.decoding.texts import Texts
+from keras_transformer.decoding.sentences import Texts
 from keras_transformer.run_config import versions
 from tests.golden.cases import CASES, TASKS, task_of
 from tests.golden.compare import TOLERANCE, is_low, is_same, low_faults

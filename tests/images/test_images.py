@@ -13,8 +13,14 @@ from PIL import Image
 
 from keras_transformer.errors import RequestError
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels, shifted
-from keras_transformer.tasks.images.corpus import images_from_folder, named_images
-from keras_transformer.tasks.images.reading import FORMATS, UnreadableImage, pixels_of, read_image
+from keras_transformer.tasks.images.corpus import (
+    FORMATS,
+    UnreadableImage,
+    images_from_folder,
+    named_images,
+    pixels_of,
+    read_image,
+)
 from keras_transformer.text.feeding import Place
 from tests.text.plans import batches_of
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import keras_transformer
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.importing.huggingface import read_huggingface
-from keras_transformer.importing.imported import Imported
+from keras_transformer.importing.weights import Imported
 from keras_transformer.text.tokenizer import END, START
 from tests.importing.theirs import KINDS, MAX_LENGTH, SIZE, Maker, safetensors, tensors_of, unpack, write
 

@@ -9,12 +9,12 @@ from sentencepiece import sentencepiece_model_pb2
 
 import keras_transformer
 from keras_transformer.__main__ import main, make_parser
-from keras_transformer.decoding.options import SearchOptions
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.pieces import is_tag
 from keras_transformer.run_folder import read_config
-from keras_transformer.tasks.translation.commands.search import own_search_of, search_options
+from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import imported as translator_of
 from tests.importing.test_torch_file import archive, state, tensor
 from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_transformer.importing.torch_file import open_torch
+from keras_transformer.importing.tensors import open_torch
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from keras_transformer.importing.safetensors_file import open_safetensors
+from keras_transformer.importing.tensors import open_safetensors
 from tests.tiny_text import lines
 
 Arrays = dict[str, np.ndarray]

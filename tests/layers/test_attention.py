@@ -8,8 +8,15 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.attention import HIDDEN, MultiHeadAttention, attention_scores, masked_softmax
-from keras_transformer.layers.masks import causal_mask, joint_mask, keys_mask, padding_mask, real_labels
-from keras_transformer.layers.shared import Rotation, Shared
+from keras_transformer.layers.attention_ops import (
+    Rotation,
+    Shared,
+    causal_mask,
+    joint_mask,
+    keys_mask,
+    padding_mask,
+    real_labels,
+)
 from tests.gradients import gradient
 from tests.layer_check import array, assert_close, built, random, weights_of
 

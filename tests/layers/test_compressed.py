@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_transformer.layers.attention_ops import Shared
 from keras_transformer.layers.compressed import CompressedAttention
-from keras_transformer.layers.shared import Shared
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 LENGTH, HIDDEN_DIM, NUM_HEADS, KEY_DIM = 11, 5, 2, 4

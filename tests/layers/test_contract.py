@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from keras_transformer import family, layers
-from keras_transformer.layers.head_layer import HeadLayer
-from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.layer import make_part
+from keras_transformer.models.classifiers import HeadLayer
 from tests.layer_check import check_config, check_layer, check_refusals, random
 
 WIDTH, QUERIES, KEYS, BATCH = 10, 7, 6, 2

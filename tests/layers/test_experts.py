@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import auxiliary_losses
-from keras_transformer.layers.experts import Experts
-from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.feed_forward import Experts, FeedForward
 from tests.layer_check import array, assert_close, built, random, weights_of
 
 X = random(3, 5, 7)

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers.activations import Gelu, GeluTanh, Relu, Silu
-from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward
+from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
 from tests.layer_check import assert_close, assert_equal, built, normalized, random, weights_of
 
 X = random(3, 5, 7)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.norms import LayerNorm, RmsNorm
+from keras_transformer.layers.layer import LayerNorm, RmsNorm
 from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
 
 # The rows are small, so that ε matters.

@@ -5,11 +5,16 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.attention_ops import rotate
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
-from keras_transformer.layers.positions import LearnedPositions, SinusoidalPositions, positions_of
-from keras_transformer.layers.rotary import RotaryPositions, XposPositions
-from keras_transformer.layers.shared import rotate
+from keras_transformer.layers.positions import (
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+    XposPositions,
+    positions_of,
+)
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
 
 HIDDEN_DIM = 6

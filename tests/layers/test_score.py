@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_transformer import family
 from keras_transformer.layers.attention import MultiHeadAttention, masked_softmax
-from keras_transformer.layers.parts import make_part
+from keras_transformer.layers.layer import make_part
 from tests.layer_check import array, assert_close, assert_equal, built, random, randomize, weights_of
 
 BATCH, HEADS, QUERIES, KEYS, KEY_DIM = 2, 3, 5, 7, 4

@@ -5,8 +5,8 @@ import pytest
 from keras import ops
 
 from keras_transformer import auxiliary_losses
-from keras_transformer.layers.masks import causal_mask
-from keras_transformer.layers.universal import UniversalStack, coordinates
+from keras_transformer.layers.attention_ops import causal_mask
+from keras_transformer.layers.stack import UniversalStack, coordinates
 from tests.gradients import gradient
 from tests.layer_check import array, assert_close, assert_equal, built, random
 

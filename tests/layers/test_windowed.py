@@ -5,11 +5,10 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.local import LocalAttention
+from keras_transformer.layers.attention_ops import Rotation, Shared
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
 from keras_transformer.layers.positions import NoPositions, Positions
-from keras_transformer.layers.shared import Rotation, Shared
-from keras_transformer.layers.windowed import WindowedAttention
+from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
 from tests.layer_check import array, assert_close, assert_equal, built, random
 
 BATCH, LENGTH, WIDTH, NUM_HEADS, KEY_DIM = 3, 11, 6, 2, 4

@@ -12,10 +12,10 @@ from keras import ops
 
 from keras_transformer import family, models
 from keras_transformer.layers.compressed import STRIDE, CompressedAttention
-from keras_transformer.layers.local import LocalAttention
+from keras_transformer.layers.windowed import LocalAttention
 from keras_transformer.lengths import EXTRA_LENGTH
+from keras_transformer.making import PRESETS
 from keras_transformer.models import Transformer, count_parameters
-from keras_transformer.presets import PRESETS
 from keras_transformer.tasks.translation.settings import Settings
 from tests.graphs import shapes_in_graph
 from tests.layer_check import array, assert_close, assert_equal, normalized, random

@@ -9,11 +9,11 @@ from keras import ops
 from matplotlib import font_manager
 
 from keras_transformer import plots
-from keras_transformer.decoding.attention import Attention, Tokens
-from keras_transformer.layers import position_biases, positions, rotary
-from keras_transformer.plots import WordLines, fonts
-from keras_transformer.plots.certificate import PANELS, certificate_picture
-from keras_transformer.plots.curves import learning_curves
+from keras_transformer.decoding.pipelines import Attention, Tokens
+from keras_transformer.layers import position_biases, positions
+from keras_transformer.layers import positions as rotary
+from keras_transformer.plots import WordLines, pictures
+from keras_transformer.plots.pictures import PANELS, certificate_picture, learning_curves
 from keras_transformer.schedules import InverseSquareRootDecay
 from tests.plots.some_attention import some_attention
 
@@ -66,11 +66,11 @@ def test_another_script_takes_an_installed_font_and_characters_that_none_has_are
     dejavu = [entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans"]
     thai = font_manager.FontEntry(fname="thai.ttf", name="A Thai Font", style="normal")
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*dejavu, thai])
-    usual = fonts._characters
-    monkeypatch.setattr(fonts, "_characters", lambda path: frozenset("ไทย") if path == "thai.ttf" else usual(path))
-    assert fonts.families_for(["abc", "ไทย"])[-1] == "A Thai Font"
-    assert fonts.families_for(["abc"]) == fonts.families_for([]) and capsys.readouterr().err == ""
-    fonts.families_for(["a", "山"])
+    usual = pictures._characters
+    monkeypatch.setattr(pictures, "_characters", lambda path: frozenset("ไทย") if path == "thai.ttf" else usual(path))
+    assert pictures.families_for(["abc", "ไทย"])[-1] == "A Thai Font"
+    assert pictures.families_for(["abc"]) == pictures.families_for([]) and capsys.readouterr().err == ""
+    pictures.families_for(["a", "山"])
     assert "no installed font shows 1 character(s) of the text, such as '山': install one" in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from export.__main__ import DEFAULT_FORMATS, planned, write_artefacts
-from export.signatures import Decoding, open_run
+from export.artefacts import Decoding, open_run
 
 if __name__ == "__main__":
     run, folder = sys.argv[1:]

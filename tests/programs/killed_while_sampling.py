@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from keras_transformer.text.sampled_epochs import SampledEpochs
+from keras_transformer.text.subword_sampling import SampledEpochs
 from keras_transformer.text.tokenized import TokenizedCorpus
 
 sampled = SampledEpochs(TokenizedCorpus.open(sys.argv[1]), 0.1, seed=1)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.subword_sampling import SubwordSampler
 from keras_transformer.text.tokenizer import Tokenizer
 
 model, text, seed = sys.argv[1:]

@@ -3,7 +3,7 @@
 import argparse
 
 from keras_transformer.commands import Command
-from keras_transformer.commands.lines import standard_input
+from keras_transformer.commands.streams import standard_input
 
 
 def tag(arguments: argparse.Namespace) -> None:

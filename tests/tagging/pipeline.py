@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.pipeline import Pipeline
-from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
+from keras_transformer.decoding.pipelines import Pipeline
+from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers, twin_of, write_run
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification.batches import with_ends
-from keras_transformer.written_runs import twin_of, write_run
 from tests.tagging.training import FIRST_TAG
 
 

@@ -1,6 +1,6 @@
 """The settings of training a tagger."""
 
-from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.common_settings import DATA, flag, task_settings
 from keras_transformer.training.text_settings import OneLanguageSettings
 
 

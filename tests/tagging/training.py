@@ -10,7 +10,7 @@ from keras_transformer.tasks.language_modelling.training import corpus_of_text, 
 from keras_transformer.tasks.masked_tokens.training import validation as validation
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.tasks.translation.training import metrics as metrics
-from keras_transformer.text.batches import RowPlan
+from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import PAD, Tokenizer
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place, dataset, generator, one_epoch, shard
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import END, PAD, START

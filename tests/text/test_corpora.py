@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.text import corpora, fetching, multi30k, number_words
+from keras_transformer.text import corpora, named_corpora
 from keras_transformer.text.corpora import corpus_from_files, load_corpus, multi30k_file, read_lines
 from keras_transformer.text.pronouns import _nouns, known_examples, pronoun_examples
 
@@ -121,17 +121,17 @@ def test_an_unknown_dataset_or_language_is_refused() -> None:
 
 
 def test_held_out_numbers_are_apart(monkeypatch) -> None:
-    number_pairs = number_words.number_pairs.__wrapped__
+    number_pairs = named_corpora.number_pairs.__wrapped__
     with monkeypatch.context() as patch:
-        patch.setattr(number_words, "spelled", lambda numbers, language: map(str, numbers))
+        patch.setattr(named_corpora, "spelled", lambda numbers, language: map(str, numbers))
         train, valid = ([int(source) for source, _ in part] for part in number_pairs("a", "b"))
         assert len(set(valid)) == len(valid) == 2_000 and 20_000 <= len(set(train)) == len(train) <= 30_000
         assert not set(train) & set(valid) and set(range(1_000)) <= set(train) | set(valid)
-        patch.setattr(number_words, "spelled", lambda numbers, language: (str(n // 3) for n in numbers))
+        patch.setattr(named_corpora, "spelled", lambda numbers, language: (str(n // 3) for n in numbers))
         pairs, held_out = number_pairs("a", "b")
         assert pairs and not set(chain(*pairs)) & set(chain(*held_out)), "what is spelled alike is apart too"
     for name, value in {"LIMIT": 20_000, "SAMPLED": 400, "HELD_OUT": 100, "ALL_BELOW": 50}.items():
-        monkeypatch.setattr(number_words, name, value)
+        monkeypatch.setattr(named_corpora, name, value)
     monkeypatch.setattr(corpora, "number_pairs", number_pairs)
     corpus, other = load_corpus("numbers:en-de"), load_corpus("numbers:pt_BR-ja")
     assert ("seventeen", "siebzehn") in [*corpus.train(), *corpus.valid()]
@@ -143,9 +143,9 @@ def test_held_out_numbers_are_apart(monkeypatch) -> None:
 @pytest.fixture
 def stand_in(monkeypatch) -> dict[str, bytes]:
     """Texts that take the place of Multi30k's, with their hashes."""
-    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in multi30k.SHA256}
+    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in named_corpora.SHA256}
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    monkeypatch.setattr(multi30k, "SHA256", hashes)
+    monkeypatch.setattr(named_corpora, "SHA256", hashes)
     return texts
 
 
@@ -171,7 +171,7 @@ def test_multi30k_from_a_folder_which_is_checked(stand_in, tmp_path, monkeypatch
             load_corpus("multi30k:en-de", tmp_path / "True")
     with pytest.raises(RequestError, match=r"multi30k has no train\.\.\./de; expected one of train\.en, "):
         load_corpus("multi30k:en-../de")
-    monkeypatch.setattr(fetching, "MAX_TEXT_BYTES", 10)  # a text may unpack without end
+    monkeypatch.setattr(named_corpora, "MAX_TEXT_BYTES", 10)  # a text may unpack without end
     with pytest.raises(RequestError, match="is not Multi30k's"):
         load_corpus("multi30k:en-de", store(tmp_path, stand_in))
 
@@ -187,7 +187,7 @@ def test_multi30k_is_fetched_once_and_whole_or_not_at_all(stand_in, tmp_path, mo
 
     refused(r"\(<urlopen error", url="http://127.0.0.1:9/raw")
     with monkeypatch.context() as patch:
-        patch.setattr(fetching, "MAX_DOWNLOAD_BYTES", 10)
+        patch.setattr(named_corpora, "MAX_DOWNLOAD_BYTES", 10)
         refused(r"\(over 10 bytes")
     for content in (gzip.compress(b"another text\n"), b"cut"):
         (public / "val.de.gz").write_bytes(content)

@@ -16,7 +16,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import Perplexity
 from keras_transformer.models.transformer import Transformer
-from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.corpora import corpus_from_files
 from keras_transformer.text.datasets import Epochs, _PyEpochs, datasets_from_files
 from keras_transformer.text.feeding import Batch

@@ -6,9 +6,8 @@ import gzip
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.tasks.next_item import items as items_module
-from keras_transformer.tasks.next_item.items import Items
-from keras_transformer.tasks.next_item.logs import log_from_file, named_log, read_log
+from keras_transformer.tasks.next_item import corpus as items_module
+from keras_transformer.tasks.next_item.corpus import Items, log_from_file, named_log, read_log
 
 EVENTS = [("ann", "b", "3"), ("bob", "a, c", "2"), ("ann", "a, c", "1.5"), ("ann", "d", "3"), ("bob", "b", "-1e2")]
 EXPECTED = (["ann", "bob"], [["a, c", "b", "d"], ["b", "a, c"]])

@@ -7,9 +7,8 @@ from itertools import product
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text.corpora import Corpus, corpus_from_files, with_more
-from keras_transformer.text.mixing import directions, mixed, tagged, untagged
-from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.corpora import Corpus, corpus_from_files, directions, mixed, tagged, untagged, with_more
+from keras_transformer.text.subword_sampling import SubwordSampler
 from keras_transformer.text.tokenizer import Tokenizer
 
 OWN = [("one", "eins"), ("two", "zwei")]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
 from keras_transformer.text.normalization import normalizer_of, split_normalization
-from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.subword_sampling import SubwordSampler
 from keras_transformer.text.tokenizer import MODEL_TYPES, SPACE, UNKNOWN, Tokenizer, VocabularyTooLarge, plain
 from tests.tiny_text import lines
 

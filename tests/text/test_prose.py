@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
-from keras_transformer.tasks.language_modelling.prose import named_text, num_training_lines, text_from_file
-from keras_transformer.tasks.language_modelling.windows import WindowPlan, tokenized_text
+from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
+from keras_transformer.tasks.language_modelling.corpus import named_text, num_training_lines, text_from_file
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, START, Tokenizer
 from tests.text.plans import batches_of, real

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place
-from keras_transformer.text.sampled_epochs import SampledEpochs
-from keras_transformer.text.sampling import SubwordSampler
+from keras_transformer.text.subword_sampling import SampledEpochs, SubwordSampler
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 from tests.text.plans import batches_of, real, same

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer.text.boundaries import sentences_in
-from keras_transformer.text.splitting import divided, joined, usual_count
+from keras_transformer.text.splitting import divided, joined, sentences_in, usual_count
 
 # 200 lines, 20 in each of ten languages, written before any library was tried: language, tab, text with ‖ where a
 # sentence begins.

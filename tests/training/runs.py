@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
     """Within it models train and answer without graphs, which take longer to trace than a few steps."""
-    from keras_transformer.weighted_fit import WeightedFit
+    from keras_transformer.fit import WeightedFit
 
     compile_with_graph = WeightedFit.compile
 

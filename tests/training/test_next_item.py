@@ -11,7 +11,7 @@ import pytest
 from keras_transformer import load_recommender
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config
-from keras_transformer.tasks.next_item.logs import read_log
+from keras_transformer.tasks.next_item.corpus import read_log
 from tests.golden.cases import write_log
 from tests.golden.stored import unpack
 from tests.training.runs import begun

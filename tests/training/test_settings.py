@@ -12,20 +12,19 @@ import pytest
 
 import train
 from keras_transformer.errors import RequestError
-from keras_transformer.presets import AUTO_ROWS, PRESETS
+from keras_transformer.making import AUTO_ROWS, PRESETS
 from keras_transformer.run_folder import read_config
 from keras_transformer.schedules import InverseSquareRootDecay
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification import corpus as labelled
-from keras_transformer.tasks.images import recipes
-from keras_transformer.tasks.language_modelling import prose
-from keras_transformer.tasks.next_item import logs
+from keras_transformer.tasks.images import corpus
+from keras_transformer.tasks.language_modelling import corpus as prose
+from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
-from keras_transformer.training.fine_tuning import fitting_warm_up, inherited_from
+from keras_transformer.training.common_settings import check, resolve
 from keras_transformer.training.request import open_run
-from keras_transformer.training.settings import check, resolve
-from keras_transformer.training.stored_settings import resumed
+from keras_transformer.training.stored_settings import fitting_warm_up, inherited_from, resumed
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
 from tests.tiny_corpus import write_corpus
@@ -44,7 +43,7 @@ def test_flags_win_over_the_recipe_over_the_preset_over_the_defaults():
 
 def test_every_recipe_is_one_that_a_run_may_have():
     of_tasks = {"translation": corpora, "language-model": prose, "classification": labelled, "next-item": logs}
-    for task, module in {**of_tasks, "images": recipes}.items():
+    for task, module in {**of_tasks, "images": corpus}.items():
         for name, recipe in module.RECIPES.items():
             found = resolve({"task": task}, recipe).as_dict()
             assert {key: found[key] for key in recipe} == recipe, name

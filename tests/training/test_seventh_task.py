@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import export.__main__ as exporting
-from export.certificate.stored import KeptCertificate
+from export.certificate.comparison import KeptCertificate
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.run_folder import read_config

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.text.batches import BatchPlan
+from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import NO_IDS, Batch, Place
 from keras_transformer.text.tokenizer import END, PAD, START
 

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command
-from keras_transformer.commands.lines import add_batch_size, standard_input
-from keras_transformer.commands.vectors import add_vector_options, write_vectors
+from keras_transformer.commands.streams import add_batch_size, add_vector_options, standard_input, write_vectors
 from keras_transformer.errors import load_tensorflow
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from keras_transformer.errors import RequestError
 from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
-from keras_transformer.text.number_words import spelled
+from keras_transformer.text.named_corpora import spelled
 
 Labelled = tuple[str, str]  # label, text
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.attention import Attention, text_attention
-from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Embedding, Fills, LabelProbs
-from keras_transformer.decoding.options import require_whole
-from keras_transformer.decoding.pipeline import Pipeline
-from keras_transformer.decoding.sentences import padded
-from keras_transformer.decoding.unread import UnreadCharacters
+from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.pipelines import Attention, Pipeline, text_attention
+from keras_transformer.decoding.search_options import require_whole
+from keras_transformer.decoding.sentences import UnreadCharacters, padded
 from keras_transformer.errors import RequestError
-from keras_transformer.models.encoder import Encoder
+from keras_transformer.models.classifiers import Encoder
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
 from keras_transformer.tasks.classification.batches import with_ends
@@ -26,7 +24,7 @@ from keras_transformer.text.lines import strings_of
 from keras_transformer.text.tokenizer import MASK, Tokenizer
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.imported import Imported
+    from keras_transformer.importing.weights import Imported
 
 TASK = "classification"
 

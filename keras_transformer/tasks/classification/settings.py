@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.common_settings import DATA, flag, task_settings
 from keras_transformer.training.text_settings import OneLanguageSettings
 
 

@@ -7,22 +7,23 @@ from typing import Any
 
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Seen, ranking_of
-from keras_transformer.decoding.ids import between_ends, permitted
-from keras_transformer.decoding.signature import (
+from keras_transformer.decoding.sentences import valid
+from keras_transformer.decoding.signatures import (
     TEXT,
     VECTOR,
     Detokenize,
     Output,
     Outputs,
     Signature,
+    between_ends,
     first_lines,
     likeliest,
+    permitted,
 )
-from keras_transformer.decoding.texts import valid
-from keras_transformer.models.encoder import Encoder, mean_state
+from keras_transformer.models.classifiers import Encoder, mean_state
+from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.classification.pipeline import Classifier
-from keras_transformer.tensor import Tensor
 
 
 class Reading(Signature):

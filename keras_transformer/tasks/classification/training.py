@@ -14,14 +14,14 @@ from keras_transformer.tasks.classification.corpus import Labelled, labelled_fro
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.models.encoder import Encoder
+    from keras_transformer.models.classifiers import Encoder
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"

@@ -10,9 +10,8 @@ import numpy as np
 
 from keras_transformer.errors import warn
 from keras_transformer.files import write_whole
-from keras_transformer.tasks.images.corpus import LabelledImage, first_of
-from keras_transformer.tasks.images.reading import UnreadableImage, pixels_of, read_image
-from keras_transformer.text.batches import EqualPlan
+from keras_transformer.tasks.images.corpus import LabelledImage, UnreadableImage, first_of, pixels_of, read_image
+from keras_transformer.text.batch_sampler import EqualPlan
 from keras_transformer.text.feeding import Batch, Place
 
 

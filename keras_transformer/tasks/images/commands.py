@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command
-from keras_transformer.commands.importing import Importing
-from keras_transformer.commands.lines import add_batch_size
+from keras_transformer.commands.runs import Importing
+from keras_transformer.commands.streams import add_batch_size
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, say, warn
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.imported import Imported
+    from keras_transformer.importing.weights import Imported
 
 MAX_IMAGES = 100  # of validation, of a run that is imported
 
@@ -28,8 +28,8 @@ def classify(arguments: argparse.Namespace) -> None:
     if not arguments.files:
         raise RequestError(f"{arguments.run} classifies images: give their files, as in `classify RUN *.png`")
     load_tensorflow()
+    from keras_transformer.tasks.images.corpus import UnreadableImage
     from keras_transformer.tasks.images.pipeline import load_recognizer
-    from keras_transformer.tasks.images.reading import UnreadableImage
 
     recognizer, num_unreadable = load_recognizer(arguments.run), 0
     for file, found in zip(arguments.files, recognizer.stream(arguments.files, arguments.batch_size), strict=True):
@@ -70,8 +70,7 @@ def images_of(arguments: argparse.Namespace) -> list[Path] | None:
     """
     if arguments.valid_images is None:
         return None
-    from keras_transformer.tasks.images.corpus import files_under
-    from keras_transformer.tasks.images.reading import SUFFIXES
+    from keras_transformer.tasks.images.corpus import SUFFIXES, files_under
 
     found = [path for path in files_under(Path(arguments.valid_images)) if path.suffix.lower() in SUFFIXES]
     if not found:

@@ -1,4 +1,4 @@
-"""From images to labels: a classifier of images, and where its pixels look."""
+"""What a user holds of a run that labels images, and how one is saved."""
 
 from __future__ import annotations
 
@@ -11,23 +11,50 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_transformer.decoding.attention import Attention, Tokens, attention_of
-from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import ImageEmbedding, ImageLabelProbs
-from keras_transformer.decoding.options import require_whole
-from keras_transformer.decoding.pipeline import Pipeline
+from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.pipelines import Attention, Pipeline, Tokens, attention_of
+from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.errors import RequestError
-from keras_transformer.models.image_classifier import ImageClassifier
-from keras_transformer.run_folder import RunFolder, load_model, read_config
+from keras_transformer.models.classifiers import ImageClassifier
+from keras_transformer.run_folder import RunFolder, check_place, load_model, read_config, twin_of, write_run
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.classification.pipeline import Prediction
 from keras_transformer.tasks.images.batches import read
-from keras_transformer.tasks.images.reading import UnreadableImage
-from keras_transformer.tasks.images.saving import write_recognizer
+from keras_transformer.tasks.images.corpus import UnreadableImage
 from keras_transformer.text.lines import each_of, strings_of
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.imported import Imported
+    from keras_transformer.importing.weights import Imported
+    from keras_transformer.models.classifiers import ImageClassifier
+
+
+def write_recognizer(
+    folder: str | os.PathLike[str],
+    model: ImageClassifier,
+    labels: list[str],
+    images: np.ndarray | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes the run folder of a recognizer; see `Recognizer.save`.
+
+    Raises:
+        RequestError: see `Recognizer.save`.
+    """
+    path = Path(folder)
+    check_place(path, overwrite)
+    if images is not None and (images.dtype != np.uint8 or images.shape[1:] != model.image_shape or not len(images)):
+        raise RequestError(
+            f"expected images (N, {', '.join(map(str, model.image_shape))}) of uint8; received {images.dtype} "
+            f"{images.shape}"
+        )
+
+    def write_images(run: RunFolder) -> None:
+        if images is not None:
+            np.savez_compressed(run.valid_images, images=images)
+
+    write_run(path, "images", twin_of(model), {"labels": labels, "corpus": {}}, write_images)
+
 
 TASK = "images"
 Source = str | os.PathLike[str] | np.ndarray

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.training import settings as base
-from keras_transformer.training.settings import DATA, count, file, flag, task_settings
+from keras_transformer.training import common_settings as base
+from keras_transformer.training.common_settings import DATA, count, file, flag, task_settings
 
 
 @task_settings("images", "image-classifier", dataset="digits", label_smoothing=0.0, **family.VISION)

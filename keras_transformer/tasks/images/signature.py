@@ -10,12 +10,12 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Seen, ranking_of
-from keras_transformer.decoding.signature import TEXT, VECTOR, Output, Outputs, Signature, likeliest
-from keras_transformer.decoding.texts import QUICK_TEXTS, Texts
+from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
+from keras_transformer.decoding.signatures import TEXT, VECTOR, Output, Outputs, Signature, likeliest
 from keras_transformer.errors import RequestError
+from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
-from keras_transformer.tensor import Tensor
 
 MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
 

@@ -15,15 +15,14 @@ from keras_transformer.run_folder import write_config
 from keras_transformer.tasks.classification.training import metrics as metrics
 from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
-from keras_transformer.tasks.images.corpus import LabelledImage, images_from_folder, named_images
-from keras_transformer.tasks.images.reading import MODES
+from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
-from keras_transformer.training.settings import Settings
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
-    from keras_transformer.models.image_classifier import ImageClassifier
+    from keras_transformer.models.classifiers import ImageClassifier
 
 SCORE = "validation loss"
 UNIT = "images"

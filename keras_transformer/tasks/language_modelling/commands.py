@@ -15,7 +15,7 @@ from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.evaluate import add_pair_options, score_pairs
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.options import SearchOptions
+    from keras_transformer.decoding.search_options import SearchOptions
     from keras_transformer.tasks.language_modelling.pipeline import Generator
 
 
@@ -71,7 +71,7 @@ def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
     """
-    from keras_transformer.decoding.options import SearchOptions
+    from keras_transformer.decoding.search_options import SearchOptions
 
     drawing = {"temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": arguments.top_p,
                "seed": arguments.seed}  # fmt: skip

@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.attention import Attention, text_attention
-from keras_transformer.decoding.compiling import CompiledComputations
 from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
-from keras_transformer.decoding.options import GREEDY, SearchOptions, require_whole
-from keras_transformer.decoding.pipeline import Pipeline
-from keras_transformer.decoding.results import Score
+from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, text_attention
+from keras_transformer.decoding.search_options import GREEDY, SearchOptions, require_whole
 from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
-from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.models.stack_models import LanguageModel
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
-from keras_transformer.tasks.language_modelling.windows import WindowPlan
+from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.lines import is_blank, strings_of
 from keras_transformer.text.tokenizer import END, PAD, SEPARATOR, START, UNKNOWN, Tokenizer
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.imported import Imported
+    from keras_transformer.importing.weights import Imported
 
 TASK = "language-model"
 STREAMED_TOKENS = 32  # between two pieces of a stream

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.common_settings import DATA, flag, task_settings
 from keras_transformer.training.text_settings import OneLanguageSettings, PairSettings, TextSettings
 
 

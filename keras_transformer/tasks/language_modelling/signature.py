@@ -9,16 +9,27 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
-from keras_transformer.decoding.ids import known, longest_of, moved, permitted, with_end
-from keras_transformer.decoding.options import Decoding, SearchOptions
-from keras_transformer.decoding.prompts import Prompted, num_read
+from keras_transformer.decoding.loop import Prompted, num_read
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.signature import IDS, ONE_LINE, SCORE, TEXT, Searching, first_lines
-from keras_transformer.decoding.texts import valid
-from keras_transformer.models.language_model import LanguageModel
+from keras_transformer.decoding.search_options import Decoding, SearchOptions
+from keras_transformer.decoding.sentences import valid
+from keras_transformer.decoding.signatures import (
+    IDS,
+    ONE_LINE,
+    SCORE,
+    TEXT,
+    Searching,
+    first_lines,
+    known,
+    longest_of,
+    moved,
+    permitted,
+    with_end,
+)
+from keras_transformer.models.stack_models import LanguageModel
+from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.language_modelling.pipeline import Generator
-from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import PAD, SEPARATOR
 
 SEARCHED_AT_ONCE = 32

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.making import make_model
-from keras_transformer.tasks.language_modelling.corpus_of_pairs import Pairs, prepare_pairs
-from keras_transformer.tasks.language_modelling.prose import named_text, text_from_file
-from keras_transformer.tasks.language_modelling.windows import WindowPlan, tokenized_text
+from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
+from keras_transformer.tasks.language_modelling.corpus import Pairs, named_text, prepare_pairs, text_from_file
 
 # A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
@@ -22,14 +21,14 @@ from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
-from keras_transformer.training.settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.models.language_model import LanguageModel
+    from keras_transformer.models.stack_models import LanguageModel
     from keras_transformer.tasks.language_modelling.pipeline import Generator
     from keras_transformer.training.callbacks import Progress
 
@@ -50,7 +49,7 @@ class Prose:
 
     def sample(self, generator: Generator, seed: int) -> str:
         """A text that the model draws."""
-        from keras_transformer.decoding.options import SearchOptions
+        from keras_transformer.decoding.search_options import SearchOptions
 
         options = SearchOptions(sampling=True, seed=seed)
         ((drawn,),) = generator.generate([""], SAMPLE_TOKENS, options)
@@ -123,8 +122,8 @@ def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, f
 
 def mean_loss(model: Any, plan: Plan) -> float:
     """The mean cross entropy of a plan's first epoch by a model of tokens, in nats a label."""
-    from keras_transformer.decoding.compiling import CompiledComputations
     from keras_transformer.decoding.computations import TextLogProbs
+    from keras_transformer.decoding.keras_decoder import CompiledComputations
     from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS
 
     computations, log_prob, count = CompiledComputations(model), 0.0, 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.tasks.classification.batches import TextRows
-from keras_transformer.text.batches import RowPlan
+from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import MASK, PAD
 
 SHARE = 0.15  # of a text's pieces that are to be told; at least one

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from keras_transformer.commands import Command
-from keras_transformer.commands.lines import add_batch_size, standard_input
+from keras_transformer.commands.streams import add_batch_size, standard_input
 from keras_transformer.errors import load_tensorflow
 from keras_transformer.tasks.classification.commands import EMBED
 

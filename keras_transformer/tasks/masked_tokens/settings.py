@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_transformer.training.settings import DATA, flag, task_settings
+from keras_transformer.training.common_settings import DATA, flag, task_settings
 from keras_transformer.training.text_settings import OneLanguageSettings
 
 

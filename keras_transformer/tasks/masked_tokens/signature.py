@@ -8,12 +8,11 @@ from typing import Any
 
 from keras_transformer.decoding.answers import Ranking, Seen
 from keras_transformer.decoding.computations import likeliest_pieces
-from keras_transformer.decoding.ids import between_ends
-from keras_transformer.decoding.signature import NUM_FILLS, VECTOR, Detokenize, Output, Outputs
-from keras_transformer.decoding.texts import valid
-from keras_transformer.models.encoder import mean_state
+from keras_transformer.decoding.sentences import valid
+from keras_transformer.decoding.signatures import NUM_FILLS, VECTOR, Detokenize, Output, Outputs, between_ends
+from keras_transformer.models.classifiers import mean_state
+from keras_transformer.ops import Tensor
 from keras_transformer.tasks.classification.signature import Reading, encoded
-from keras_transformer.tensor import Tensor
 
 NUM_KNOWN = 4 * NUM_FILLS  # pieces of each place whose probabilities are kept
 

@@ -21,7 +21,7 @@ from keras_transformer.training.preparation import Tokenizers, one_tokenizer, re
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
-    from keras_transformer.models.encoder import Encoder
+    from keras_transformer.models.classifiers import Encoder
 
 SCORE = "validation loss"
 UNIT = "masked tokens"

@@ -8,14 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command
-from keras_transformer.commands.lines import add_batch_size, standard_input
-from keras_transformer.commands.vectors import add_vector_options, write_vectors
+from keras_transformer.commands.streams import add_batch_size, add_vector_options, standard_input, write_vectors
 from keras_transformer.errors import RequestError, load_tensorflow
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_transformer.tasks.next_item.logs import Log
+    from keras_transformer.tasks.next_item.corpus import Log
     from keras_transformer.tasks.next_item.pipeline import Recommendation
 
 EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
@@ -40,7 +39,7 @@ def recommend(arguments: argparse.Namespace) -> None:
 
 def log_in(path: str) -> Log:
     """The log in a file; `--help` does not wait for what reads it."""
-    from keras_transformer.tasks.next_item.logs import read_log
+    from keras_transformer.tasks.next_item.corpus import read_log
 
     return read_log(path)
 
@@ -77,7 +76,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if not histories:
         raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
     load_tensorflow()
-    from keras_transformer.ranking import mean_figures
+    from keras_transformer.scores import mean_figures
     from keras_transformer.tasks.next_item.pipeline import load_recommender
 
     ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_transformer.training import settings as base
-from keras_transformer.training.settings import DATA, count, file, flag, task_settings
+from keras_transformer.training import common_settings as base
+from keras_transformer.training.common_settings import DATA, count, file, flag, task_settings
 
 
 @task_settings("next-item", "sequence-encoder", dataset="series", label_smoothing=0.0, vocabulary_size=4_000_000)

@@ -10,14 +10,13 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Ranking, Seen
-from keras_transformer.decoding.ids import known, moved
-from keras_transformer.decoding.signature import NUM_ITEMS, VECTOR, Output, Outputs, Signature
-from keras_transformer.decoding.texts import QUICK_TEXTS, Texts
+from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
+from keras_transformer.decoding.signatures import NUM_ITEMS, VECTOR, Output, Outputs, Signature, known, moved
 from keras_transformer.layers.attention import HIDDEN
+from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
-from keras_transformer.tasks.next_item.items import Items
+from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
-from keras_transformer.tensor import Tensor
 from keras_transformer.text.tokenizer import PAD, START
 
 SEED = 1  # of made histories

@@ -1,30 +1,100 @@
-"""The task of telling what comes next in users' histories: a log, its last events held out, recall and NDCG."""
+"""Training of next items: the data, the loss, what is measured, and simple recommenders to compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from keras_transformer.errors import say, warn
 from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, write_config
-from keras_transformer.tasks.next_item.baselines import Baseline, ItemToItem, Popularity, ranks
 from keras_transformer.tasks.next_item.batches import HistoryPlan
-from keras_transformer.tasks.next_item.items import FIRST_ITEM, Items
-from keras_transformer.tasks.next_item.logs import History, log_from_file, named_log
+from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import UNKNOWN
-from keras_transformer.training.settings import Settings
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:
     import keras
 
-    from keras_transformer.models.sequence_encoder import SequenceEncoder
+    from keras_transformer.models.stack_models import SequenceEncoder
     from keras_transformer.training.callbacks import Progress
+
+
+class Baseline(Protocol):
+    """Scores items after a history."""
+
+    def scores(self, history: Sequence[int]) -> np.ndarray:
+        """(V,) float64, more is better, for the ids of a history."""
+
+
+class Popularity:
+    """Scores an item by its share of the events.
+
+    Args:
+        histories: to count in, as ids.
+        vocabulary_size: V.
+    """
+
+    def __init__(self, histories: Sequence[Sequence[int]], vocabulary_size: int):
+        counts = np.zeros(vocabulary_size)
+        for history in histories:
+            np.add.at(counts, np.array(history, "int64"), 1)
+        self.shares = counts / max(counts.sum(), 1)
+
+    def scores(self, history: Sequence[int]) -> np.ndarray:
+        """The same for each history."""
+        return self.shares
+
+
+class ItemToItem:
+    """A Markov chain: scores an item by how often it came right after the last item of the history.
+
+    What never came after it is ranked by popularity, as is everything after an empty history.
+
+    Args:
+        histories, vocabulary_size: see `Popularity`.
+        popular: the share of popularity in the score; the rest is the share among the followers.
+    """
+
+    def __init__(self, histories: Sequence[Sequence[int]], vocabulary_size: int, popular: float = 0.2):
+        self.popular = popular
+        self.popularity = Popularity(histories, vocabulary_size)
+        pairs = np.array([pair for history in histories for pair in pairwise(history)], "int64").reshape(-1, 2)
+        self._pairs, self._counts = np.unique(pairs, axis=0, return_counts=True)
+
+    def scores(self, history: Sequence[int]) -> np.ndarray:
+        """(V,) for the last item of the history."""
+        scores = self.popular * self.popularity.shares
+        if len(history):
+            first, stop = np.searchsorted(self._pairs[:, 0], [history[-1], history[-1] + 1])
+            counts = self._counts[first:stop]
+            scores[self._pairs[first:stop, 1]] += (1 - self.popular) * counts / max(counts.sum(), 1)
+        return scores
+
+
+def ranks(baseline: Baseline, histories: Sequence[Sequence[int]], targets: Sequence[int], first: int) -> np.ndarray:
+    """The rank (N,) of each target after its history among the ids from `first` on, as in `ranking.ranks_of`.
+
+    Args:
+        baseline: what scores.
+        histories: as ids.
+        targets: ids; one below `first` comes after all others.
+        first: the first id of an item.
+    """
+    found = np.zeros(len(targets), "int32")
+    for row, (history, target) in enumerate(zip(histories, targets, strict=True)):
+        scores = baseline.scores(history)
+        found[row] = len(scores) if target < first else (scores[first:] >= scores[target]).sum()
+    return found
+
 
 SCORE = "NDCG@10"
 UNIT = "events"
@@ -107,7 +177,7 @@ def _tell_baselines(
     items: Items, train: Sequence[Sequence[int]], before: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> None:
     """Says how well popularity and the last item alone tell the held-out items: what a model has to beat."""
-    from keras_transformer.ranking import mean_figures
+    from keras_transformer.scores import mean_figures
 
     baselines: dict[str, Baseline] = {
         "popularity": Popularity(train, items.vocabulary_size),
@@ -136,7 +206,7 @@ def validation(
 
 def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
     """Recall and NDCG of the model that the run ends with."""
-    from keras_transformer.ranking import mean_figures
+    from keras_transformer.scores import mean_figures
     from keras_transformer.tasks.next_item.pipeline import Recommender
 
     found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)

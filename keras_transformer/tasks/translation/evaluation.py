@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.bleu import bleu_metric, quality, tokenizer_for
 from keras_transformer.errors import RequestError
+from keras_transformer.scores import bleu_metric, quality, tokenizer_for
 from keras_transformer.text.lines import strings_of
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.options import SearchOptions
-    from keras_transformer.decoding.results import Hypothesis
+    from keras_transformer.decoding.pipelines import Hypothesis
+    from keras_transformer.decoding.search_options import SearchOptions
 
     Stream = Callable[[list[str], SearchOptions], Iterable[list[Hypothesis]]]
 

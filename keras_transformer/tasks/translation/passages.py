@@ -8,15 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from keras_transformer.decoding.decoder import Decoder, Emitted
-from keras_transformer.decoding.options import SearchOptions
-from keras_transformer.decoding.results import Hypothesis
+from keras_transformer.decoding.pipelines import Hypothesis
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length
 from keras_transformer.errors import warn
 from keras_transformer.lengths import penalty
-from keras_transformer.text.boundaries import sentences_in
+from keras_transformer.text.corpora import into, untagged
 from keras_transformer.text.lines import is_blank
-from keras_transformer.text.mixing import into, untagged
-from keras_transformer.text.splitting import LearnedText, divided, joined
+from keras_transformer.text.splitting import LearnedText, divided, joined, sentences_in
 from keras_transformer.text.tokenizer import END, PAD, UNKNOWN, Tokenizer, plain
 
 # Indentation, and the mark of a list's item.

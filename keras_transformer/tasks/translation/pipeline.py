@@ -8,16 +8,14 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from keras_transformer.decoding.attention import Attention, translation_attention
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.options import SearchOptions as SearchOptions
-from keras_transformer.decoding.options import own_search, require_whole
-from keras_transformer.decoding.pipeline import Pipeline
-from keras_transformer.decoding.results import Hypothesis as Hypothesis
-from keras_transformer.decoding.results import Score as Score
-from keras_transformer.decoding.sentences import Ids, Sentence, batches_by_length, with_prefixes
-from keras_transformer.decoding.unread import UnreadCharacters
+from keras_transformer.decoding.pipelines import Attention, Pipeline, translation_attention
+from keras_transformer.decoding.pipelines import Hypothesis as Hypothesis
+from keras_transformer.decoding.pipelines import Score as Score
+from keras_transformer.decoding.search_options import SearchOptions as SearchOptions
+from keras_transformer.decoding.search_options import own_search, require_whole
+from keras_transformer.decoding.sentences import Ids, Sentence, UnreadCharacters, batches_by_length, with_prefixes
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
@@ -29,7 +27,7 @@ from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 if TYPE_CHECKING:
-    from keras_transformer.importing.imported import Imported
+    from keras_transformer.importing.weights import Imported
     from keras_transformer.models.transformer import Transformer
 
 # This many batches of lines are read ahead and sorted by length; with a batch size of 1 no line is read ahead.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
 from keras_transformer.making import model_config
-from keras_transformer.run_folder import RunFolder
+from keras_transformer.run_folder import RunFolder, check_place, twin_of, write_run
 from keras_transformer.text.lines import each_of, strings_of
-from keras_transformer.written_runs import check_place, twin_of, write_run
 
 if TYPE_CHECKING:
     from keras_transformer.models.transformer import Transformer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from keras_transformer.errors import RequestError
-from keras_transformer.presets import AUTO, PRESETS
-from keras_transformer.training.settings import (
+from keras_transformer.making import AUTO, PRESETS
+from keras_transformer.training.common_settings import (
     DATA,
     MODEL,
     RUN,

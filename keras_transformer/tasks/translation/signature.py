@@ -8,16 +8,26 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.decoding.answers import Begun, Ids, Known, Searched, Vocabularies
-from keras_transformer.decoding.ids import limits_of, longest_of, permitted, with_end
-from keras_transformer.decoding.options import Decoding, SearchOptions
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.signature import BLANK, IDS, ONE_LINE, SCORE, TEXT, Searching
-from keras_transformer.decoding.texts import valid
+from keras_transformer.decoding.search_options import Decoding, SearchOptions
+from keras_transformer.decoding.sentences import valid
+from keras_transformer.decoding.signatures import (
+    BLANK,
+    IDS,
+    ONE_LINE,
+    SCORE,
+    TEXT,
+    Searching,
+    limits_of,
+    longest_of,
+    permitted,
+    with_end,
+)
 from keras_transformer.errors import RequestError
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.translation.pipeline import Translator
-from keras_transformer.tensor import Tensor
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.tokenizer import END
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from keras_transformer.bleu import bleu
 from keras_transformer.making import make_model
+from keras_transformer.scores import bleu
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
+from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Text, prepare_text
-from keras_transformer.training.settings import Settings
 from keras_transformer.training.task import Run
 
 if TYPE_CHECKING:

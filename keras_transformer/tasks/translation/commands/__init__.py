@@ -1,7 +1,7 @@
 """The commands of a translator."""
 
 from keras_transformer.commands import Command
-from keras_transformer.tasks.translation.commands import compare, distill, evaluate, importing, translate
+from keras_transformer.tasks.translation.commands import distill, evaluate, translate
 
 RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
 COMMANDS = {
@@ -14,7 +14,7 @@ COMMANDS = {
         takes=RUN_OR_EXPORT,
     ),
     "compare": Command(
-        compare.compare, "compare runs with the first on the same text: a JSON object for each", compare.add_options,
+        evaluate.compare, "compare runs with the first on the same text: a JSON object for each", evaluate.add_options,
         takes="",
     ),
     "distill": Command(
@@ -25,4 +25,4 @@ COMMANDS = {
         evaluate.score, "log P and perplexity of given translations", evaluate.add_score_options, takes=RUN_OR_EXPORT
     ),
 }  # fmt: skip
-IMPORTING = importing.IMPORTING
+IMPORTING = translate.IMPORTING

@@ -12,19 +12,19 @@ import io
 import json
 from typing import Any
 
-from keras_transformer.commands.lines import read_both
+from keras_transformer.commands.streams import read_both
 from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tasks.translation.commands.compare import compared
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
 from keras_transformer.tasks.translation.commands.engines import (
     add_engine_options,
     add_ensemble_option,
     open_translator,
 )
-from keras_transformer.tasks.translation.commands.search import add_search_options, own_search_of, search_options
+from keras_transformer.tasks.translation.commands.evaluate import compared
+from keras_transformer.tasks.translation.commands.translate import add_search_options, own_search_of, search_options
 from keras_transformer.training import flags
-from keras_transformer.training.settings import flag_of
+from keras_transformer.training.common_settings import flag_of
 
 # What `distill` says itself, so that `--train` must not.
 OWN_FLAGS = ("source", "target", "dataset", "data_dir", "out", "resume", "overwrite", "task")
@@ -128,7 +128,7 @@ def tell(arguments: argparse.Namespace) -> None:
     the teachers' language chooses BLEU's tokenizer.
     """
     from keras_transformer.tasks.translation.evaluation import checked_tokenizer
-    from keras_transformer.text.mixing import untagged
+    from keras_transformer.text.corpora import untagged
 
     student = RunFolder(arguments.out)
     lines = read_both(str(student.valid_source), str(student.valid_target))

@@ -1,0 +1,252 @@
+"""What a user holds of a run: the base of translators, generators, classifiers and their like; what they return, and
+where the tokens of a text look.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.errors import RequestError
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.text.tokenizer import Tokenizer
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text.
+
+    Args:
+        labels: what each token is called.
+        words: for each token the number of its word, from 0. Tokens of a word stand side by side.
+    """
+
+    labels: tuple[str, ...]
+    words: tuple[int, ...]
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[str]) -> Tokens:
+        """Pieces of a vocabulary. A word begins with a space, so a script without spaces has words of many pieces."""
+        labels = tuple(pieces)
+        alone = {CONTROL_PIECES[START], CONTROL_PIECES[END], LINE_BREAK}
+        begins = [
+            place == 0 or piece.startswith(SPACE) or not alone.isdisjoint((piece, labels[place - 1]))
+            for place, piece in enumerate(labels)
+        ]
+        return cls(labels, tuple((np.cumsum(begins, dtype=int) - 1).tolist()))
+
+    @classmethod
+    def of_whole(cls, labels: Iterable[str]) -> Tokens:
+        """Tokens that are words by themselves, such as the items of a history."""
+        labels = tuple(labels)
+        return cls(labels, tuple(range(len(labels))))
+
+    def joined(self) -> Tokens:
+        """The words."""
+        words = [""] * (self.words[-1] + 1 if self.words else 0)
+        for label, word in zip(self.labels, self.words, strict=True):
+            words[word] += label
+        return Tokens.of_whole(word.removeprefix(SPACE) or word for word in words)
+
+    def place_of(self, word: str) -> int:
+        """The place, from 0, of the first token that is a word: as it stands, or between signs, as in `tired.`.
+
+        Raises:
+            RequestError: no token is this word.
+        """
+        plain = [label.removeprefix(SPACE) for label in self.labels]
+        bare = [re.sub(r"^\W+|\W+$", "", label) for label in plain]
+        parts = [word if word in re.split(r"\W+", label) else "" for label in plain]
+        for names in (plain, bare, parts):
+            if word in names:
+                return names.index(word)
+        raise RequestError(f"expected one of the words {' '.join(plain)}; received: {word}")
+
+
+class Attention(NamedTuple):
+    """One of a model's attentions: how much each query looks at each key.
+
+    Args:
+        queries: T tokens, those that look.
+        keys: S tokens, those that are looked at.
+        scores: (layers, heads, T, S) float32. A row sums to 1, or to 0 where a query sees no key.
+    """
+
+    queries: Tokens
+    keys: Tokens
+    scores: np.ndarray
+
+    def joined(self) -> Attention:
+        """The attention between words: a word's keys are added up, its queries are averaged.
+
+        Reference: Clark et al. 2019, "What Does BERT Look At?" (arXiv 1906.04341), section 4.1.
+        """
+        by_key = np.add.reduceat(self.scores, _starts(self.keys), axis=3)
+        by_word = np.add.reduceat(by_key, _starts(self.queries), axis=2)
+        by_word /= np.bincount(self.queries.words)[:, None]
+        return Attention(self.queries.joined(), self.keys.joined(), by_word.astype("float32"))
+
+    def mean_distances(self) -> np.ndarray:
+        """How far each head looks, (layers, heads), in tokens: near-sighted heads have small numbers.
+
+        It has a meaning only in self-attention, where queries and keys are places of the same text.
+        """
+        distances = np.abs(np.arange(len(self.queries.labels))[:, None] - np.arange(len(self.keys.labels)))
+        return (self.scores * distances).sum((2, 3)) / np.maximum(self.scores.sum((2, 3)), 1e-9)
+
+
+def translation_attention(
+    model: Any, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
+) -> dict[str, Attention]:
+    """The attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
+    encoded, read, written = [*source, END], [START, *target], [*target, END]
+    sources, reads, writes = (
+        Tokens.of_pieces(tokenizer.pieces(ids))
+        for tokenizer, ids in zip((tokenizers[0], tokenizers[1], tokenizers[1]), (encoded, read, written), strict=True)
+    )
+    inputs = {"source_ids": padded([encoded]), "target_ids": padded([read])}
+    return attention_of(
+        model, inputs, {"encoder": (sources, sources), "decoder": (reads, reads), "cross": (writes, sources)}
+    )
+
+
+def text_attention(model: Any, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
+    """The attention of a model of one stack for a text in pieces."""
+    tokens = Tokens.of_pieces(tokenizer.pieces(ids))
+    return attention_of(model, {"ids": padded([ids])}, {"self": (tokens, tokens)})
+
+
+def attention_of(
+    model: Any, inputs: Mapping[str, np.ndarray], tokens: Mapping[str, tuple[Tokens, Tokens]]
+) -> dict[str, Attention]:
+    """The attentions of a model for one text.
+
+    Args:
+        model: a model of the family.
+        inputs: as its `call` takes them, a batch of one.
+        tokens: for each of its attentions the queries and the keys; for the only one of a stack under "self".
+    """
+    from keras import ops
+
+    scores = model.attention_scores({name: ops.convert_to_tensor(array) for name, array in inputs.items()})
+    by_name = scores if isinstance(scores, dict) else {"self": scores}
+    arrays = {name: ops.convert_to_numpy(ops.cast(one, "float32"))[:, 0] for name, one in by_name.items()}
+    return {name: Attention(*named, arrays[name]) for name, named in tokens.items()}
+
+
+def _starts(tokens: Tokens) -> np.ndarray:
+    """The place of the first token of each word."""
+    return np.unique(tokens.words, return_index=True)[1]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation.
+
+    Args:
+        text: the translation, always one line.
+        score: log P(y) / ((5 + |y|) / 6)^α, by which a search ranks its hypotheses.
+        log_prob: log P(y), the natural logarithm of the model's probability.
+        ids: the pieces that were emitted. The last is the end id, unless the translation was cut at its limit.
+        alignment: empty unless `SearchOptions.alignments` is set. Otherwise one pair (source piece, target piece) for
+            each target piece but the end, both counted from 0. The source piece is the one to which the model
+            attends most when it predicts the target piece: in the encoder-decoder attention of the last decoder
+            block but one, averaged over its heads (Garg et al. 2019, arXiv 1909.02074). The end of the source
+            is never chosen.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    ids: tuple[int, ...] = (END,)
+    alignment: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """The model's probability of a given translation.
+
+    Args:
+        log_prob: log P(y), the natural logarithm.
+        num_tokens: |y| in pieces, the end included.
+    """
+
+    log_prob: float
+    num_tokens: int
+
+    def __repr__(self) -> str:
+        return f"Score(log_prob={self.log_prob:.4f}, num_tokens={self.num_tokens}, perplexity={self.perplexity:.4g})"
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-log P(y) / |y|)."""
+        return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
+
+
+class Pipeline:
+    """A model with what stands between it and the world. The house asks of it what is here; the rest is its task's."""
+
+    model: Any
+    attention: Any  # the method that tells where the model looks: its first argument is what the model takes
+    takes_target = False  # whether `attention` takes a second one, what the model is to write
+
+    @property
+    def task(self) -> str:
+        """Its task, a key of `tasks.TASKS`."""
+        raise NotImplementedError
+
+    @property
+    def exported_model(self) -> Any:
+        """The model that artefacts are made of."""
+        return self.model
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The vocabularies of what is read and of what is written; none without text."""
+        return ()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the model chooses among, such as labels, in the order of its probabilities; none if among pieces."""
+        return ()
+
+    @property
+    def own_search(self) -> Mapping[str, Any] | None:
+        """The options of the search that the model brings; None if it does not search."""
+        return None
+
+    @property
+    def longest_answer(self) -> int | None:
+        """The most tokens that it ever adds; None if its context, or the source, sets the bound."""
+        return None
+
+    def about(self) -> dict[str, str]:
+        """What an artefact says of it, beside what all artefacts say."""
+        return {}
+
+    def save_vocabularies(self, folder: Path) -> None:
+        """Writes its vocabularies into a folder, under the file names of a run folder."""
+        paths = RunFolder(folder).tokenizers(separate=len({*self.tokenizers}) > 1)
+        for path, tokenizer in zip(paths, self.tokenizers, strict=False):
+            tokenizer.save(path)
+
+    def attention_of_line(self, line: str, target: str | None = None) -> dict[str, Attention]:
+        """The attentions of what a command line gives.
+
+        Raises:
+            RequestError: the model takes no target.
+        """
+        if self.takes_target:
+            return self.attention(line, target)
+        if target is not None:
+            raise RequestError(f"--target is for models that write texts; a model of --task {self.task} writes none")
+        return self.attention(line)

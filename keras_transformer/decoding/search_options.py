@@ -1,0 +1,164 @@
+"""How to translate: the options of a search, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from keras_transformer.errors import RequestError
+
+# The options that a model may bring, in place of the defaults.
+OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
+MAX_OWN_BEAMS = 1_000
+WAYS_TO_SPLIT = ("sentences", "lines", "off")
+OTHER_SPELLINGS = {"split": "lines", "cut": "off"}  # those of `--long`
+
+
+GREEDY = {"num_beams": 1, "length_penalty": 0.0}  # what the best text of a language model is, unless one asks for beams
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to translate: by beam search, or by drawing translations at random.
+
+    Args:
+        num_beams: how many hypotheses the search follows at once; 1 is greedy search.
+        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α. Larger values favour longer translations.
+        max_length: the most pieces to emit, the end included. The limit is never more than the length of the source
+            (or of the prefix, if it is longer) + 50, which is also the default.
+        n_best: how many translations to return for each line; a search returns at most `num_beams`.
+        sampling: draw `n_best` translations at random instead of searching.
+        temperature, top_k, top_p: for sampling, see `keras_transformer.decoding.loop.sample`.
+        seed: for sampling. The same seed gives the same line in the same place the same translations, whatever the
+            batch size.
+        alignments: also align each translation with its source.
+        batch_size: how many sentences to translate at once.
+        split: "sentences": the sentences of a line are translated apart, as many together as the lines hold that the
+            model learned from, and joined by the white space between them; indentation and the mark of a list's item
+            stay. "lines": only a line that is too long for the model is split. "off": such a line is cut. Of a line
+            that is split, the score is the sum of its parts' scores, and so is log P. Lines with a prefix, and all
+            lines with n-best lists or alignments, are translated as they are. "split" and "cut" are other spellings
+            of "lines" and "off".
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_length: int | None = None
+    n_best: int = 1
+    sampling: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    alignments: bool = False
+    batch_size: int = 64
+    split: str = "sentences"
+
+    def __post_init__(self) -> None:
+        known = [*WAYS_TO_SPLIT, *OTHER_SPELLINGS]
+        require("split", self.split, self.split in known, " or ".join(map(repr, WAYS_TO_SPLIT)))
+        object.__setattr__(self, "split", OTHER_SPELLINGS.get(self.split, self.split))
+        for name in ("num_beams", "n_best", "batch_size"):
+            require_whole(name, getattr(self, name), 1)
+        for name in ("top_k", "seed"):
+            require_whole(name, getattr(self, name), 0)
+        if self.max_length is not None:
+            require_whole("max_length", self.max_length, 1)
+        require_number("length_penalty", self.length_penalty, lambda x: abs(x) <= 100, "from -100 to 100")
+        require_number("temperature", self.temperature, lambda x: 1e-6 <= x <= 1e6, "from 1e-6 to 1e6")
+        require_number("top_p", self.top_p, lambda x: 0 < x <= 1, "over 0 and at most 1")
+        if not self.sampling and self.n_best > self.num_beams:
+            raise RequestError(
+                f"n_best must be at most the number of beams, {self.num_beams}; received: {self.n_best}; "
+                "ask for fewer or search with more beams"
+            )
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How an artefact searches. The options are baked into the artefact and recorded in it.
+
+    Args:
+        num_beams: K; 1 is greedy search.
+        length_penalty: α of the score log P(y) / ((5 + |y|) / 6)^α.
+        max_length: the most pieces to emit, with the end; at most, and by default, the source's length + 50, what the
+            context of a language model holds, or its longest answer.
+        n_best: how many hypotheses of each sentence a list holds; all K by default.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_length: int | None = None
+    n_best: int | None = None
+
+    def __post_init__(self) -> None:
+        SearchOptions(self.num_beams, self.length_penalty, self.max_length, self.num_listed)  # raises RequestError
+        object.__setattr__(self, "n_best", self.num_listed)
+
+    @property
+    def num_listed(self) -> int:
+        """How many hypotheses of each sentence a list holds."""
+        return self.num_beams if self.n_best is None else self.n_best
+
+    @classmethod
+    def of(cls, pipeline: Any, n_best: int | None = None, **given: Any) -> Decoding:
+        """The options of a pipeline's search, its own where none are given, or None is.
+
+        Raises:
+            RequestError: a value is out of its range, or the model does not search.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        own, longest = pipeline.own_search, pipeline.longest_answer
+        if own is None and (given or n_best is not None):
+            raise RequestError(
+                f"this model does not search; received {', '.join([*given, *['n_best'] * bool(n_best)])}"
+            )
+        decoding = cls(**{**(GREEDY if own is None else own), **given}, n_best=n_best)
+        return (
+            decoding if longest is None else replace(decoding, max_length=min(decoding.max_length or longest, longest))
+        )
+
+    def one_best(self) -> Decoding:
+        """The same search for the best hypothesis alone, which can stop earlier."""
+        return replace(self, n_best=1)
+
+
+def own_search(options: Any) -> dict[str, Any]:
+    """The options of the search that a model brings, checked.
+
+    Raises:
+        RequestError: an option is unknown or out of its range.
+    """
+    if not isinstance(options, dict) or (unknown := sorted(map(str, options.keys() - {*OF_A_MODEL}))):
+        received = options if not isinstance(options, dict) else unknown[0]
+        raise RequestError(f"expected a search with {', '.join(OF_A_MODEL)}; received {received!r:.60}")
+    own = {name: options[name] for name in OF_A_MODEL if options.get(name) is not None}
+    checked = SearchOptions(**own)
+    require("num_beams", checked.num_beams, checked.num_beams <= MAX_OWN_BEAMS, f"at most {MAX_OWN_BEAMS:,}")
+    return own
+
+
+def require(name: str, value: Any, holds: bool, expected: str) -> None:
+    """Raises RequestError unless the condition holds."""
+    if not holds:
+        raise RequestError(f"{name} must be {expected}; received: {value!r:.60}")
+
+
+def require_number(name: str, value: Any, holds: Callable[[Any], bool], expected: str) -> None:
+    """Raises RequestError unless the value is a number for which the condition holds."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    require(name, value, is_number and holds(value), f"a number {expected}")
+
+
+def require_whole(name: str, value: Any, least: int) -> None:
+    """Raises RequestError unless the value is a whole number and at least `least`."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    require(name, value, is_whole and value >= least, f"a whole number from {least}")

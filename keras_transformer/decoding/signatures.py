@@ -1,0 +1,302 @@
+"""What artefacts take and give, and the functions that are traced and recorded: the base of all tasks.
+
+Letters in shapes: B texts, S ids of a text, L of what is emitted, n hypotheses, C labels, I items and F pieces that are
+listed, D width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from keras_transformer import ops
+from keras_transformer.decoding.answers import Searched, Seen
+from keras_transformer.decoding.search_options import Decoding
+from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
+from keras_transformer.errors import RequestError, say
+from keras_transformer.lengths import longest
+from keras_transformer.ops import Tensor
+from keras_transformer.run_folder import RunFolder
+from keras_transformer.text.lines import read_lines
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+
+
+def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
+    """Replaces ids that the vocabulary lacks by unknown; cuts rows of more than `max_length` pieces, and ends them."""
+    ids = known(ids, vocabulary_size)[:, : max_length + 1]
+    last = ops.arange(ops.shape(ids)[1]) == max_length
+    return ops.where(last & (ids != PAD), END, ids)
+
+
+def known(ids: Tensor, vocabulary_size: int) -> Tensor:
+    """Ids, those that the vocabulary lacks replaced by unknown."""
+    return ops.where((ids >= 0) & (ids < vocabulary_size), ids, UNKNOWN)
+
+
+def moved(ids: Tensor, starts: Tensor) -> Tensor:
+    """Rows (B, S) from their starts (B,) on, then pad."""
+    width = ops.shape(ids)[1]
+    places = ops.arange(width, dtype="int32") + starts[:, None]
+    rows = ops.take_along_axis(ids, ops.minimum(places, width - 1), axis=1)
+    return ops.where(places < width, rows, PAD)
+
+
+def limits_of(source_ids: Tensor, max_length: int | None) -> Tensor:
+    """(B,) The most ids to emit: the source's length without pad and end, + 50; 0 for a blank source."""
+    lengths = ops.sum(ops.cast((source_ids != PAD) & (source_ids != END), "int32"), axis=-1)
+    limits = ops.where(lengths > 0, longest(lengths), 0)
+    return limits if max_length is None else ops.minimum(limits, max_length)
+
+
+def longest_of(lengths: Tensor) -> Tensor:
+    """The largest of lengths (B,) int32, at least 1; also of none."""
+    return ops.max(ops.concatenate([lengths, ops.ones((1,), "int32")], axis=0))
+
+
+def with_end(pieces: Any) -> Tensor:
+    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the end id, padded."""
+    import tensorflow as tf
+
+    ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
+    end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
+    return tf.where(end, END, ids)
+
+
+def between_ends(pieces: Any) -> Tensor:
+    """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the start id and the end id, padded."""
+    import tensorflow as tf
+
+    return tf.pad(with_end(pieces), [[0, 0], [1, 0]], constant_values=START)
+
+
+def pieces_of(ids: Tensor) -> Any:
+    """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
+    import tensorflow as tf
+
+    is_piece = (ids != PAD) & (ids != START) & (ids != END)
+    lengths = tf.reduce_sum(
+        tf.cast(is_piece, tf.int32), axis=1
+    )  # LiteRT reads 64-bit integers as 32-bit ones, without an error
+    # `tf.ragged.boolean_mask` does the same, with an operator that LiteRT lacks.
+    return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, is_piece), lengths, validate=False)
+
+
+# The text that SavedModel and ONNX clean, as regular expressions (RE2). LiteRT has no operator for them.
+LINE_BREAKS = r"[\x00\n\r]"
+BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
+ONE_LINE = (LINE_BREAKS, " ")
+
+NUM_FILLS = 5  # pieces of a place that are listed
+NUM_ITEMS = 20  # that are listed
+
+Outputs = dict[str, Tensor]
+Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
+
+
+class Output(NamedTuple):
+    """What an artefact gives for each text."""
+
+    type: str  # "int32", "float32" or "text"
+    axes: str = ""  # behind the batch, a letter each; see this module
+
+
+IDS, TEXT, SCORE, VECTOR = Output("int32", "L"), Output("text"), Output("float32"), Output("float32", "D")
+
+
+class Signature:
+    """What an artefact takes and gives, and what its model answers: the base of the signatures of the tasks.
+
+    Args:
+        pipeline: what is exported.
+        model: its model, perhaps in another precision.
+        decoding: the options of the search, for models that search.
+        index_dtype: as for `beam_search`.
+    """
+
+    mark: ClassVar[str | None] = None  # a key that the configuration of such a run has, where a task has several
+    ids_stem: ClassVar[str]  # of the file that takes ids
+    text_stem: ClassVar[str]  # of the file that takes text
+    takes = "source_ids"  # the name of its input
+    input_type = "int32"
+    cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # of text: what is replaced, and by what
+    empties_blank = False  # whether a text of white space alone counts as empty
+    has_start = False  # whether the start id stands before the pieces of a text that it takes
+    closing = END  # the id behind them
+    is_one_line = True  # whether texts that it gives are of one line
+    halves: ClassVar[tuple[str, ...]] = ()  # the ONNX graphs for callers with a loop of their own
+    noun = "answers"  # what it gives, in certificates
+    has_references = False  # whether references tell how good its texts are
+    ids_outputs: ClassVar[dict[str, Output]]  # what the file that takes ids gives
+    text_outputs: ClassVar[dict[str, Output]]
+
+    def __init__(self, pipeline: Any, model: Any, decoding: Decoding | None = None, index_dtype: str | None = None):
+        self.pipeline = pipeline
+        self.model = model
+        self.decoding = decoding or Decoding.of(pipeline)
+        self.index_dtype = index_dtype
+
+    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
+        """The functions of a SavedModel, by the names of its signatures; each is as `of_pieces`."""
+        return {"serving_default": self.of_pieces}
+
+    @classmethod
+    def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
+        """What a signature gives; one without a name is the only one of its file."""
+        return cls.text_outputs if takes_text else cls.ids_outputs
+
+    @property
+    def max_pieces(self) -> int:
+        """The most pieces of a text that an artefact reads; it cuts the others."""
+        return self.most_read(self.model)
+
+    def item_shape(self) -> tuple[int, ...] | None:
+        """The shape of one input behind the batch; None for rows of ids, of any length."""
+        return None
+
+    def spec(self) -> Any:
+        """What the file that takes ids takes, for TensorFlow."""
+        import tensorflow as tf
+
+        return tf.TensorSpec([None, *(self.item_shape() or [None])], self.input_type, name=self.takes)
+
+    def padded(self, ids: Tensor) -> Tensor:
+        """Ids (B, S) → (B, S + 1), with pad behind them."""
+        return ops.pad(ids, [[0, 0], [0, 1]])
+
+    def of_ids(self, ids: Tensor) -> Outputs:
+        """What the file that takes ids gives for ids (B, S), padded with 0."""
+        raise NotImplementedError
+
+    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+        """What the file that takes text gives for the ragged ids (B, pieces) of a tokenizer."""
+        raise NotImplementedError
+
+    def named(self, ids: Tensor) -> Outputs:
+        """What the SavedModel of a model without text gives: `of_ids`, and the names of labels or items."""
+        raise NotImplementedError
+
+    @classmethod
+    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+        """What the artefacts of a run are certified on, and references; the first lines of its text.
+
+        Raises:
+            RequestError: the run has none.
+        """
+        return first_lines(folder.valid_text), None
+
+    @classmethod
+    def texts(cls, pipeline: Any, given: Sequence[Any]) -> Texts:
+        """The texts to certify on: the probes that every run of the task gets, and those that are given.
+
+        A text that a runtime's SentencePiece may read in other pieces is left out, unless it has a reference. A message
+        counts the texts that are left out.
+        """
+        tokenizer = pipeline.tokenizers[0]
+        kept = [text for text in given if cls.has_references or not tokenizer.is_ambiguous(text)] or list(given)
+        if num_left := len(given) - len(kept):
+            say(f"{num_left} text(s) can be read in other pieces as well, so they are not certified on")
+        line = next((line for line in kept if line.strip()), "")
+        most = cls.most_read(pipeline.exported_model)
+        return Texts(long_texts(line, most, lambda text: len(tokenizer.encode([text])[0])), odd_texts(tokenizer), kept)
+
+    @classmethod
+    def most_read(cls, model: Any) -> int:
+        """The most pieces of a text that a model reads."""
+        return model.context_length - 2
+
+    @classmethod
+    def inputs(cls, pipeline: Any, texts: Sequence[Any]) -> list[Any]:
+        """What an artefact that takes ids is given for each text; of models that do not search."""
+        raise NotImplementedError
+
+    @classmethod
+    def seen(cls, pipeline: Any, texts: Sequence[Any]) -> list[Seen]:
+        """What a model answers to texts that does not search."""
+        raise NotImplementedError
+
+    @classmethod
+    def searched(cls, pipeline: Any, texts: Sequence[str], decoding: Decoding) -> Searched:
+        """What a model answers to texts that searches."""
+        raise NotImplementedError
+
+    @classmethod
+    def names_in(cls, folder: RunFolder, about: Mapping[str, str]) -> list[str]:
+        """What the model of an export chooses among, see `Pipeline.names`."""
+        return json.loads(about.get("labels", "[]"))
+
+    @classmethod
+    def names_file(cls, folder: RunFolder) -> Path | None:
+        """The file of an export with the names that the model chooses among, if it has one."""
+        return None
+
+    @classmethod
+    def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Any]:
+        """The texts of what a certificate keeps."""
+        return [one["text"] for one in stored]
+
+
+class Searching(Signature):
+    """The base of the signatures of models that search.
+
+    The outputs are the ids of the best hypothesis, or its text, and its score; or the texts of all and their scores.
+    """
+
+    def signatures(self) -> dict[str, Callable[[Any, Detokenize], Outputs]]:
+        return {**super().signatures(), "n_best": self.n_best}
+
+    @classmethod
+    def outputs(cls, signature: str, takes_text: bool) -> dict[str, Output]:
+        if signature != "n_best":
+            return super().outputs(signature, takes_text)
+        return {f"{next(iter(cls.text_outputs))}s": Output("text", "n"), "scores": Output("float32", "n")}
+
+    def of_ids(self, ids: Tensor) -> Outputs:
+        ids, scores = self.search(ids, self.decoding.one_best())
+        return {next(iter(self.ids_outputs)): ids[:, 0], "score": scores[:, 0]}
+
+    def of_pieces(self, pieces: Any, texts: Detokenize) -> Outputs:
+        ids, scores = self.search(self.ids_of(pieces), self.decoding.one_best())
+        # LiteRT's detokenizer reports one text, however many it gives; `take` sets the right shape.
+        best = ops.take(texts(ids[:, 0]), ops.arange(ops.shape(scores)[0]))
+        return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
+
+    def n_best(self, pieces: Any, texts: Detokenize) -> Outputs:
+        """The texts (B, n) and scores (B, n) of the best hypotheses."""
+        ids, scores = self.search(self.ids_of(pieces), self.decoding)
+        rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
+        found = ops.reshape(texts(rows), ops.shape(scores)), scores
+        return dict(zip(self.outputs("n_best", True), found, strict=True))
+
+    def ids_of(self, pieces: Any) -> Tensor:
+        """What the search takes of ragged ids (B, pieces)."""
+        raise NotImplementedError
+
+    def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
+        """ids (B, n, L) and scores (B, n)."""
+        raise NotImplementedError
+
+
+def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:
+    """The likeliest label (B,) of probabilities (B, C)."""
+    import tensorflow as tf
+
+    # Keras's own `argmax` takes bits, which LiteRT cannot.
+    return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))
+
+
+def first_lines(path: Path, text_of: Callable[[str], str] = str) -> list[str]:
+    """The first texts of a run's validation text that are not blank.
+
+    Args:
+        path: the file.
+        text_of: what of a line is the text.
+
+    Raises:
+        RequestError: there is no such file.
+    """
+    if not path.is_file():
+        raise RequestError(f"{path.parent} has no validation text: give some lines by --sentences")
+    return list(islice((text for text in map(text_of, read_lines(path)) if text.strip()), QUICK_TEXTS))

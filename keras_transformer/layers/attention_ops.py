@@ -1,0 +1,204 @@
+"""Functions that attentions are made of: masks, heads, the cache of decoding, and what positions add to all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from keras_transformer import ops
+from keras_transformer.ops import Tensor
+
+HIDDEN = -1e9  # added to the logit of a hidden key: in float32 the exponential of the sum is exactly 0
+
+
+def padding_mask(ids: Tensor, pad_token_id: int = 0) -> Tensor:
+    """True at real tokens, False at padding: ids (B, S) → (B, S)."""
+    return ops.not_equal(ids, pad_token_id)
+
+
+def real_labels(labels: Tensor) -> Tensor:
+    """True where a label counts: labels (B,) of whole rows all count; of labels (B, T) of tokens, 0 is padding."""
+    return padding_mask(labels) if len(labels.shape) > 1 else ops.ones_like(labels, "bool")
+
+
+def causal_mask(length: int | Tensor) -> Tensor:
+    """(1, T, T), True where query t sees key s, which is s ≤ t (paper, 3.2.3)."""
+    positions = ops.arange(length)
+    return (positions[None, :] <= positions[:, None])[None]
+
+
+def keys_mask(mask: Tensor) -> Tensor:
+    """Hides padded keys from every query: padding mask (B, S) → attention mask (B, 1, S)."""
+    return ops.expand_dims(mask, 1)  # not `mask[:, None]`: LiteRT cannot slice booleans
+
+
+def joint_mask(attention_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor | None:
+    """What both masks show: an attention mask (B, T, S) or what broadcasts to it, and a padding mask (B, S)."""
+    if memory_mask is None:
+        return attention_mask
+    visible = keys_mask(memory_mask)  # (B, 1, S)
+    return visible if attention_mask is None else ops.logical_and(attention_mask, visible)
+
+
+class Projection(NamedTuple):
+    """A projection of states to heads."""
+
+    kernel: Tensor  # (D, N·H)
+    bias: Tensor | None  # (N·H,)
+    num_heads: int  # N
+
+
+@ops.replaceable
+def projected_heads(x: Tensor, projections: Sequence[Projection]) -> list[Tensor]:
+    """The heads (..., N, T, H) of states (..., T, D) in each projection. An export may join the products."""
+    return [split_heads(ops.product(x, kernel, bias), num_heads) for kernel, bias, num_heads in projections]
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(..., T, N·H) → (..., N, T, H)."""
+    x = ops.reshape(x, (*ops.shape(x)[:-1], num_heads, x.shape[-1] // num_heads))  # (..., T, N, H)
+    return ops.swapaxes(x, -2, -3)
+
+
+def joined_heads(x: Tensor) -> Tensor:
+    """(..., N, T, H) → (..., T, N·H)."""
+    x = ops.swapaxes(x, -2, -3)  # (..., T, N, H)
+    return ops.reshape(x, (*ops.shape(x)[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def grouped(x: Tensor, num_groups: int) -> Tensor:
+    """(..., N, T, H) → (..., G, N/G·T, H): the query heads of a group become more queries of its one key head.
+
+    So a product with keys (..., G, S, H) needs no copies of them.
+    """
+    *batch, num_heads, length, size = ops.shape(x)
+    if num_heads == num_groups:
+        return x
+    return ops.reshape(x, (*batch, num_groups, num_heads // num_groups * length, size))
+
+
+def ungrouped(x: Tensor, num_heads: int) -> Tensor:
+    """(..., G, N/G·T, S) → (..., N, T, S), the inverse of `grouped`."""
+    *batch, num_groups, length, size = ops.shape(x)
+    if num_heads == num_groups:
+        return x
+    return ops.reshape(x, (*batch, num_heads, length * num_groups // num_heads, size))
+
+
+class KeysValues(NamedTuple):
+    """Projected keys and values, each (..., G, S, H)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@ops.replaceable
+def position_axis(x: Tensor, keys: Tensor) -> int:
+    """Where states (B, K, D) of beams get the axis T of positions: each beam is a sequence of one, (B, K, 1, D).
+
+    An export may make the beams one sequence, (B, 1, K, D), which share their keys (B, 1, G, S, H).
+    """
+    return -2
+
+
+@ops.replaceable
+def empty_cache(shape: tuple, dtype: str) -> Tensor:
+    """The keys or values (..., L, H) of no position; an export keeps no room for those that follow."""
+    return ops.zeros(shape, dtype=dtype)
+
+
+@ops.replaceable
+def extended(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+    """A cache (..., L, H) with `new` (..., 1, H) at position `index`, which is the next."""
+    return write_at(cache, new, index)
+
+
+@ops.replaceable
+def positions_in(keys: Tensor) -> Tensor:
+    """The positions (S,) of keys (..., S, H) that lie in a cache from position 0 on."""
+    return ops.arange(ops.shape(keys)[-2])
+
+
+@ops.replaceable
+def key_positions(keys: Tensor, index: Tensor) -> Tensor:
+    """The positions (S,) of the keys after the step at `index` with such a cache."""
+    return positions_in(keys)
+
+
+@ops.replaceable
+def extended_ring(cache: Tensor, new: Tensor, index: Tensor, size: int) -> Tensor:
+    """A cache (..., r, H) of the last r positions, with `new` (..., 1, H) of position `index` in the oldest's place."""
+    return write_at(cache, new, ops.mod(index, size))
+
+
+@ops.replaceable
+def ring_positions(keys: Tensor, size: int, index: Tensor) -> Tensor:
+    """The positions (r,) of the keys after the step at `index` with such a cache; negative where there is none yet."""
+    ages = ops.mod(ops.subtract(index, ops.arange(size)), size)  # in steps
+    return ops.subtract(index, ages)
+
+
+@ops.replaceable
+def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor | None:
+    """Whether a beam sees a key: where there is one.
+
+    Args:
+        positions: (S,), as `key_positions` or `ring_positions` gives them.
+        index: the position of the beams.
+        size: of the ring; None if the cache is none.
+
+    Returns:
+        booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S); None if it sees all.
+    """
+    return ops.logical_and(ops.greater_equal(positions, 0), ops.less_equal(positions, index))[None, None, None]
+
+
+def write_at(cache: Tensor, new: Tensor, index: Tensor) -> Tensor:
+    """Returns `cache` (..., L, H) with `new` (..., 1, H) at position `index`.
+
+    It selects by `where`, which every backend, XLA, tf2onnx and LiteRT support. Not all support a slice update.
+    """
+    positions = ops.arange(ops.shape(cache)[-2])  # (L,)
+    return ops.where(ops.expand_dims(ops.equal(positions, index), -1), new, cache)
+
+
+class Rotation(NamedTuple):
+    """Rotates queries and keys: cosines and sines of angles, (T, H) or, for one position, (H,); float32."""
+
+    query_cosines: Tensor
+    query_sines: Tensor
+    key_cosines: Tensor
+    key_sines: Tensor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The bias and the rotation of positions in self-attention.
+
+    It is a dataclass, because Keras would cast bare tensors to a layer's compute type.
+
+    Args:
+        bias: (N, T, S) float32, added to the logits; None for no bias. Some attentions take it in another form, see
+            `SelfAttention.bias_of`.
+        rotation: rotates queries and keys by their positions; None for no rotation.
+    """
+
+    bias: Tensor | None = None
+    rotation: Rotation | None = None
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates each pair (i, i + H/2) of a head's numbers by an angle (Su et al. 2021, arXiv 2104.09864, equation 34).
+
+    Args:
+        x: (..., T, H).
+        cosines, sines: (T, H) of the angles. Each angle stands twice: at i and at i + H/2.
+
+    Returns:
+        (..., T, H), of the type of `x`.
+    """
+    numbers = ops.cast(x, "float32")
+    first, second = ops.split(numbers, 2, axis=-1)
+    orthogonal = ops.concatenate([-second, first], axis=-1)
+    return ops.cast(ops.multiply(numbers, cosines) + ops.multiply(orthogonal, sines), x.dtype)

@@ -1,0 +1,251 @@
+"""Models of one stack over tokens: the language model and the encoder of sequences, and their bases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_transformer import ops
+from keras_transformer.layers.attention_ops import Shared, causal_mask, keys_mask, padding_mask
+from keras_transformer.layers.positions import Positions, TokenEmbedding
+from keras_transformer.layers.stack import Stack
+from keras_transformer.models.base import FamilyModel, make_layers_of_one_stack
+from keras_transformer.ops import Tensor
+
+
+class StackModel(FamilyModel):
+    """The base of the models of one stack. A model of this base says what its vectors are made of.
+
+    Args:
+        arguments: the model's arguments, see `family.KINDS`.
+
+    Raises:
+        ValueError: an argument's value is not allowed, or two arguments contradict each other.
+    """
+
+    is_decoder = False  # whether no position sees a later one
+    takes = "ids"  # the name of its only input
+    positions: Positions
+    embedding_dropout: keras.layers.Dropout
+    norm: keras.layers.Layer | None
+    stack: Stack
+
+    def __init__(self, arguments: dict[str, Any], **kwargs: Any):
+        super().__init__(arguments, **kwargs)
+        self.num_layers = self._config["num_layers"]
+        self.hidden_dim = self._config["hidden_dim"]
+        for name, layer in self.make_layers(self._config, self.dtype_policy).items():
+            setattr(self, name, layer)
+        self._build_vectors()
+        states = (None, None, self.hidden_dim)
+        if self.norm is not None:
+            self.norm.build(states)
+        self.stack.build(states)
+        self.built = True
+
+    @classmethod
+    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+        """The layers of the model by their names in it, see `assembly`."""
+        raise NotImplementedError
+
+    def states(self, inputs: Tensor, training: bool = False) -> Tensor:
+        """What the model takes, such as ids (B, T) → states (B, T, D), after all blocks."""
+        x, attention_mask, shared = self._stack_inputs(inputs, training)
+        return self.stack(x, attention_mask, shared=shared, training=training)
+
+    def attention_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The attention scores (layers, B, N, T, T), for inputs as `call` takes them."""
+        x, attention_mask, shared = self._stack_inputs(inputs[self.takes])
+        return self.stack.with_scores(x, attention_mask, shared=shared)[1]["self"]
+
+    def _stack_inputs(self, inputs: Tensor, training: bool = False) -> tuple[Tensor, Tensor | None, Shared]:
+        """What the stack takes: vectors (B, T, D), the attention mask, and what positions add."""
+        x = self._vectors(inputs)
+        positions = ops.arange(ops.shape(x)[1])
+        x = self.embedding_dropout(self._placed(x, positions), training=training)
+        return x, self._attention_mask(inputs), self.stack.shared_of(self.positions, positions)
+
+    def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The vectors with their positions, and normed if the model has a norm there."""
+        x = self.positions.embed(x, positions)
+        return x if self.norm is None else self.norm(x)
+
+    def _build_vectors(self) -> None:
+        """Builds the layers that make vectors, and the positions."""
+        raise NotImplementedError
+
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        """What the model takes → vectors (B, T, D), without positions."""
+        raise NotImplementedError
+
+    def _attention_mask(self, inputs: Tensor) -> Tensor | None:
+        """Booleans that broadcast to (B, T, T), True = visible; None hides nothing."""
+        return None
+
+
+class TokenModel(StackModel):
+    """The base of the models of one stack that take ids (B, T), padded with 0.
+
+    Args:
+        vocabulary_size: V.
+        context_length: the most positions of `call`.
+        arguments: the others, see `family.KINDS`; and Keras's `name`, `dtype` and `trainable`.
+
+    Raises:
+        ValueError: an argument's value is not allowed, or two arguments contradict each other.
+    """
+
+    embedding: TokenEmbedding
+    output_embedding: TokenEmbedding
+
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
+        layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
+        given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
+        super().__init__(given, **layer_arguments)
+        for name in ("vocabulary_size", "context_length", "num_control_ids"):
+            setattr(self, name, self._config[name])
+
+    def input_embedding(self) -> TokenEmbedding:
+        """The embedding of what the model takes."""
+        # No property: Keras saves what properties give under their names, and files would have other names.
+        return self.embedding
+
+    def call(self, inputs: dict[str, Tensor], training: bool = False) -> Tensor:
+        return self.output_embedding.logits(self.states(inputs["ids"], training=training))
+
+    @classmethod
+    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+        return make_layers_of_one_stack(config, dtype, cls.is_decoder)
+
+    def _build_vectors(self) -> None:
+        for layer in (self.embedding, self.positions, self.output_embedding):
+            if not layer.built:
+                layer.build((None, None))
+
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        return self.embedding(inputs)
+
+    def _attention_mask(self, inputs: Tensor) -> Tensor:
+        visible = keys_mask(padding_mask(inputs))  # (B, 1, T)
+        if self.is_decoder and self.stack.needs_causal_mask:
+            visible = ops.logical_and(causal_mask(ops.shape(inputs)[1]), visible)  # (B, T, T)
+        return visible
+
+    def symbolic_batch(self) -> tuple[dict[str, keras.KerasTensor], keras.KerasTensor, keras.KerasTensor]:
+        """Symbolic inputs, labels and weights of unknown sizes. From them Keras builds optimizer and metrics."""
+
+        def symbol(dtype: str) -> keras.KerasTensor:
+            return keras.KerasTensor((None, None), dtype=dtype)
+
+        return {"ids": symbol("int32")}, symbol("int32"), symbol("float32")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LanguageModel(TokenModel):
+    """Predicts each token of a text from those before it.
+
+    Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id.
+
+    Args:
+        vocabulary_size: V.
+        context_length: the most positions of `call`, the start included.
+        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+
+    Call arguments:
+        inputs: {"ids": (B, T)}, integers, padded with 0.
+
+    Returns:
+        Logits (B, T, V) of the token that follows each position.
+
+    Raises:
+        ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
+
+    Example:
+
+    >>> model = LanguageModel(vocabulary_size=90, num_layers=4, hidden_dim=128, num_heads=4, intermediate_dim=512)
+    >>> tuple(model({"ids": np.array([[2, 7, 8]])}).shape)
+    (1, 3, 90)
+    """
+
+    is_decoder = True
+
+    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:
+        """The cache of `step` at position 0.
+
+        Args:
+            ids: (B, ...), of the batch to decode.
+            num_beams: K.
+            max_length: L, the number of positions that can be decoded.
+
+        Returns:
+            "beams" holds the cache of each layer's self-attention, by default keys and values (B, K, G, L, H).
+        """
+        return self.stack.init_cache(ids, num_beams, max_length)
+
+    def step(self, token_ids: Tensor, cache: dict[str, Any], index: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Decodes one position of every beam.
+
+        Args:
+            token_ids: (B, K), the tokens at position `index`. At index 0 they are start ids.
+            cache: from `init_cache`, or from the previous step.
+            index: the position from 0, a number or a scalar tensor.
+
+        Returns:
+            Logits (B, K, V) of the tokens at `index` + 1, in float32; and the cache with this position in it.
+        """
+        position = ops.convert_to_tensor(index)
+        shared = self.stack.shared_at(self.positions, cache, position)
+        x, cache = self.stack.step(self._placed(self.embedding(token_ids), position), cache, None, index, shared)
+        return ops.cast(self.output_embedding.logits(x), "float32"), cache
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SequenceEncoder(TokenModel):
+    """Makes a vector of a history of items, and predicts the next item after each of them.
+
+    Ids: pad 0, unknown 1, start 2, end 3; the items follow. A history begins with the start id. The logit of an item is
+    the inner product of the history's vector and the item's (SASRec, section 3.4: one matrix for input and output).
+
+    Unlike in SASRec, a history is padded at its end, positions count from its start, and training takes the cross
+    entropy over all items in place of one drawn negative item.
+
+    Args:
+        vocabulary_size: V, the items and the control ids.
+        context_length: the most positions of `call`, the start included.
+        arguments: the others of `Transformer` but those of two stacks; see `keras_transformer.family.ONE_STACK`.
+
+    Call arguments:
+        inputs: {"ids": (B, T)}, integers, padded with 0.
+
+    Returns:
+        Logits (B, T, V) of the item that follows each position.
+
+    Raises:
+        ValueError: an argument is unknown, its value is not allowed, or two arguments contradict each other.
+
+    Example:
+
+    >>> model = SequenceEncoder(vocabulary_size=90, num_layers=2, hidden_dim=64, num_heads=2, intermediate_dim=128)
+    >>> tuple(model.embed(np.array([[2, 7, 8]])).shape)
+    (1, 64)
+    """
+
+    is_decoder = True
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The vector (B, D) of each history (B, T): the state of its last position, float32."""
+        return ops.cast(self._last_states(ids), "float32")
+
+    def scores(self, ids: Tensor) -> Tensor:
+        """Logits (B, V) of the item that follows each history (B, T), float32."""
+        return ops.cast(self.output_embedding.logits(self._last_states(ids)), "float32")
+
+    def item_vectors(self) -> Tensor:
+        """The vectors (items, D) of all items, float32."""
+        return ops.convert_to_tensor(self.output_embedding.embeddings)[self.num_control_ids :]
+
+    def _last_states(self, ids: Tensor) -> Tensor:
+        lengths = ops.sum(ops.cast(padding_mask(ids), "int32"), axis=1)
+        last = ops.maximum(lengths - 1, 0)[:, None, None]  # (B, 1, 1)
+        return ops.take_along_axis(self.states(ids), last, axis=1)[:, 0]

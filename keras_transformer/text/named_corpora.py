@@ -1,0 +1,249 @@
+"""Corpora with a name: number words, which are made here; Multi30k and WMT14, which are fetched and checked."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import JobError, RequestError
+from keras_transformer.files import user_cache, write_whole
+from keras_transformer.text.lines import opened
+
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_DOWNLOAD_BYTES = 16 * 2**20
+_DOWNLOAD_SECONDS, _SILENCE_SECONDS = 120, 30
+_MEND = "fetch it by other means and pass its folder with --data-dir"
+
+
+def fetch(url: str, path: Path, sha256: str) -> None:
+    """Fetches `url` to `path`. The file appears only when it is whole and its text has the SHA-256.
+
+    Raises:
+        JobError: it could not be fetched, or is another text.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_whole(path) as aside:
+        aside.write_bytes(download(url))
+        if text_sha256(aside) != sha256:
+            raise JobError(f"{url} sent another text than expected (its SHA-256 differs); {_MEND}")
+
+
+def text_sha256(path: Path) -> str | None:
+    """The SHA-256 of a file's text, decompressed; None if the file is broken or its text is too large."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with opened(path) as file:
+            while block := file.read(2**20):
+                size += len(block)
+                if size > MAX_TEXT_BYTES:
+                    return None
+                digest.update(block)
+    except (EOFError, OSError, zlib.error):
+        return None
+    return digest.hexdigest()
+
+
+def download(url: str) -> bytes:
+    """What a server sends for `url`.
+
+    Raises:
+        JobError: it could not be fetched, is too large, or takes too long.
+    """
+    # Imported late: they take a while, and `train.py --help` imports this module.
+    import http.client
+    import urllib.request
+
+    body, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
+    try:
+        with urllib.request.urlopen(url, timeout=_SILENCE_SECONDS) as response:
+            while block := response.read(2**16):
+                body += block
+                if len(body) > MAX_DOWNLOAD_BYTES or time.monotonic() > deadline:
+                    raise OSError(f"over {MAX_DOWNLOAD_BYTES} bytes or {_DOWNLOAD_SECONDS} seconds")
+    except (OSError, http.client.HTTPException) as error:
+        raise JobError(f"could not fetch {url} ({error}); {_MEND}") from None
+    return bytes(body)
+
+
+URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+# SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
+SHA256 = {
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+    "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
+    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
+    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
+}
+
+
+def multi30k_file(
+    split: str,
+    language: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    base_url: str = URL,
+) -> Path:
+    """The path of a file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), a sentence a line; its text is checked.
+
+    Without `data_dir` the file is in `${XDG_CACHE_HOME:-~/.cache}/keras_transformer/multi30k` and is fetched if it is
+    not there yet.
+
+    Args:
+        split: train, val or test_2016_flickr.
+        language: de, en or fr.
+        data_dir: a folder that holds the file, .gz or plain.
+        base_url: where to fetch from.
+
+    Raises:
+        RequestError: unknown split or language, or `data_dir` does not hold the file or holds another text.
+        JobError: it could not be fetched.
+    """
+    sha256 = sha256_of_file(split, language)
+    name = f"{split}.{language}"
+    if data_dir is not None:
+        return _local_copy(name, Path(data_dir), sha256)
+    path = user_cache() / "multi30k" / f"{name}.gz"
+    if not path.exists() or text_sha256(path) != sha256:
+        fetch(f"{base_url}/{name}.gz", path, sha256)
+    return path
+
+
+def sha256_of_file(split: str, language: str) -> str:
+    """The SHA-256 of a file's text.
+
+    Raises:
+        RequestError: the corpus has no such file.
+    """
+    name = f"{split}.{language}"
+    if name not in SHA256:
+        raise RequestError(f"multi30k has no {name}; expected one of {', '.join(SHA256)}")
+    return SHA256[name]
+
+
+def _local_copy(name: str, folder: Path, sha256: str) -> Path:
+    """The file in a folder of the user's, .gz or plain, once its text is checked."""
+    for path in (folder / f"{name}.gz", folder / name):
+        if path.exists():
+            if text_sha256(path) != sha256:
+                raise RequestError(f"{path} is not Multi30k's {name} (its SHA-256 differs): copy it again")
+            return path
+    raise RequestError(f"{folder} holds neither {name}.gz nor {name}: check --data-dir")
+
+
+LANGUAGES = ("cs", "de", "fr", "hi", "ru")
+
+
+class Wmt14:
+    """The pairs of one direction.
+
+    Args:
+        source, target: the languages; one of them is English (en).
+        data_dir: where tensorflow-datasets keeps its files.
+
+    Attributes:
+        num_pairs: of training.
+
+    Raises:
+        RequestError: other languages, or tensorflow-datasets is not installed.
+        JobError: tensorflow-datasets could not prepare the corpus.
+    """
+
+    def __init__(self, source: str, target: str, data_dir: Path | None):
+        other = target if source == "en" else source
+        if other not in LANGUAGES or "en" not in (source, target):
+            raise RequestError(f"wmt14 pairs English (en) with {', '.join(LANGUAGES)}; received: {source}-{target}")
+        self.source, self.target = source, target
+        # One configuration serves both directions: its examples name their languages.
+        (self._train, self._valid), self.full_name = _prepared(f"wmt14_translate/{other}-en", data_dir)
+        self.num_pairs = int(self._train.cardinality())
+
+    def train(self) -> Iterator[tuple[str, str]]:
+        """Training pairs."""
+        return self._pairs(self._train)
+
+    def valid(self) -> Iterator[tuple[str, str]]:
+        """Validation pairs."""
+        return self._pairs(self._valid)
+
+    def _pairs(self, split: Any) -> Iterator[tuple[str, str]]:
+        import tensorflow_datasets as tfds
+
+        for example in tfds.as_numpy(split):
+            yield _one_line(example[self.source]), _one_line(example[self.target])
+
+
+def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
+    """The training and validation split, and the full name of what was prepared, its version included."""
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError:
+        raise RequestError(
+            "wmt14 takes tensorflow-datasets: pip install 'keras-transformer[wmt]', or in a checkout "
+            "pip install -e '.[wmt]'"
+        ) from None
+    try:
+        splits, info = tfds.load(
+            name, split=["train", "validation"], data_dir=data_dir, shuffle_files=False, with_info=True
+        )
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise JobError(f"tensorflow-datasets could not prepare {name} ({reason}); see --data-dir") from error
+    return splits, str(info.full_name)
+
+
+def _one_line(text: bytes) -> str:
+    return " ".join(text.decode("utf-8", "replace").splitlines())
+
+
+LIMIT = 1_000_000  # numbers are below this
+SAMPLED = 24_000  # drawn at random for training
+HELD_OUT = 2_000  # drawn at random for validation
+ALL_BELOW = 1_000  # below this, all numbers that are not held out are trained on
+
+
+@functools.cache
+def number_pairs(source: str, target: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Training and held-out pairs; no number and no spelling is in both.
+
+    Raises:
+        RequestError: num2words cannot spell numbers in a language.
+    """
+    drawn = random.Random(0).sample(range(LIMIT), HELD_OUT + SAMPLED)
+    held_out = drawn[:HELD_OUT]
+    trained = sorted(set(drawn[HELD_OUT:]).union(range(ALL_BELOW)).difference(held_out))
+    valid = list(zip(spelled(held_out, source), spelled(held_out, target), strict=True))
+    apart = set(itertools.chain.from_iterable(valid))
+    train = zip(spelled(trained, source), spelled(trained, target), strict=True)
+    # Some languages spell two numbers alike.
+    return [pair for pair in train if apart.isdisjoint(pair)], valid
+
+
+def spelled(numbers: Iterable[int], language: str) -> Iterator[str]:
+    """The numbers in words."""
+    import num2words
+
+    if language not in num2words.CONVERTER_CLASSES:
+        known = [code for code in sorted(num2words.CONVERTER_CLASSES) if "_" not in code]
+        raise RequestError(
+            f"num2words spells no numbers in {language!r}; expected one of {', '.join(known)}, "
+            "or a regional form such as pt_BR"
+        )
+    for number in numbers:
+        try:
+            words = num2words.num2words(number, lang=language)
+        except Exception as error:
+            raise RequestError(
+                f"num2words fails to spell {number} in {language!r} ({error}): choose another language"
+            ) from None
+        yield " ".join(words.split())

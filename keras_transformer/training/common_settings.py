@@ -1,0 +1,379 @@
+"""The settings that all tasks share: default, help and bounds of each. `config.json` keeps them.
+
+A task's own settings are in its folder, in a class made by `task_settings`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError
+from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
+from keras_transformer.options import Option
+from keras_transformer.options import flag_of as flag_of
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
+
+LARGEST = sys.float_info.max  # an integer of JSON may be larger
+DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # of the flags
+# The arguments of models that the data tells.
+TOLD_BY_DATA = {"source_vocabulary_size", "num_control_ids", "num_labels", "head_layer"}
+SettingsClass = TypeVar("SettingsClass", bound=type)
+
+
+def flag(
+    group: str,
+    default: Any,
+    help: str,
+    check: Callable[[Any], bool] | None = None,
+    expected: str = "",
+    own: str = "",
+    reads: str = "",
+    is_inherited: bool = True,
+    is_kept: bool = True,
+    slot: str = "",
+    **options: Any,
+) -> Any:
+    """A setting with its flag.
+
+    Args:
+        group: of the flag in the help.
+        default, help: of the flag.
+        check: whether a value is allowed.
+        expected: the values that are allowed, in words.
+        own: what the user's own data is that it names, in place of a named corpus.
+        reads: "file" or "folder", if the run reads what it names.
+        is_inherited: whether a run hands it on to a run that fine-tunes it.
+        is_kept: whether config.json keeps it.
+        slot: that the value fills, a part.
+        options: of `argparse`.
+    """
+    facts = {"own": own, "reads": reads, "is_inherited": is_inherited, "is_kept": is_kept, "slot": slot}
+    told = {"group": group, "help": help, "check": check, "expected": expected, "options": options}
+    return field(default=default, metadata={**told, **facts})
+
+
+def count(group: str, default: Any, help: str, least: int = 1, **facts: Any) -> Any:
+    """A setting that is a positive integer, or one of at least `least`."""
+    expected = f"an integer from {least} to 10^15"
+    return flag(group, default, help, lambda x: least <= x <= 10**15, expected, type=int, metavar="N", **facts)
+
+
+def rate(group: str, default: Any, help: str) -> Any:
+    """A setting from 0 to 1, without 1."""
+    expected = "a number of at least 0 and less than 1"
+    return flag(group, default, help, lambda x: 0 <= x < 1, expected, type=float, metavar="X")
+
+
+def positive(group: str, default: Any, help: str, **facts: Any) -> Any:
+    """A setting that is a positive number."""
+    return flag(group, default, help, lambda x: 0 < x <= LARGEST, "a positive number", type=float, metavar="X", **facts)
+
+
+def switch(group: str, help: str, default: bool = False, **facts: Any) -> Any:
+    """A setting that is true or false."""
+    return flag(group, default, help, action=argparse.BooleanOptionalAction, **facts)
+
+
+def file(help: str, own: str = "", reads: str = "file", group: str = DATA) -> Any:
+    """A setting that names a file, or a folder of which everything is read."""
+    metavar = "FOLDER" if reads == "folder" else "FILE"
+    return flag(group, None, help, own=own, reads=reads, is_inherited=False, metavar=metavar)
+
+
+def _argument(option: Option) -> Any:
+    """A setting that is an argument of the model; the family gives its default, help and bounds."""
+    if option.kind is bool:
+        return switch(MODEL, option.help, option.default)
+    if not option.slot:
+        kind = option.parsed if option.is_list else option.kind
+        return flag(MODEL, option.default, option.help, type=kind, metavar="N" if option.kind is int else "X")
+    help = f"{option.help}: {', '.join(family.ALL_SLOTS[option.slot])}"
+    return flag(MODEL, option.default, help, slot=option.slot, metavar="NAME")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a training run, flat. The flags of train.py are made from them."""
+
+    kind: ClassVar[str]  # of the task's model, a key of `family.KINDS`
+    mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
+    defaults: ClassVar[dict[str, Any]] = {}  # of the task; they win over a preset's
+
+    task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=TASKS, metavar="TASK")
+    dataset: str | None = flag(DATA, None, "a named corpus", is_inherited=False, metavar="NAME")
+    # Model
+    preset: str = flag(MODEL, "tiny", f"sizes and recipe: {', '.join(PRESETS)}", choices=tuple(PRESETS), metavar="NAME")
+    # Training
+    steps: int = count(TRAINING, 100_000, "updates of the weights")
+    hours: float | None = positive(
+        TRAINING, None, "train so long: the first steps are timed, for --steps", is_kept=False
+    )
+    token_budget: int = count(TRAINING, 25_000, "positions of a batch, on each side")
+    accumulate: int = count(TRAINING, 1, "micro-batches of a batch, to save memory")
+    learning_rate_factor: float = positive(TRAINING, 1.0, "factor on the paper's learning rate")
+    warmup_steps: int = count(TRAINING, 4_000, "steps to the learning rate's peak")
+    label_smoothing: float = rate(TRAINING, 0.1, "label smoothing")
+    r_drop: float = flag(
+        TRAINING,
+        0.0,
+        "R-Drop: two passes of each batch, and this times the divergence of their predictions, such as 5",
+        lambda x: 0 <= x <= LARGEST,
+        "a number of at least 0",
+        type=float,
+        metavar="X",
+    )
+    clip_norm: float | None = positive(TRAINING, None, "clip the gradient to this global norm")
+    ema: float | None = rate(TRAINING, None, "keep a moving average of the weights, of this decay")
+    mixed_precision: str | None = flag(
+        TRAINING, None, "compute in bfloat16 or float16, with float32 weights", choices=("bfloat16", "float16"),
+        metavar="TYPE",
+    )  # fmt: skip
+    xla: bool = switch(TRAINING, "compile forward and backward pass with XLA, for GPUs")
+    init_from: str | None = flag(
+        TRAINING, None, "fine-tune: begin with the weights of this run", reads="file", is_inherited=False,
+        metavar="RUN",
+    )  # fmt: skip
+    # The run
+    checkpoint_every: int = count(RUN, 500, "steps between checkpoints")
+    average_last: int | None = count(
+        RUN, None, "model.keras holds the mean of so many last checkpoints (default: what validation finds best)",
+        is_inherited=False,
+    )  # fmt: skip
+    patience: int = count(RUN, 0, "stop after so many validations that are no better", least=0)
+    devices: str = flag(RUN, "auto", "auto, cpu, cpu:N, or GPUs: 0,1", is_inherited=False)
+    threads: int = count(RUN, 0, "processor threads; 0 leaves it to TensorFlow", least=0, is_inherited=False)
+    seed: int = flag(
+        RUN, 1, "the same seed gives the same run", lambda x: 0 <= x < 2**32, "an integer from 0 to 4294967295",
+        type=int, metavar="N",
+    )  # fmt: skip
+    out: str | None = flag(RUN, None, "the run folder (default: runs/DATASET-PRESET)", is_kept=False, metavar="FOLDER")
+    resume: bool = flag(RUN, False, "go on with the run in --out, or with more --steps", is_kept=False,
+                        action="store_true")  # fmt: skip
+    overwrite: bool = flag(RUN, False, "remove the run in --out, and begin again", is_kept=False, action="store_true")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting of the task, or an argument of its model."""
+
+    @property
+    def has_two_vocabularies(self) -> bool:
+        """Whether source and target have a vocabulary each."""
+        return getattr(self, "separate_vocabularies", False)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.out or f"runs/{self.name.replace(':', '-')}-{self.preset}")
+
+    @property
+    def name(self) -> str:
+        """The corpus's name: the named one, or "files" for the user's own."""
+        return self.dataset if self.dataset and not any(getattr(self, own) for own in own_data(self)) else "files"
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
+        rate = min(step**-0.5, step * self.warmup_steps**-1.5)
+        return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
+
+    def model_arguments(self) -> dict[str, Any]:
+        """The arguments of the model, with complete dictionaries for its parts.
+
+        Raises:
+            RequestError: a part is unknown, or an option of a part.
+        """
+        with told_as_flags():
+            return {name: _parsed(type(self), name, getattr(self, name)) for name in model_settings(type(self))}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings that config.json keeps."""
+        kept = {setting.name for setting in fields(self) if setting.metadata["is_kept"]}
+        return {name: value for name, value in asdict(self).items() if name in kept}
+
+    def settled(self) -> Settings:
+        """These settings, without what others make void."""
+        return self
+
+    @classmethod
+    def check_given(cls, given: dict[str, Any]) -> None:
+        """Raises RequestError if a flag that was given makes another senseless."""
+        if {"hours", "steps"} <= given.keys():
+            raise RequestError("--hours sets the number of steps; received --steps too: give one of them")
+        for own, what in own_data(cls).items():
+            if own in given and (named := [name for name in ("dataset", "data_dir") if name in given]):
+                raise RequestError(
+                    f"--{own} is your own {what}, and {flag_of(named[0])} belongs to a named corpus: give one of them"
+                )
+
+    def check_together(self) -> None:
+        """Raises RequestError if one setting needs or excludes another."""
+        if self.hours and self.xla:
+            raise RequestError("--hours times the first steps, in which --xla compiles; received both: give --steps")
+
+
+def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsClass], SettingsClass]:
+    """Makes a class the settings of a task, with those arguments of its model that the data does not tell.
+
+    Args:
+        task: its name.
+        kind: of its model, a key of `family.KINDS`.
+        defaults: of the task. They win over those of `Settings` and of a preset.
+    """
+
+    def make(settings: Any) -> Any:
+        inherited = {one.name: one for base in settings.__mro__[:0:-1] for one in _fields_of(base)}
+        own = {name: value for name, value in vars(settings).items() if isinstance(value, Field)}
+        known = {**inherited, **own}
+        for name, option in family.KINDS[kind].arguments.items():
+            if name not in known and name not in TOLD_BY_DATA:
+                known[name] = own[name] = _argument(option)
+        for name, default in {"task": task, **defaults}.items():
+            own[name] = field(default=default, metadata=known[name].metadata)
+        for name, one in own.items():
+            settings.__annotations__.setdefault(name, "Any")
+            setattr(settings, name, one)
+        settings.kind, settings.defaults = kind, defaults
+        return dataclass(frozen=True)(settings)
+
+    return make
+
+
+def _fields_of(settings: Any) -> tuple[Field, ...]:
+    return fields(settings) if hasattr(settings, "__dataclass_fields__") else ()
+
+
+def own_data(settings: Any) -> dict[str, str]:
+    """The settings that name the user's own data, and what that is."""
+    return {one.name: one.metadata["own"] for one in fields(settings) if one.metadata["own"]}
+
+
+def model_settings(settings: type[Any]) -> list[str]:
+    """The settings of a task that are arguments of its model."""
+    return [one.name for one in fields(settings) if one.name in family.KINDS[settings.kind].arguments]
+
+
+def settings_of(task: str) -> type[Any]:
+    """The class of a task's settings.
+
+    Raises:
+        RequestError: there is no such task.
+    """
+    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
+        raise RequestError(f"--task must be one of {', '.join(TASKS)}; received: {task!s:.60}")
+    return TASKS[task].settings
+
+
+def resolve(
+    given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None, num_pairs: int = 0
+) -> Any:
+    """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
+
+    Args:
+        given: the flags; None for a flag that was not given.
+        recipe: the settings that the corpus brings.
+        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given, which then is
+            `tiny`.
+        num_pairs: of training, by which the preset `auto` goes.
+
+    Returns:
+        Those of the task that `given` names, or `inherited`.
+
+    Raises:
+        RequestError: a value is out of its bounds, or two values exclude each other.
+    """
+    is_new, inherited = inherited is None, inherited or {}
+    cls = settings_of(given.get("task") or inherited.get("task", DEFAULT_TASK))
+    known = {setting.name: setting for setting in fields(cls)}
+    given = as_given(given, cls)
+    cls.check_given(given)
+    preset = given.get("preset", known["preset"].default if is_new else "tiny")
+    _check_value(known["preset"], preset)
+    usual: dict[str, Any] = {}
+    if preset != AUTO:
+        usual = PRESETS[preset]
+    elif "steps" not in recipe:  # a recipe that says how long to train is whole
+        usual = AUTO_ROWS[auto_row(num_pairs)]
+    usual = {name: value for name, value in usual.items() if name in known} | {"preset": preset, **cls.defaults}
+    own_text: dict[str, Any] = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
+    settings = cls(**{**below, **own_text, **recipe, **given})
+    settings = settings.settled()
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Raises RequestError unless a run can have these settings."""
+    for setting in fields(settings):
+        _check_value(setting, getattr(settings, setting.name))
+    with told_as_flags():
+        family.complete(settings.model_arguments(), settings.kind)
+    settings.check_together()
+
+
+def _check_value(setting: Field, value: Any) -> None:
+    valid, choices = setting.metadata["check"], setting.metadata["options"].get("choices")
+    if value is not None and valid is not None and not valid(value):
+        raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
+    if value is not None and choices is not None and value not in choices:
+        raise RequestError(f"{flag_of(setting.name)} must be one of {', '.join(choices)}; received: {value}")
+
+
+def as_given(given: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
+    """The flags that were given, with parts spelled as config.json spells them.
+
+    Raises:
+        RequestError: the task has no such setting, or a part is unknown.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {setting.name: setting for setting in fields(settings)}
+    if unknown := [name for name in given if name not in known]:
+        flag, task = flag_of(unknown[0]), known["task"].default
+        owners = owners_of(flag)
+        raise RequestError(foreign(flag, owners, str(task)) if owners else f"there is no flag {flag}")
+    parts = [name for name in given if known[name].metadata["slot"]]
+    with told_as_flags():
+        return given | {name: spelled(settings, name, _parsed(settings, name, given[name])) for name in parts}
+
+
+def owners_of(flag: str) -> list[str]:
+    """The tasks that have a flag."""
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
+
+
+def foreign(flag: str, owners: list[str], task: str) -> str:
+    """That a flag is of other tasks than the one that is asked for."""
+    return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}"
+
+
+def _slot_of(settings: type[Any], name: str) -> str:
+    return settings.__dataclass_fields__[name].metadata["slot"]
+
+
+def _parsed(settings: type[Any], name: str, value: Any) -> Any:
+    """The value of a setting; for a part its configuration."""
+    slot = _slot_of(settings, name)
+    return family.parse(value, slot, name) if slot and isinstance(value, str) else value
+
+
+def spelled(settings: type[Any], name: str, value: Any) -> Any:
+    """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
+    slot = _slot_of(settings, name)
+    return family.spelled(value, slot) if slot and value is not None else value
+
+
+@contextmanager
+def told_as_flags() -> Iterator[None]:
+    """Tells an error of the family in the words of a command line."""
+    try:
+        yield
+    except family.Fault as error:
+        raise RequestError(error.in_flags()) from error
