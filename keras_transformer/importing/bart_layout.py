@@ -9,23 +9,18 @@ from keras_transformer import family
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.weights import TRANSPOSED, Weight, norm_weights
 
-ACTIVATIONS = {
-    "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
 # Options with the one value that the architectures have. Old files say them.
-FIXED: dict[str, Any] = {
+BART_FIXED: dict[str, Any] = {
     "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
     "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
     "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
 # Options that act in training alone, or repeat others.
-WITHOUT_EFFECT = {
+BART_WITHOUT_EFFECT = {
     "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "extra_pos_embeddings", "num_hidden_layers",
 }  # fmt: skip
-MAX_SIZE = 4_000_000
-EPSILON = 1e-5  # of PyTorch's layer normalization
+BART_EPSILON = 1e-5  # of PyTorch's layer normalization
 
 ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
@@ -34,30 +29,30 @@ SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_token
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def config_of(options: Options) -> dict[str, Any]:
+def bart_config(options: Options) -> dict[str, Any]:
     """The arguments of our model that the architectures have in common."""
     sizes = {}
     for ours, theirs in (("num_heads", "attention_heads"), ("intermediate_dim", "ffn_dim")):
-        sizes[ours] = options.whole(f"encoder_{theirs}", MAX_SIZE)
-        if (received := options.whole(f"decoder_{theirs}", MAX_SIZE)) != sizes[ours]:
+        sizes[ours] = options.size(f"encoder_{theirs}")
+        if (received := options.size(f"decoder_{theirs}")) != sizes[ours]:
             raise options.refusal(f"decoder_{theirs}", received, f"{sizes[ours]}, as in the encoder")
     return {
         **sizes,
-        "hidden_dim": options.whole("d_model", MAX_SIZE),
-        "encoder_layers": options.whole("encoder_layers", MAX_SIZE),
-        "decoder_layers": options.whole("decoder_layers", MAX_SIZE),
+        "hidden_dim": options.size("d_model"),
+        "encoder_layers": options.size("encoder_layers"),
+        "decoder_layers": options.size("decoder_layers"),
         "dropout": options.number("dropout", 0.1),
         "attention_dropout": options.number("attention_dropout", 0.0),
-        "max_source_length": options.whole("max_position_embeddings", MAX_SIZE) - 1,  # less the end id
-        "activation": options.choice("activation_function", ACTIVATIONS),
-        "norm": {"name": "layer", "epsilon": EPSILON},
+        "max_source_length": options.size("max_position_embeddings") - 1,  # less the end id
+        "activation": options.activation("activation_function"),
+        "norm": {"name": "layer", "epsilon": BART_EPSILON},
         "attention_bias": True,
         "output_bias": True,
         "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
     }
 
 
-def blocks(config: dict[str, Any]) -> Iterator[Weight]:
+def bart_blocks(config: dict[str, Any]) -> Iterator[Weight]:
     """The weights of the blocks. H is the width of all heads, of which no order changes."""
     for stack, names, depth in zip(
         ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.encoder_layout import FIXED, MAX_SIZE, WITHOUT_EFFECT, block, config_of, labels_of
+from keras_transformer.importing.encoder_layout import ENCODER_FIXED, ENCODER_WITHOUT_EFFECT, encoder_block, encoder_config, labels_of
 from keras_transformer.importing.folder import INERT, ModelFolder, Options
 from keras_transformer.importing.pieces import id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
@@ -53,16 +53,16 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**FIXED, **ONLY})
-    size = options.whole("vocab_size", MAX_SIZE)
+    options.expect({**ENCODER_FIXED, **ONLY})
+    size = options.size("vocab_size")
     ids = _ids(folder, size)
     options.expect({"pad_token_id": ids[0]})
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if LABELS in file.places else []
     fills = TOKENS in file.places
-    config = config_of(options) | {
+    config = encoder_config(options) | {
         "vocabulary_size": size,
-        "context_length": options.whole("max_position_embeddings", MAX_SIZE),
+        "context_length": options.size("max_position_embeddings"),
         "embedding_scale": 1.0,
         "embedding_norm": True,
         "output_bias": fills,
@@ -70,8 +70,8 @@ def read(folder: ModelFolder) -> Imported:
         "num_labels": len(labels) or None,
         "head_layer": fills or bool(labels),
     }
-    num_segments = options.whole("type_vocab_size", MAX_SIZE, 2)
-    options.finish(INERT | WITHOUT_EFFECT | OF_THE_POOLER)
+    num_segments = options.size("type_vocab_size", 2)
+    options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
     try:
         config = {"kind": "encoder", **family.complete(config, "encoder")}
     except ValueError as error:
@@ -116,7 +116,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: list[int], num_segme
     ]
     for number in range(config["num_layers"]):
         ours, theirs = f"stack.blocks.{number}", f"{prefix}encoder.layer.{number}"
-        table += block(ours, theirs, "self")
+        table += encoder_block(ours, theirs, "self")
         table += _norm(file, f"{ours}.self_attention_residual.norm", f"{theirs}.attention.output.LayerNorm")
         table += _norm(file, f"{ours}.feed_forward_residual.norm", f"{theirs}.output.LayerNorm")
     pooler = f"{prefix}{POOLER}"

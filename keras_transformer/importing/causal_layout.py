@@ -23,9 +23,8 @@ from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weights, open_weights
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
 
-MAX_SIZE = 4_000_000
 # How they draw, and what they pad with: a generator of ours is told how to search.
-WITHOUT_EFFECT = {
+CAUSAL_WITHOUT_EFFECT = {
     *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
     "is_encoder_decoder",
 }  # fmt: skip
@@ -67,7 +66,7 @@ def language_model(
     Raises:
         RequestError: an option or a tensor is not known, missing or damaged.
     """
-    options.finish(INERT | WITHOUT_EFFECT | without_effect)
+    options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
     fixed = {"vocabulary_size": len(ids), "output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
     try:
         config = {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}

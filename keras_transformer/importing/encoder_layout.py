@@ -8,21 +8,12 @@ from typing import Any
 from keras_transformer.importing.folder import Options
 from keras_transformer.importing.weights import TRANSPOSED, Weight
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 # Options with the one value that the architectures have.
-FIXED: dict[str, Any] = {
+ENCODER_FIXED: dict[str, Any] = {
     "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
     "tie_encoder_decoder": False,
 }  # fmt: skip
-WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
-MAX_SIZE = 4_000_000
+ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
 MAX_LABELS = 1_000_000
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a configuration that names none
 PARTS = ("query", "key", "value")
@@ -34,16 +25,16 @@ PRODUCTS = [
 ]
 
 
-def config_of(options: Options) -> dict[str, Any]:
+def encoder_config(options: Options) -> dict[str, Any]:
     """The arguments of our model that the architectures have in common."""
     return {
-        "num_layers": options.whole("num_hidden_layers", MAX_SIZE),
-        "num_heads": options.whole("num_attention_heads", MAX_SIZE),
-        "hidden_dim": options.whole("hidden_size", MAX_SIZE),
-        "intermediate_dim": options.whole("intermediate_size", MAX_SIZE),
+        "num_layers": options.size("num_hidden_layers"),
+        "num_heads": options.size("num_attention_heads"),
+        "hidden_dim": options.size("hidden_size"),
+        "intermediate_dim": options.size("intermediate_size"),
         "dropout": options.number("hidden_dropout_prob", 0.0),
         "attention_dropout": options.number("attention_probs_dropout_prob", 0.0),
-        "activation": options.choice("hidden_act", ACTIVATIONS, "gelu"),
+        "activation": options.activation("hidden_act", "gelu"),
         "norm": {"name": "layer", "epsilon": options.number("layer_norm_eps", 1e-12)},
         "positions": "learned",
         "attention_bias": True,
@@ -71,7 +62,7 @@ def labels_of(options: Options) -> list[str]:
     return list(labels)
 
 
-def block(ours: str, theirs: str, attention: str, has_biases: bool = True) -> Iterator[Weight]:
+def encoder_block(ours: str, theirs: str, attention: str, has_biases: bool = True) -> Iterator[Weight]:
     """The weights of a block but its norms. H is the width of all heads, of which no order changes.
 
     Args:

@@ -86,6 +86,11 @@ def _refuse_constant(name: str) -> None:
 
 
 Choice = TypeVar("Choice")
+MAX_SIZE = 4_000_000
+ACTIVATIONS = {  # Hugging Face's names, and ours
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
 # What a configuration of any architecture may say without changing a translation.
 INERT = {
     "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
@@ -123,6 +128,14 @@ class Options:
         if type(value) is not int or not 0 <= value <= most:
             raise self.refusal(name, value, f"a whole number from 0 to {most:,}")
         return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A width, a depth, or a count of at most `MAX_SIZE`; required if there is no default."""
+        return self.whole(name, MAX_SIZE, default)
+
+    def activation(self, name: str, default: str | None = None) -> str:
+        """Our name of the activation."""
+        return self.choice(name, ACTIVATIONS, default)
 
     def switch(self, name: str, default: bool) -> bool:
         """True or false.

@@ -8,18 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.importing.causal_layout import MAX_SIZE, copies, ids_of, language_model
+from keras_transformer.importing.causal_layout import copies, ids_of, language_model
 from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights
 
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
 # Options with the one value that the architecture has.
 FIXED: dict[str, Any] = {
     "add_cross_attention": False, "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False,
@@ -41,17 +34,17 @@ def read(folder: ModelFolder) -> Imported:
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
     options.expect(FIXED)
-    ids = ids_of(options, options.whole("vocab_size", MAX_SIZE))
-    width = options.whole("n_embd", MAX_SIZE)
+    ids = ids_of(options, options.size("vocab_size"))
+    width = options.size("n_embd")
     config = {
-        "num_layers": options.whole("n_layer", MAX_SIZE),
-        "num_heads": options.whole("n_head", MAX_SIZE),
+        "num_layers": options.size("n_layer"),
+        "num_heads": options.size("n_head"),
         "hidden_dim": width,
-        "intermediate_dim": options.whole("n_inner", MAX_SIZE, 4 * width),
-        "context_length": options.whole("n_positions", MAX_SIZE),
+        "intermediate_dim": options.size("n_inner", 4 * width),
+        "context_length": options.size("n_positions"),
         "dropout": options.number("resid_pdrop", 0.1),
         "attention_dropout": options.number("attn_pdrop", 0.1),
-        "activation": options.choice("activation_function", ACTIVATIONS, "gelu_new"),
+        "activation": options.activation("activation_function", "gelu_new"),
         "norm": {"name": "layer", "epsilon": options.number("layer_norm_epsilon", 1e-5)},
         "positions": "learned",
         "attention_bias": True,

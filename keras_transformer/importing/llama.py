@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.importing.causal_layout import MAX_SIZE, copies, ids_of, language_model
+from keras_transformer.importing.causal_layout import copies, ids_of, language_model
 from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 # Options with the one value that is read here.
 FIXED: dict[str, Any] = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
@@ -34,20 +33,20 @@ def read(folder: ModelFolder) -> Imported:
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
     options.expect(FIXED)
-    ids = ids_of(options, options.whole("vocab_size", MAX_SIZE))
-    heads, width = options.whole("num_attention_heads", MAX_SIZE), options.whole("hidden_size", MAX_SIZE)
+    ids = ids_of(options, options.size("vocab_size"))
+    heads, width = options.size("num_attention_heads"), options.size("hidden_size")
     config = {
-        "num_layers": options.whole("num_hidden_layers", MAX_SIZE),
+        "num_layers": options.size("num_hidden_layers"),
         "num_heads": heads,
-        "attention": {"name": "full", "num_key_value_heads": options.whole("num_key_value_heads", MAX_SIZE, heads)},
+        "attention": {"name": "full", "num_key_value_heads": options.size("num_key_value_heads", heads)},
         "hidden_dim": width,
-        "key_dim": options.whole("head_dim", MAX_SIZE, width // max(heads, 1)),
-        "intermediate_dim": options.whole("intermediate_size", MAX_SIZE),
-        "context_length": options.whole("max_position_embeddings", MAX_SIZE),
+        "key_dim": options.size("head_dim", width // max(heads, 1)),
+        "intermediate_dim": options.size("intermediate_size"),
+        "context_length": options.size("max_position_embeddings"),
         "dropout": 0.0,
         "attention_dropout": options.number("attention_dropout", 0.0),
         "feed_forward": "gated",
-        "activation": options.choice("hidden_act", ACTIVATIONS, "silu"),
+        "activation": options.activation("hidden_act", "silu"),
         "norm": {"name": "rms", "epsilon": options.number("rms_norm_eps", 1e-6)},
         "positions": {"name": "rotary", "base": _base(options)},
         "tied_output": options.switch("tie_word_embeddings", False),

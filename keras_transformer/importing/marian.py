@@ -16,7 +16,7 @@ import numpy as np
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing import bart_layout
-from keras_transformer.importing.bart_layout import MAX_SIZE, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET, WITHOUT_EFFECT
+from keras_transformer.importing.bart_layout import OUTPUT, POSITIONS, SHARED, SOURCE, TARGET, BART_WITHOUT_EFFECT
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
@@ -48,18 +48,18 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**bart_layout.FIXED, **FIXED})
+    options.expect({**bart_layout.BART_FIXED, **FIXED})
     ids = _ids(folder, options)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
-    config = bart_layout.config_of(options) | {
+    config = bart_layout.bart_config(options) | {
         "vocabulary_size": len(target.ids),
         "source_vocabulary_size": len(source.ids),
         "tied_output": options.switch("tie_word_embeddings", True),
     }
-    options.finish(INERT | WITHOUT_EFFECT)
+    options.finish(INERT | BART_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
@@ -70,8 +70,8 @@ def read(folder: ModelFolder) -> Imported:
 
 def _ids(folder: ModelFolder, options: Options) -> _Ids:
     is_shared = options.switch("share_encoder_decoder_embeddings", True)
-    num_source = options.whole("vocab_size", MAX_SIZE)
-    num_target = options.whole("decoder_vocab_size", MAX_SIZE, num_source)
+    num_source = options.size("vocab_size")
+    num_target = options.size("decoder_vocab_size", num_source)
     if is_shared and num_target != num_source:
         raise options.refusal("decoder_vocab_size", num_target, f"{num_source}, for both sides share an embedding")
     source = _ids_in(folder, "vocab.json", num_source)
@@ -139,7 +139,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: _Ids, source: Vocabu
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
         Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
-        *bart_layout.blocks(config),
+        *bart_layout.bart_blocks(config),
     ]
     sizes = {
         "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,

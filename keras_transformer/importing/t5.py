@@ -36,7 +36,6 @@ FIXED: dict[str, Any] = {
 }  # fmt: skip
 # Options that act in training alone, or in a head that is no translator's.
 WITHOUT_EFFECT = {"classifier_dropout", "initializer_factor", "output_past"}
-MAX_SIZE = 4_000_000
 MAX_SENTINELS = 10_000
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 
@@ -74,7 +73,7 @@ def read(folder: ModelFolder) -> Imported:
 
 
 def _vocabulary(folder: ModelFolder, options: Options) -> tuple[Vocabulary, ControlIds]:
-    size = options.whole("vocab_size", MAX_SIZE)
+    size = options.size("vocab_size")
     content, tokenizer = folder.read("spiece.model", MAX_MODEL_BYTES), _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
@@ -110,21 +109,21 @@ def _config(options: Options) -> dict[str, Any]:
     """The arguments of our model, but for those that the vocabulary and the weights tell."""
     kind, activation, name = options.choice("feed_forward_proj", FEED_FORWARDS, "relu")
     options.expect({"dense_act_fn": name, "is_gated_act": kind == "gated"})
-    depth, rate = options.whole("num_layers", MAX_SIZE), options.number("dropout_rate", 0.1)
+    depth, rate = options.size("num_layers"), options.number("dropout_rate", 0.1)
     return {
-        "num_heads": options.whole("num_heads", MAX_SIZE),
-        "hidden_dim": options.whole("d_model", MAX_SIZE),
-        "key_dim": options.whole("d_kv", MAX_SIZE),
-        "intermediate_dim": options.whole("d_ff", MAX_SIZE),
+        "num_heads": options.size("num_heads"),
+        "hidden_dim": options.size("d_model"),
+        "key_dim": options.size("d_kv"),
+        "intermediate_dim": options.size("d_ff"),
         "encoder_layers": depth,
-        "decoder_layers": options.whole("num_decoder_layers", MAX_SIZE, depth),
+        "decoder_layers": options.size("num_decoder_layers", depth),
         "dropout": rate,
         "attention_dropout": rate,
-        "max_source_length": options.whole("n_positions", MAX_SIZE, 512) - 1,  # less the end id
+        "max_source_length": options.size("n_positions", 512) - 1,  # less the end id
         "positions": {
             "name": "buckets",
-            "num_buckets": options.whole("relative_attention_num_buckets", MAX_SIZE, 32),
-            "max_distance": options.whole("relative_attention_max_distance", MAX_SIZE, 128),
+            "num_buckets": options.size("relative_attention_num_buckets", 32),
+            "max_distance": options.size("relative_attention_max_distance", 128),
         },
         "score": "dot",
         "residual": "pre_norm",

@@ -7,7 +7,13 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.encoder_layout import FIXED, MAX_SIZE, WITHOUT_EFFECT, block, config_of, labels_of
+from keras_transformer.importing.encoder_layout import (
+    ENCODER_FIXED,
+    ENCODER_WITHOUT_EFFECT,
+    encoder_block,
+    encoder_config,
+    labels_of,
+)
 from keras_transformer.importing.folder import INERT, ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
@@ -32,15 +38,15 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect(FIXED)
+    options.expect(ENCODER_FIXED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
     sizes = {
-        "image_size": options.whole("image_size", MAX_SIZE, 224),
-        "patch_size": options.whole("patch_size", MAX_SIZE, 16),
-        "channels": options.whole("num_channels", MAX_SIZE, 3),
+        "image_size": options.size("image_size", 224),
+        "patch_size": options.size("patch_size", 16),
+        "channels": options.size("num_channels", 3),
     }
-    config = {**config_of(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": len(labels)}
-    options.finish(INERT | WITHOUT_EFFECT | OF_THE_HEAD)
+    config = {**encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": len(labels)}
+    options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
     config |= _pixels(folder, sizes["image_size"])
     try:
         config = {"kind": "image-classifier", **family.complete(config, "image-classifier")}
@@ -85,7 +91,7 @@ def _weights(file: TensorFile, config: dict[str, Any], has_biases: bool) -> Weig
     ]
     for number in range(config["num_layers"]):
         ours, theirs = f"stack.blocks.{number}", f"vit.encoder.layer.{number}"
-        table += block(ours, theirs, "attention", has_biases)
+        table += encoder_block(ours, theirs, "attention", has_biases)
         table += norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.layernorm_before")
         table += norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.layernorm_after")
     width, patch = config["hidden_dim"], config["patch_size"]
