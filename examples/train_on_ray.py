@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, Stopped, exit_status, load_tensorflow, say
 from keras_transformer.training import flags
-from keras_transformer.training.workers import WorkerLost
+from keras_transformer.training.devices import WorkerLost
 from own_ray import start_ray
 
 

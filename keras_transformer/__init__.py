@@ -17,8 +17,8 @@ from keras_transformer.lazy import lazy_names
 from keras_transformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.neighbours import PieceVectors as PieceVectors
-    from keras_transformer.decoding.neighbours import load_piece_vectors as load_piece_vectors
+    from keras_transformer.decoding.pipelines import PieceVectors as PieceVectors
+    from keras_transformer.decoding.pipelines import load_piece_vectors as load_piece_vectors
     from keras_transformer.importing.huggingface import import_huggingface as import_huggingface
     from keras_transformer.models.classifiers import Encoder as Encoder
     from keras_transformer.models.classifiers import ImageClassifier as ImageClassifier
@@ -47,7 +47,7 @@ _HOMES = {
     "Generator": "keras_transformer.tasks.language_modelling.pipeline",
     "ImageClassifier": "keras_transformer.models.classifiers",
     "LanguageModel": "keras_transformer.models.stack_models",
-    "PieceVectors": "keras_transformer.decoding.neighbours",
+    "PieceVectors": "keras_transformer.decoding.pipelines",
     "Recommender": "keras_transformer.tasks.next_item.pipeline",
     "SequenceEncoder": "keras_transformer.models.stack_models",
     "Recognizer": "keras_transformer.tasks.images.pipeline",
@@ -61,7 +61,7 @@ _HOMES = {
     "load_classifier": "keras_transformer.tasks.classification.pipeline",
     "load_ensemble": "keras_transformer.tasks.translation.ensembles",
     "load_generator": "keras_transformer.tasks.language_modelling.pipeline",
-    "load_piece_vectors": "keras_transformer.decoding.neighbours",
+    "load_piece_vectors": "keras_transformer.decoding.pipelines",
     "load_recommender": "keras_transformer.tasks.next_item.pipeline",
     "load_recognizer": "keras_transformer.tasks.images.pipeline",
     "losses": "keras_transformer.losses",

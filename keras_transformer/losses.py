@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from keras import ops
 
 from keras_transformer.layers.attention_ops import real_labels
 from keras_transformer.ops import Tensor
+from keras_transformer.ordering import computed_after
 
 __all__ = ["SmoothedCrossEntropy"]
 
@@ -172,12 +172,3 @@ def check_shapes(logits: Tensor, **others: Tensor) -> None:
             raise ValueError(
                 f"`{name}` must have one entry for each token of the logits: the shape {expected}. Received: {shape}"
             )
-
-
-def computed_after(tensors: Sequence[Tensor]) -> AbstractContextManager:
-    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
-    if keras.config.backend() != "tensorflow":
-        return nullcontext()
-    import tensorflow as tf
-
-    return tf.control_dependencies(tensors)

@@ -236,16 +236,16 @@ SLOTS: dict[str, dict[str, Part]] = {
         ),
     },
     "residual": {
-        "post_norm": Part(f"{LAYERS}.residual:PostNorm", "norm after the residual sum", "paper, 3.1"),
+        "post_norm": Part(f"{LAYERS}.layer:PostNorm", "norm after the residual sum", "paper, 3.1"),
         "pre_norm": Part(
-            f"{LAYERS}.residual:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
+            f"{LAYERS}.layer:PreNorm", "norm before the sub-layer, and another after the stack", "arXiv 2002.04745"
         ),
         "sub_norm": Part(
-            f"{LAYERS}.residual:SubNorm", "pre_norm, with another norm before the last product",
+            f"{LAYERS}.layer:SubNorm", "pre_norm, with another norm before the last product",
             "arXiv 2210.06423 (Magneto)",
         ),
         "none": Part(
-            f"{LAYERS}.residual:NoResidual", "post_norm without the residual sum, for comparison", "paper, 3.1"
+            f"{LAYERS}.layer:NoResidual", "post_norm without the residual sum, for comparison", "paper, 3.1"
         ),
     },
     "norm": {

@@ -43,7 +43,7 @@ keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy
 keras_transformer.export_folder keras_transformer.ordering keras_transformer.tasks
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
-keras_transformer.version keras_transformer.bounds
+keras_transformer.version
 """
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
@@ -206,7 +206,7 @@ def test_every_module_imports_without_tensorflow(tmp_path) -> None:
 THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
-        "decoding/pipelines", "decoding/onnx_decoder", "importing/bart_layout", "importing/t5",
+        "decoding/pipelines", "decoding/onnx_decoder", "importing/layouts", "importing/t5",
         "layers/position_biases", "models/transformer", "plots/page",
     )),
 }  # fmt: skip

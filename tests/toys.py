@@ -5,8 +5,8 @@ from typing import Any
 from keras_transformer import family, ops
 from keras_transformer.layers.attention import SelfAttention
 from keras_transformer.layers.attention_ops import keys_mask
+from keras_transformer.layers.layer import PreNorm
 from keras_transformer.layers.positions import Positions
-from keras_transformer.layers.residual import PreNorm
 from keras_transformer.layers.score import Score
 from keras_transformer.layers.stack import Stack
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.bounds import BOUNDS, LEAST_BLEU, NEAR_TIE
 from keras_transformer.decoding.sentences import Texts, valid
+from keras_transformer.export_folder import BOUNDS, LEAST_BLEU, NEAR_TIE
 from keras_transformer.scores import bleu_metric
 from keras_transformer.text.lines import is_blank
 

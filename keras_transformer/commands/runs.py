@@ -102,7 +102,7 @@ def number(text: str | None) -> float:
 def neighbours(arguments: argparse.Namespace) -> None:
     """Prints a JSON object for each word: the pieces with the nearest vectors, and their cosines."""
     load_tensorflow()
-    from keras_transformer.decoding.neighbours import load_piece_vectors
+    from keras_transformer.decoding.pipelines import load_piece_vectors
 
     vectors = load_piece_vectors(arguments.run)
     found = {word: vectors.neighbours(word, arguments.count) for word in arguments.words}

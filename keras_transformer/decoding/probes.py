@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.bounds import BOUNDS, NEAR_TIE
 from keras_transformer.decoding.search_options import MAX_OWN_BEAMS, SearchOptions
 from keras_transformer.decoding.sentences import Ids
 from keras_transformer.errors import RequestError
+from keras_transformer.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.text.lines import is_blank

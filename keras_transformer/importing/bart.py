@@ -16,9 +16,9 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import bart_layout
-from keras_transformer.importing.bart_layout import OUTPUT, POSITIONS, SHARED, SOURCE, TARGET
+from keras_transformer.importing import layouts
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
+from keras_transformer.importing.layouts import OUTPUT, POSITIONS, SHARED, SOURCE, TARGET
 from keras_transformer.importing.pieces import fixed_logits, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
@@ -43,15 +43,15 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**bart_layout.BART_FIXED, **FIXED})
+    options.expect({**layouts.BART_FIXED, **FIXED})
     ids = _ids(options)
     search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
-    config = bart_layout.bart_config(options) | {
+    config = layouts.bart_config(options) | {
         "vocabulary_size": len(ids),
         "positions": {"name": "learned", "offset": OFFSET, "separate": True},
         "embedding_norm": True,
     }
-    options.finish(INERT | bart_layout.BART_WITHOUT_EFFECT | WITHOUT_EFFECT)
+    options.finish(INERT | layouts.BART_WITHOUT_EFFECT | WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weight
         Weight("positions.decoder_embeddings", POSITIONS[1], "PD"),
         *norm_weights("source_norm", "model.encoder.layernorm_embedding"),
         *norm_weights("target_norm", "model.decoder.layernorm_embedding"),
-        *bart_layout.bart_blocks(config),
+        *layouts.bart_blocks(config),
     ]
     width = config["hidden_dim"]
     sizes = {

@@ -14,8 +14,14 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.encoder_layout import ENCODER_FIXED, ENCODER_WITHOUT_EFFECT, encoder_block, encoder_config, labels_of
 from keras_transformer.importing.folder import INERT, ModelFolder, Options
+from keras_transformer.importing.layouts import (
+    ENCODER_FIXED,
+    ENCODER_WITHOUT_EFFECT,
+    encoder_block,
+    encoder_config,
+    labels_of,
+)
 from keras_transformer.importing.pieces import id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_transformer.importing.causal_layout import copies, ids_of, language_model
 from keras_transformer.importing.folder import ModelFolder, Options
+from keras_transformer.importing.layouts import copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import bart_layout
-from keras_transformer.importing.bart_layout import OUTPUT, POSITIONS, SHARED, SOURCE, TARGET, BART_WITHOUT_EFFECT
+from keras_transformer.importing import layouts
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
+from keras_transformer.importing.layouts import BART_WITHOUT_EFFECT, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
     ControlIds,
@@ -48,13 +48,13 @@ def read(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**bart_layout.BART_FIXED, **FIXED})
+    options.expect({**layouts.BART_FIXED, **FIXED})
     ids = _ids(folder, options)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
-    config = bart_layout.bart_config(options) | {
+    config = layouts.bart_config(options) | {
         "vocabulary_size": len(target.ids),
         "source_vocabulary_size": len(source.ids),
         "tied_output": options.switch("tie_word_embeddings", True),
@@ -139,7 +139,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: _Ids, source: Vocabu
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
         Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
-        *bart_layout.bart_blocks(config),
+        *layouts.bart_blocks(config),
     ]
     sizes = {
         "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,

@@ -7,14 +7,14 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.encoder_layout import (
+from keras_transformer.importing.folder import INERT, ModelFolder, Options
+from keras_transformer.importing.layouts import (
     ENCODER_FIXED,
     ENCODER_WITHOUT_EFFECT,
     encoder_block,
     encoder_config,
     labels_of,
 )
-from keras_transformer.importing.folder import INERT, ModelFolder, Options
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
 

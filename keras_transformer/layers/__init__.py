@@ -11,7 +11,19 @@ from keras_transformer.layers.attention_ops import causal_mask, keys_mask, paddi
 from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBlock
 from keras_transformer.layers.compressed import CompressedAttention
 from keras_transformer.layers.feed_forward import Experts, FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
-from keras_transformer.layers.layer import Conv2D, Dense, Dropout, Layer, LayerNorm, RmsNorm
+from keras_transformer.layers.layer import (
+    Conv2D,
+    Dense,
+    Dropout,
+    Layer,
+    LayerNorm,
+    NoResidual,
+    PostNorm,
+    PreNorm,
+    Residual,
+    RmsNorm,
+    SubNorm,
+)
 from keras_transformer.layers.patches import AttentiveStem, ClassToken, ImageAttention, Patches
 from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
 from keras_transformer.layers.positions import (
@@ -24,7 +36,6 @@ from keras_transformer.layers.positions import (
     XposPositions,
     positions_of,
 )
-from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, Residual, SubNorm
 from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
 from keras_transformer.layers.stack import Stack, UniversalStack
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention

@@ -16,7 +16,7 @@ from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.files import write_whole
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
-from keras_transformer.training.workers import num_workers
+from keras_transformer.training.devices import num_workers
 
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.

@@ -1,13 +1,24 @@
-"""The devices to train on: reads `--devices`, configures TensorFlow, and describes the devices to people."""
+"""The devices and the workers that train together, and the strategy under which their replicas train.
+
+`TF_CONFIG` names the workers; without it there is one.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import JobError, RequestError, say
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class Devices(NamedTuple):
@@ -93,3 +104,226 @@ def describe_devices(devices: str) -> str:
 def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+MEETING_SECONDS = 600.0  # how long the first worker waits for the last
+MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
+BETWEEN_CALLS = 0.3  # seconds
+
+
+class WorkerLost(JobError):
+    """Another worker stopped, or cannot be reached. The checkpoints are intact, and all workers may start again."""
+
+
+class Workers(NamedTuple):
+    """Who trains together.
+
+    Args:
+        total: how many workers.
+        own: this worker's number, from 0.
+        addresses: of all workers, as "HOST:PORT"; empty if there is one.
+    """
+
+    total: int
+    own: int
+    addresses: tuple[str, ...] = ()
+
+
+def num_workers() -> int:
+    """How many workers train together.
+
+    Raises:
+        RequestError: `TF_CONFIG` does not name workers alone, or not this one among them.
+    """
+    return _workers().total
+
+
+def worker_index() -> int:
+    """This worker's number, from 0. Worker 0 is the chief, which alone writes the run folder."""
+    return _workers().own
+
+
+def meet(facts: dict[str, Any], seconds: float = MEETING_SECONDS) -> None:
+    """Waits until all workers have come, and compares what they are about to do.
+
+    The chief listens at its address in `TF_CONFIG`, as TensorFlow does later. The others send their facts there, and
+    the chief tells all of them what it found.
+
+    Args:
+        facts: what must be the same, by names for people; values of JSON.
+        seconds: how long to wait.
+
+    Raises:
+        RequestError: a worker has other facts than the chief.
+        WorkerLost: a worker did not come; the message names it.
+    """
+    found = _workers()
+    if found.total == 1:
+        return
+    end = time.monotonic() + seconds
+    if found.own:
+        say(f"waiting for the chief at {found.addresses[0]}")
+        error, message = _told_by_chief({"worker": found.own, "facts": facts}, found.addresses[0], end)
+    else:
+        say(f"waiting for {found.total - 1} other worker(s), up to {seconds:.0f} s")
+        error, message = _found_by_chief(json.loads(json.dumps(facts)), found.addresses, end)
+    if message:
+        raise (RequestError if error == "RequestError" else WorkerLost)(message)
+
+
+def _found_by_chief(facts: dict[str, Any], addresses: tuple[str, ...], end: float) -> list[str]:
+    """Hears all workers and answers them: the name of an error and its message, which is empty if all is well."""
+    port, heard = int(addresses[0].rpartition(":")[2]), dict[int, tuple[socket.socket, Any]]()
+    has_both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=has_both))
+        except OSError as error:
+            raise JobError(
+                f"cannot listen at {addresses[0]}, the chief's address ({error.strerror or error})"
+            ) from None
+        while len(heard) < len(addresses) - 1 and (left := end - time.monotonic()) > 0:
+            server.settimeout(left)
+            try:
+                caller = stack.enter_context(server.accept()[0])
+                message = _received(caller)
+                if message["worker"] in range(1, len(addresses)):
+                    heard[message["worker"]] = caller, message["facts"]
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # the time is over, or a stranger calls
+        missing = [f"{number} ({addresses[number]})" for number in range(1, len(addresses)) if number not in heard]
+        answer = ["", ""]
+        if missing:
+            answer = ["WorkerLost", f"worker(s) {', '.join(missing)} did not come in time: start all workers together"]
+        elif differing := [told for number in sorted(heard) if (told := _differing(number, heard[number][1], facts))]:
+            answer = ["RequestError", f"{'; '.join(differing)}: start all workers with the same text and settings"]
+        for caller, _ in heard.values():
+            try:
+                _send(caller, answer)
+                caller.recv(1)  # until the worker hangs up, so that the port is free at once for TensorFlow
+            except OSError:
+                continue
+        return answer
+
+
+def _differing(number: int, theirs: Any, facts: dict[str, Any]) -> str:
+    theirs = theirs if isinstance(theirs, dict) else {}
+    names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
+    told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
+    return f"worker {number} differs from the chief: {told}" if told else ""
+
+
+def _told_by_chief(message: dict[str, Any], address: str, end: float) -> list[str]:
+    """Calls the chief until it answers; see `_found_by_chief`."""
+    host, _, port = address.rpartition(":")
+    while (left := end - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=min(left, MESSAGE_SECONDS)
+            ) as connection:
+                # A port of this machine that nobody listens at may be connected with itself.
+                if connection.getsockname() != connection.getpeername():
+                    _send(connection, message)
+                    error, told = _received(connection, left + MESSAGE_SECONDS)
+                    return [error, told]
+        except (OSError, ValueError, TypeError):
+            pass  # the chief is not there yet
+        time.sleep(BETWEEN_CALLS)
+    return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
+
+
+def _send(connection: socket.socket, message: Any) -> None:
+    connection.settimeout(MESSAGE_SECONDS)
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _received(connection: socket.socket, seconds: float = MESSAGE_SECONDS) -> Any:
+    """A line of JSON. Raises OSError or ValueError if none comes."""
+    connection.settimeout(seconds)
+    with connection.makefile("rb") as file:
+        return json.loads(file.readline(MAX_MESSAGE_BYTES))
+
+
+@contextmanager
+def lost_workers() -> Iterator[None]:
+    """Raises `WorkerLost` where an operation fails because another worker is gone; TensorFlow notices in seconds."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        is_lost = isinstance(error, tf.errors.UnavailableError) or "Collective ops is aborted" in error.message
+        if num_workers() == 1 or not is_lost:
+            raise
+        raise WorkerLost(
+            "another worker stopped, or cannot be reached; the checkpoints are intact: start all workers again with "
+            "--resume"
+        ) from error
+
+
+def _workers() -> Workers:
+    """Reads `TF_CONFIG`. A cluster of one machine, whatever its job, is one worker."""
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+        jobs, task = config.get("cluster", {}), config.get("task", {})
+        addresses = [address for job in jobs.values() for address in job]
+        if len(addresses) <= 1:
+            return Workers(1, 0)
+        index = int(task["index"])
+        ports = [int(address.rpartition(":")[2]) for address in addresses]
+        of_workers = jobs.keys() == {"worker"} and all(0 < port < 2**16 for port in ports)
+        if of_workers and task["type"] == "worker" and 0 <= index < len(addresses):
+            return Workers(len(addresses), index, tuple(addresses))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        pass  # the error below tells what is expected
+    example = {"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}
+    raise RequestError(
+        "`TF_CONFIG` must name workers alone, of which the first is the chief, and this one's index, as in "
+        f"{json.dumps(example)}. Received: {text:.500}"
+    )
+
+
+class LocalReplicas(NamedTuple):
+    """The replicas of this worker.
+
+    Args:
+        indices: their numbers among all replicas.
+        total: how many replicas all workers have together.
+    """
+
+    indices: range
+    total: int
+
+
+def seed(number: int) -> None:
+    """Seeds Python, NumPy, Keras and TensorFlow."""
+    import keras
+
+    keras.utils.set_random_seed(number)
+
+
+def strategy(devices: str = "auto") -> tf.distribute.Strategy:
+    """The strategy for `--devices` (see `devices.parse_devices`).
+
+    Several workers if `TF_CONFIG` names them, mirrored replicas on several devices, else TensorFlow's default strategy.
+    It uses all GPUs that TensorFlow sees: `configure` must have hidden the others.
+    """
+    import tensorflow as tf
+
+    if os.environ.get("TF_CONFIG") == "":
+        del os.environ["TF_CONFIG"]  # TensorFlow reads it too, and takes an empty one for broken JSON
+    if num_workers() > 1:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    kind, numbers = parse_devices(devices)
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    names = [f"/cpu:{number}" for number in numbers] if kind == "cpu" else gpus
+    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.get_strategy()
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> LocalReplicas:
+    """The replicas of this worker under a strategy."""
+    count = strategy.num_replicas_in_sync
+    each = count // num_workers()
+    return LocalReplicas(range(worker_index() * each, (worker_index() + 1) * each), count)

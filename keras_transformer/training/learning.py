@@ -152,9 +152,9 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
     """
     from keras_transformer.training.callbacks import Progress
     from keras_transformer.training.checkpoints import Checkpoints
+    from keras_transformer.training.devices import num_workers
     from keras_transformer.training.result import MOST_AVERAGED, write_result
     from keras_transformer.training.timing import tell_time
-    from keras_transformer.training.workers import num_workers
 
     if not run.is_resumed and num_workers() == 1:
         with _feeding_errors():
@@ -278,7 +278,7 @@ def _feeding_errors() -> Iterator[None]:
 
 def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
     from keras_transformer.text.feeding import dataset
-    from keras_transformer.training.workers import local_replicas
+    from keras_transformer.training.devices import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
@@ -286,7 +286,7 @@ def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -
 
 def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
     from keras_transformer.text.feeding import one_epoch
-    from keras_transformer.training.workers import local_replicas
+    from keras_transformer.training.devices import local_replicas
 
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
@@ -328,7 +328,7 @@ def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[
     """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
     import numpy as np
 
-    from keras_transformer.training.workers import num_workers
+    from keras_transformer.training.devices import num_workers
 
     if progress.step % every == 0 or num_workers() > 1:
         return []

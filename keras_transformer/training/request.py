@@ -17,7 +17,7 @@ from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
-from keras_transformer.training import devices, workers
+from keras_transformer.training import devices
 from keras_transformer.training.common_settings import Settings, as_given, flag_of, own_data, resolve, settings_of
 from keras_transformer.training.stored_settings import (
     describe_inheritance,
@@ -46,7 +46,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
     """
     if given.get("resume") and given.get("overwrite"):
         raise RequestError("--resume continues a run and --overwrite removes it; received both: give one")
-    if given.get("hours") is not None and (given.get("resume") or workers.num_workers() > 1):
+    if given.get("hours") is not None and (given.get("resume") or devices.num_workers() > 1):
         raise RequestError(
             "--hours times the first steps of a new run with one worker; received "
             f"{'--resume' if given.get('resume') else '`TF_CONFIG` with several'} too: give --steps"
@@ -105,7 +105,7 @@ def _check_vocabulary_files(settings: Settings) -> None:
 
 def _resumed_run(given: dict[str, Any]) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
-    if workers.worker_index() == 0:
+    if devices.worker_index() == 0:
         with locked(folder.path):
             if not folder.is_run():
                 restore_replaced(folder)
@@ -173,8 +173,8 @@ def _check_devices(settings: Settings) -> bool:
         RequestError: `--devices` or `TF_CONFIG` is malformed.
     """
     devices.parse_devices(settings.devices)
-    workers.num_workers()
-    return workers.worker_index() == 0
+    devices.num_workers()
+    return devices.worker_index() == 0
 
 
 def _corpus(settings: Settings) -> Corpus[Any]:

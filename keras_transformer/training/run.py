@@ -27,22 +27,22 @@ def train(given: dict[str, Any]) -> None:
 
     Raises:
         RequestError: the request is wrong; nothing was written.
-        JobError: training failed, or another worker was lost or did not come (`workers.WorkerLost`); the checkpoints
+        JobError: training failed, or another worker was lost or did not come (`devices.WorkerLost`); the checkpoints
             are intact.
         Stopped: a signal came; the run is saved.
     """
     load_tensorflow()
-    from keras_transformer.training import devices, workers
+    from keras_transformer.training import devices
 
     run = open_run(given)
     if run is None:
         return
     devices.configure(run.settings.devices, run.settings.threads)
     say(devices.describe_devices(run.settings.devices))
-    workers.seed(run.settings.seed)
-    workers.meet(shared_facts(run))
-    with workers.lost_workers():
-        strategy = workers.strategy(run.settings.devices)
+    devices.seed(run.settings.seed)
+    devices.meet(shared_facts(run))
+    with devices.lost_workers():
+        strategy = devices.strategy(run.settings.devices)
         _train(run, strategy)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import train_on_ray
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.training.workers import WorkerLost
+from keras_transformer.training.devices import WorkerLost
 from tests.examples.conftest import ROOT, wait
 from tests.processes import killed_at_end
 from tests.tiny_corpus import tiny_flags

@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
-from keras_transformer.layers.residual import PostNorm
+from keras_transformer.layers.layer import PostNorm
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models import Transformer
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of

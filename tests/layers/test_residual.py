@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.blocks import DecoderBlock
-from keras_transformer.layers.residual import NoResidual, PostNorm, PreNorm, SubNorm
+from keras_transformer.layers.layer import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.stack import Stack
 from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
 

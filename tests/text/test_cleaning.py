@@ -5,10 +5,21 @@ from collections.abc import Sequence
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.text import distillation
-from keras_transformer.text.cleaning import REASONS, Cleaning, Overlap, cleaned, key, script, survey
+from keras_transformer.text import cleaning
+from keras_transformer.text.cleaning import (
+    REASONS,
+    Cleaning,
+    Faults,
+    Overlap,
+    Translation,
+    cleaned,
+    fault,
+    faultless,
+    key,
+    script,
+    survey,
+)
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files
-from keras_transformer.text.distillation import Faults, Translation, fault, faultless
 
 VALIDATION, COPY, SOURCE_SCRIPT, TARGET_SCRIPT, DUPLICATE, NEAR_DUPLICATE = REASONS
 DIFFERENT = [(f"word {number}", f"Wort {number}") for number in range(30)]
@@ -117,17 +128,17 @@ A_DOG = "Ein Hund läuft über das Gras."
 def test_a_fault_is_found_by_its_kind():
     for source, translation, found in (
         ("A dog runs over the grass.", A_DOG, None),
-        (" \t", "", distillation.BLANK_SOURCE),
-        ("A dog.", " ", distillation.EMPTY),
-        ("A dog runs over the grass and on to the sea.", "Hund.", distillation.RATIO),
+        (" \t", "", cleaning.BLANK_SOURCE),
+        ("A dog.", " ", cleaning.EMPTY),
+        ("A dog runs over the grass and on to the sea.", "Hund.", cleaning.RATIO),
         ("A 1.", "Eine Eins, eine.", None),  # short sides may differ as they like
         ("A dog.", "Ein, ein, ein Hund.", None),
-        ("A dog runs and runs.", "Ein Hund und ein Hund und ein Hund und ein Hund und", distillation.REPEATED),
+        ("A dog runs and runs.", "Ein Hund und ein Hund und ein Hund und ein Hund und", cleaning.REPEATED),
         ("No no no no no no!", "Nein nein nein nein nein nein!", None),  # the source says so
-        ("狗跑过草地，一直跑到海边，然后又跑了回来，大家都很高兴，" * 2, "犬が走る" * 20, distillation.REPEATED),
+        ("狗跑过草地，一直跑到海边，然后又跑了回来，大家都很高兴，" * 2, "犬が走る" * 20, cleaning.REPEATED),
     ):
         assert fault(source, Translation(translation, True)) == found
-    assert fault("A dog runs over the grass.", Translation(A_DOG, False)) == distillation.UNFINISHED
+    assert fault("A dog runs over the grass.", Translation(A_DOG, False)) == cleaning.UNFINISHED
 
 
 def test_what_is_left_out_is_counted_with_examples_and_the_rest_stays_in_order():
@@ -135,5 +146,5 @@ def test_what_is_left_out_is_counted_with_examples_and_the_rest_stays_in_order()
     translated = [(source, Translation(text, True)) for source, text in lines]
     assert list(faultless(translated)) == [(2, ("One.", "Eins.")), (8, ("Two.", "Zwei."))]
     faults = Faults.among(translated)
-    assert faults.counts == {distillation.EMPTY: 5, distillation.BLANK_SOURCE: 1}
-    assert [one.line for one in faults.examples[distillation.EMPTY]] == [1, 3, 4], "the first three"
+    assert faults.counts == {cleaning.EMPTY: 5, cleaning.BLANK_SOURCE: 1}
+    assert [one.line for one in faults.examples[cleaning.EMPTY]] == [1, 3, 4], "the first three"

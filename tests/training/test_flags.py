@@ -16,7 +16,7 @@ from keras_transformer.making import PRESETS, SIZES
 from keras_transformer.run_folder import read_tokenizers
 from keras_transformer.text.batch_sampler import Place
 from keras_transformer.text.normalization import normalizer_of
-from keras_transformer.training import run, workers
+from keras_transformer.training import devices, run
 from keras_transformer.training.flags import parser
 from tests.graphs import is_compiled_by_xla
 from tests.tiny_corpus import tiny_flags
@@ -126,9 +126,9 @@ def test_a_named_corpus_and_where_it_is(tmp_path, capsys):
 
 def test_devices_and_threads_are_handed_on(begin, monkeypatch):
     """That threads are as many as asked is a case of `replicated.py`, in a process of its own."""
-    configure, strategy = Mock(), Mock(return_value=workers.strategy("cpu"))
+    configure, strategy = Mock(), Mock(return_value=devices.strategy("cpu"))
     monkeypatch.setattr("tests.training.runs.configured", configure)
-    monkeypatch.setattr(workers, "strategy", strategy)
+    monkeypatch.setattr(devices, "strategy", strategy)
     begin("--devices", "cpu:3", "--threads", "5")
     configure.assert_called_once_with("cpu:3", 5)
     strategy.assert_called_once_with("cpu:3")

@@ -13,7 +13,7 @@ from keras_transformer import optimizers
 from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.models import Transformer
-from keras_transformer.training import devices, workers
+from keras_transformer.training import devices
 from tests.graphs import nodes_of_a_step
 from tests.training.replicated import LONG, QUICK, adam, assert_same, batches, mean_loss, model_of, sgd, train
 from tests.training.runs import run_module
@@ -111,5 +111,5 @@ def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):
 def test_an_empty_cluster_is_none(monkeypatch):
     """TensorFlow's own reader, which several replicas ask, takes an empty `TF_CONFIG` for broken JSON."""
     monkeypatch.setenv("TF_CONFIG", "")
-    workers.strategy("cpu")
+    devices.strategy("cpu")
     assert not tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().jobs

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.errors import RequestError
-from keras_transformer.training import devices, run, workers
-from tests.tiny_corpus import tiny_flags, write_corpus
+from keras_transformer.training import devices, run
 from tests.training.runs import run_module, trained
 
 FLAGS = ["--steps", "4", "--checkpoint-every", "2", "--dropout", "0"]
@@ -74,9 +73,9 @@ def test_an_operation_that_fails_for_another_reason_is_not_a_lost_worker(monkeyp
     import tensorflow as tf
 
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": MACHINES, "task": task(1)}))
-    with pytest.raises(tf.errors.InvalidArgumentError), workers.lost_workers():
+    with pytest.raises(tf.errors.InvalidArgumentError), devices.lost_workers():
         raise tf.errors.InvalidArgumentError(None, None, "a shape does not fit")
-    with pytest.raises(workers.WorkerLost), workers.lost_workers():
+    with pytest.raises(devices.WorkerLost), devices.lost_workers():
         raise tf.errors.InternalError(None, None, "Collective ops is aborted by: a peer")
 
 
@@ -87,17 +86,17 @@ def meet(monkeypatch):
     Each worker is a thread.
     """
     here = threading.local()
-    monkeypatch.setattr(workers, "_workers", lambda: here.workers)
+    monkeypatch.setattr(devices, "_workers", lambda: here.workers)
 
     def meet(all_facts: list[dict[str, Any] | None], seconds: float = 30) -> list[Exception | None]:
         addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(len(all_facts)))
 
         def of_worker(number: int) -> Exception | None:
-            here.workers = workers.Workers(len(addresses), number, addresses)
+            here.workers = devices.Workers(len(addresses), number, addresses)
             try:
                 if (facts := all_facts[number]) is not None:
-                    workers.meet(facts, seconds)
-            except (RequestError, workers.WorkerLost) as error:
+                    devices.meet(facts, seconds)
+            except (RequestError, devices.WorkerLost) as error:
                 return error
             return None
 
@@ -123,7 +122,7 @@ def test_workers_of_the_same_text_and_settings_begin_and_others_are_refused(meet
 def test_who_does_not_come_is_named_when_the_time_is_over(meet):
     chief, one, _ = meet([SAME, SAME, None], seconds=1)
     for error in (chief, one):
-        assert type(error) is workers.WorkerLost
+        assert type(error) is devices.WorkerLost
         assert re.fullmatch(r"worker\(s\) 2 \(127.0.0.1:\d+\) did not come in time: .*", str(error))
     (_, error) = meet([None, SAME], seconds=1)
     assert re.fullmatch(r"the chief, 127.0.0.1:\d+, did not come in time: .*", str(error))
@@ -146,14 +145,14 @@ def test_strangers_that_call_the_chief_are_not_heard(meet, monkeypatch):
 
 def test_workers_meet_before_tensorflow_connects_them(tmp_path, monkeypatch):
     """They may read the text at other places, and have other devices."""
-    met = Mock(side_effect=workers.WorkerLost)
-    monkeypatch.setattr(workers, "meet", met)
+    met = Mock(side_effect=devices.WorkerLost)
+    monkeypatch.setattr(devices, "meet", met)
     monkeypatch.setattr(devices, "configure", lambda *_: None)
     source, target = write_corpus(tmp_path)
     given = {"source": str(source), "target": str(target), "out": str(tmp_path / "run")}
     elsewhere = {"source": str(source.rename(tmp_path / "moved")), "devices": "cpu:2", "threads": 2}
     for more in (elsewhere, {**elsewhere, "seed": 2}, {**elsewhere, "target": elsewhere["source"]}):
-        with pytest.raises(workers.WorkerLost):
+        with pytest.raises(devices.WorkerLost):
             run.train({**given, **more})
     same, seed, text = (json.loads(json.dumps(call.args[0])) for call in met.call_args_list)
     assert {name for name in same if same[name] != seed[name]} == {"--seed"}
@@ -177,9 +176,9 @@ def test_workers_are_counted_and_a_cluster_that_is_not_of_workers_alone_is_refus
         (json.dumps({"cluster": MACHINES, "task": task("1"), "environment": "cloud"}), (2, 1)),
     ):  # fmt: skip
         monkeypatch.setenv("TF_CONFIG", config)
-        assert (workers.num_workers(), workers.worker_index()) == expected
+        assert (devices.num_workers(), devices.worker_index()) == expected
     for config in ("{", "[" * 100_000, *map(json.dumps, NO_WORKERS)):
         monkeypatch.setenv("TF_CONFIG", config)
-        for ask in (workers.num_workers, workers.worker_index):
+        for ask in (devices.num_workers, devices.worker_index):
             with pytest.raises(RequestError, match="^`TF_CONFIG` must name workers alone, .* Received: "):
                 ask()

@@ -20,8 +20,8 @@ from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
 
 if TYPE_CHECKING:
     from keras_transformer.tasks.translation.pipeline import Hypothesis
+    from keras_transformer.text.cleaning import Translation
     from keras_transformer.text.corpora import Pair
-    from keras_transformer.text.distillation import Translation
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
 SHOWN_CHARACTERS = 60  # of an example on standard error
@@ -126,9 +126,8 @@ class DistilledText:
         Raises:
             RequestError: no pair is left.
         """
-        from keras_transformer.text.cleaning import survey
+        from keras_transformer.text.cleaning import Faults, faultless, survey
         from keras_transformer.text.corpora import Corpus
-        from keras_transformer.text.distillation import Faults, faultless
 
         def translated() -> Iterator[tuple[str, Translation]]:
             return zip(read_lines(source), self._translations(), strict=True)
@@ -227,7 +226,7 @@ def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
 
 def _translation(line: bytes) -> Translation | None:
     """What a line of a shard holds; None if it is damaged."""
-    from keras_transformer.text.distillation import Translation
+    from keras_transformer.text.cleaning import Translation
 
     try:
         text, is_finished = json.loads(line.decode("utf-8"))

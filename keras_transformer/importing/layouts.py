@@ -1,0 +1,217 @@
+"""What several architectures of Hugging Face's format have in common, options and names of tensors: BART and Marian;
+GPT-2 and Llama; BERT and ViT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import (
+    INERT,
+    NEUTRAL_SEARCH,
+    READ_SEARCH,
+    SEARCH_WITHOUT_EFFECT,
+    ModelFolder,
+    Options,
+)
+from keras_transformer.importing.pieces import NEVER, id_vocabulary
+from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
+from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
+
+# Options with the one value that the architectures have. Old files say them.
+BART_FIXED: dict[str, Any] = {
+    "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
+    "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
+    "pruned_heads": {}, "tie_encoder_decoder": False,
+}  # fmt: skip
+# Options that act in training alone, or repeat others.
+BART_WITHOUT_EFFECT = {
+    "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
+    "extra_pos_embeddings", "num_hidden_layers",
+}  # fmt: skip
+BART_EPSILON = 1e-5  # of PyTorch's layer normalization
+
+ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+
+
+def bart_config(options: Options) -> dict[str, Any]:
+    """The arguments of our model that the architectures have in common."""
+    sizes = {}
+    for ours, theirs in (("num_heads", "attention_heads"), ("intermediate_dim", "ffn_dim")):
+        sizes[ours] = options.size(f"encoder_{theirs}")
+        if (received := options.size(f"decoder_{theirs}")) != sizes[ours]:
+            raise options.refusal(f"decoder_{theirs}", received, f"{sizes[ours]}, as in the encoder")
+    return {
+        **sizes,
+        "hidden_dim": options.size("d_model"),
+        "encoder_layers": options.size("encoder_layers"),
+        "decoder_layers": options.size("decoder_layers"),
+        "dropout": options.number("dropout", 0.1),
+        "attention_dropout": options.number("attention_dropout", 0.0),
+        "max_source_length": options.size("max_position_embeddings") - 1,  # less the end id
+        "activation": options.activation("activation_function"),
+        "norm": {"name": "layer", "epsilon": BART_EPSILON},
+        "attention_bias": True,
+        "output_bias": True,
+        "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
+    }
+
+
+def bart_blocks(config: dict[str, Any]) -> Iterator[Weight]:
+    """The weights of the blocks. H is the width of all heads, of which no order changes."""
+    for stack, names, depth in zip(
+        ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True
+    ):
+        for number in range(depth):
+            block, layer = f"{stack}_stack.blocks.{number}", f"model.{stack}.layers.{number}"
+            for name in names:
+                yield from _attention(f"{block}.{name}", f"{layer}.{ATTENTIONS[name]}")
+            feed_forward = f"{block}.feed_forward"
+            yield Weight(f"{feed_forward}.kernel_in", f"{layer}.fc1.weight", "FD", order=TRANSPOSED)
+            yield Weight(f"{feed_forward}.bias_in", f"{layer}.fc1.bias", "F")
+            yield Weight(f"{feed_forward}.kernel_out", f"{layer}.fc2.weight", "DF", order=TRANSPOSED)
+            yield Weight(f"{feed_forward}.bias_out", f"{layer}.fc2.bias", "D")
+            yield from norm_weights(f"{feed_forward}_residual.norm", f"{layer}.final_layer_norm")
+
+
+def _attention(ours: str, theirs: str) -> Iterator[Weight]:
+    for name, projection in PROJECTIONS.items():
+        yield Weight(f"{ours}.{name}_kernel", f"{theirs}.{projection}.weight", "HD", order=TRANSPOSED)
+        yield Weight(f"{ours}.{name}_bias", f"{theirs}.{projection}.bias", "H")
+    yield Weight(f"{ours}.output_kernel", f"{theirs}.out_proj.weight", "DH", order=TRANSPOSED)
+    yield Weight(f"{ours}.output_bias", f"{theirs}.out_proj.bias", "D")
+    yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
+
+
+# How they draw, and what they pad with: a generator of ours is told how to search.
+CAUSAL_WITHOUT_EFFECT = {
+    *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
+    "is_encoder_decoder",
+}  # fmt: skip
+
+
+def ids_of(options: Options, size: int) -> list[int]:
+    """For each of our ids, theirs. Pad and unknown, which they lack, are copies of the start.
+
+    A model without a start id of its own begins texts with the id that ends them.
+    """
+    end = options.whole("eos_token_id", size - 1)
+    start = options.whole("bos_token_id", size - 1, end)
+    return [start, start, start, end, *(id for id in range(size) if id not in (start, end))]
+
+
+def copies(ids: list[int]) -> dict[int, float]:
+    """The biases on the logits of our ids that are copies, so that they take no probability."""
+    places = (PAD, UNKNOWN) if ids.count(ids[START]) == START + 1 else (PAD, UNKNOWN, START)
+    return dict.fromkeys(places, NEVER)
+
+
+def language_model(
+    folder: ModelFolder,
+    options: Options,
+    config: dict[str, Any],
+    ids: list[int],
+    without_effect: set[str],
+    weights: Callable[[TensorFile, dict[str, Any], list[int]], Weights],
+) -> Imported:
+    """What was read of a language model.
+
+    Args:
+        folder, options: the model's folder, and what is left of the options in its config.json.
+        config: the arguments of our model that the options tell.
+        ids: for each of our ids, theirs.
+        without_effect: options of this architecture that change nothing here.
+        weights: the tensors, from file, configuration and ids.
+
+    Raises:
+        RequestError: an option or a tensor is not known, missing or damaged.
+    """
+    options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
+    fixed = {"vocabulary_size": len(ids), "output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
+    try:
+        config = {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
+    except ValueError as error:
+        raise RequestError(f"{options.where}: {error}") from error
+    tensors = weights(open_weights(folder), config, ids)
+    vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
+    return Imported(config, tensors, (vocabulary,))
+
+
+# Options with the one value that the architectures have.
+ENCODER_FIXED: dict[str, Any] = {
+    "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}  # fmt: skip
+ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
+MAX_LABELS = 1_000_000
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a configuration that names none
+PARTS = ("query", "key", "value")
+# The other products of a block: our kernel and bias, the name of theirs, its axes.
+PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "attention.output.dense", "DH"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "intermediate.dense", "FD"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "output.dense", "DF"),
+]
+
+
+def encoder_config(options: Options) -> dict[str, Any]:
+    """The arguments of our model that the architectures have in common."""
+    return {
+        "num_layers": options.size("num_hidden_layers"),
+        "num_heads": options.size("num_attention_heads"),
+        "hidden_dim": options.size("hidden_size"),
+        "intermediate_dim": options.size("intermediate_size"),
+        "dropout": options.number("hidden_dropout_prob", 0.0),
+        "attention_dropout": options.number("attention_probs_dropout_prob", 0.0),
+        "activation": options.activation("hidden_act", "gelu"),
+        "norm": {"name": "layer", "epsilon": options.number("layer_norm_eps", 1e-12)},
+        "positions": "learned",
+        "attention_bias": True,
+    }
+
+
+def labels_of(options: Options) -> list[str]:
+    """The labels in the order of the logits. Of equal names the later ones get their number too.
+
+    Raises:
+        RequestError: they are not numbered from 0, or are no texts.
+    """
+    names = options.pop("id2label") or DEFAULT_LABELS
+    options.pop("label2id")
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict | list) else []
+    if not isinstance(names, dict) or not 2 <= len(names) <= MAX_LABELS or {*names} != {*numbers}:
+        raise options.refusal("id2label", names, "labels by their numbers, from 0, at least two")
+    labels: dict[str, None] = {}  # in order, and each once
+    for number in numbers:
+        if not isinstance(label := names[number], str):
+            raise options.refusal("id2label", label, "texts")
+        while label in labels:
+            label = f"{label} ({number})"
+        labels[label] = None
+    return list(labels)
+
+
+def encoder_block(ours: str, theirs: str, attention: str, has_biases: bool = True) -> Iterator[Weight]:
+    """The weights of a block but its norms. H is the width of all heads, of which no order changes.
+
+    Args:
+        ours, theirs: the names of the block.
+        attention: what theirs calls the heads.
+        has_biases: whether queries, keys and values have biases.
+    """
+    for name in PARTS:
+        projection = f"{theirs}.attention.{attention}.{name}"
+        yield Weight(f"{ours}.self_attention.{name}_kernel", f"{projection}.weight", "HD", order=TRANSPOSED)
+        default = None if has_biases else 0.0
+        yield Weight(f"{ours}.self_attention.{name}_bias", f"{projection}.bias", "H", default=default)
+    for kernel, bias, name, axes in PRODUCTS:
+        yield Weight(f"{ours}.{kernel}", f"{theirs}.{name}.weight", axes, order=TRANSPOSED)
+        yield Weight(f"{ours}.{bias}", f"{theirs}.{name}.bias", axes[0])
