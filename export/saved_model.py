@@ -13,6 +13,7 @@ from typing import Any
 from keras_transformer.decoding.signatures import LINE_BREAKS, Outputs, Signature, pieces_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.files import write_folder_whole
+from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -62,8 +63,6 @@ def export_saved_model(
 
 def _save(module: Any, aside: Path, path: Path) -> None:
     """Writes the SavedModel to `aside`, from where it will move to `path`."""
-    import tensorflow as tf
-
     try:
         tf.saved_model.save(module, str(aside), signatures=module.functions)
     except tf.errors.OpError as error:  # TensorFlow raises it for a full disk too
@@ -73,8 +72,6 @@ def _save(module: Any, aside: Path, path: Path) -> None:
 
 
 def _module(signature: Signature) -> Any:
-    import tensorflow as tf
-
     module = tf.Module()
     # TensorFlow Serving cannot load Keras's wrappers of variables, so these are the variables themselves.
     module.weights = [variable.value for variable in signature.model.weights]
@@ -83,8 +80,6 @@ def _module(signature: Signature) -> Any:
 
 def _ids_module(signature: Signature) -> Any:
     """A `tf.Module` with its one signature."""
-    import tensorflow as tf
-
     module = _module(signature)
     answer = tf.function(signature.named, input_signature=[signature.spec()], autograph=False)
     module.functions = {"serving_default": answer}
@@ -93,8 +88,6 @@ def _ids_module(signature: Signature) -> Any:
 
 def _text_module(signature: Signature) -> Any:
     """A `tf.Module` with its signatures, a function for each name."""
-    import tensorflow as tf
-
     library, module = import_optional("tensorflow_text"), _module(signature)
     # Not the Fast tokenizer: for BPE vocabularies it gives other ids, without an error.
     module.tokenizers = source, target = [
@@ -126,8 +119,6 @@ def resource_name(tokenizer: Tokenizer) -> str:
 
 def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]]) -> Any:
     """Strings (B,) → ragged ids (B, pieces)."""
-    import tensorflow as tf
-
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     for pattern, by in cleaning:
         text = tf.strings.regex_replace(text, pattern, by)
@@ -136,7 +127,5 @@ def pieces_in(tokenizer: Any, text: Tensor, cleaning: Iterable[tuple[str, str]])
 
 def texts_of(tokenizer: Any, is_one_line: bool, ids: Tensor) -> Tensor:
     """Ids (B, L) → strings (B,)."""
-    import tensorflow as tf
-
     texts = tokenizer.detokenize(pieces_of(ids))
     return tf.strings.strip(tf.strings.regex_replace(texts, LINE_BREAKS, " ")) if is_one_line else texts

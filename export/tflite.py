@@ -20,6 +20,7 @@ from keras_transformer.decoding.signatures import Outputs, Signature, pieces_of
 from keras_transformer.errors import say
 from keras_transformer.files import write_whole
 from keras_transformer.layers.positions import TokenEmbedding
+from keras_transformer.lazy import tf
 from keras_transformer.making import make_model, model_config
 from keras_transformer.ops import Tensor
 from keras_transformer.text.lines import is_blank
@@ -112,8 +113,6 @@ def _reason_against_text(source: Tokenizer, target: Tokenizer) -> str:
 
 def _misread(tokenizer: Tokenizer) -> str:
     """What LiteRT's tokenizer reads otherwise than SentencePiece, of odd texts; "" if it reads them alike."""
-    import tensorflow as tf
-
     texts = [text for text in odd_texts(tokenizer) if "\x00" not in text and valid(text) == text and not is_blank(text)]
     library = import_optional("tensorflow_text").FastSentencepieceTokenizer(tokenizer.model)
     for text, ids in zip(texts, library.tokenize(tf.constant(texts)).to_list(), strict=True):
@@ -140,8 +139,6 @@ def _ids_module(signature: Signature) -> Any:
 
 
 def _text_module(signature: Signature) -> Any:
-    import tensorflow as tf
-
     library = import_optional("tensorflow_text")
     read, written = signature.pipeline.tokenizers
     source = library.FastSentencepieceTokenizer(read.model)
@@ -154,8 +151,6 @@ def _text_module(signature: Signature) -> Any:
 
 
 def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: Any) -> Any:
-    import tensorflow as tf
-
     module = tf.Module()
     # The variables themselves, not Keras's wrappers.
     module.weights = [variable.value for variable in signature.model.weights]
@@ -164,8 +159,6 @@ def _module(signature: Signature, answer: Callable[[Tensor], Outputs], takes: An
 
 
 def _converted(module: Any, signature: str, precision: str, takes_text: bool) -> bytes:
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures={signature: module.answer})
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[signature])

@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_transformer import auxiliary_losses
 from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 
 
@@ -187,8 +188,6 @@ class _TensorFlowFit(WeightedFit):
         super().compile(*args, jit_compile=False, **kwargs)
         self._compiled_gradients = None
         if jit_compile is True:
-            import tensorflow as tf
-
             self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
 
     def train_step(self, data: tuple) -> dict[str, Tensor]:
@@ -210,8 +209,6 @@ class _TensorFlowFit(WeightedFit):
 
     def _weighted(self, data: tuple, training: bool) -> tuple:
         """(inputs, labels, weights). In validation all real labels weigh the same: the loss is a mean over tokens."""
-        import tensorflow as tf
-
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         takes_a_mean = self._sum_loss is not None
         if weights is None and takes_a_mean:
@@ -238,8 +235,6 @@ class _TensorFlowFit(WeightedFit):
 
     def _counts(self, inputs: Any) -> Tensor | None:
         """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         is_whole = self.micro_batches == 1 and context.num_replicas_in_sync == 1
         if is_whole or not any(getattr(layer, "has_auxiliary_loss", False) for layer in self._flatten_layers()):
@@ -266,8 +261,6 @@ class _TensorFlowFit(WeightedFit):
 
     def _rows_of_a_part(self, data: Any) -> Tensor:
         """The number of rows of a micro-batch; the last may have fewer."""
-        import tensorflow as tf
-
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
     def _tracked_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
@@ -283,8 +276,6 @@ class _TensorFlowFit(WeightedFit):
     def _gradients(
         self, inputs: Any, labels: Tensor, weights: Tensor, counts: Tensor | None
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        import tensorflow as tf
-
         with tf.GradientTape() as tape:
             with auxiliary_losses.collected() as found:
                 logits = self(inputs, training=True)
@@ -306,8 +297,6 @@ class _TensorFlowFit(WeightedFit):
         return ops.cast(self._compute_loss(*data, training=training), "float32")
 
     def _accumulated_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
-        import tensorflow as tf
-
         rows = self._rows_of_a_part(data)
 
         def add_part(part: Tensor, total: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -320,8 +309,6 @@ class _TensorFlowFit(WeightedFit):
 
     def _track_loss(self, loss: Tensor, weights: Tensor | None) -> None:
         """Updates the `loss` metric so that it is the mean over all tokens of all replicas."""
-        import tensorflow as tf
-
         if weights is None:  # Keras divided the mean by the number of replicas, because it sums over replicas
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
             self._loss_tracker.update_state(loss * replicas)
@@ -332,8 +319,6 @@ class _TensorFlowFit(WeightedFit):
     def _track_metrics(
         self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, is_first: Tensor
     ) -> None:
-        import tensorflow as tf
-
         def track() -> Tensor:
             self.compute_metrics(inputs, labels, logits, sample_weight=weights)
             return tf.constant(True)
@@ -345,8 +330,6 @@ class _TensorFlowFit(WeightedFit):
             tf.cond(is_first | (steps % self.metrics_every == 0), track, lambda: tf.constant(False))
 
     def _as_vectors(self, logs: dict[str, Tensor]) -> dict[str, Tensor]:
-        import tensorflow as tf
-
         if not isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
@@ -366,8 +349,6 @@ ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorfl
 
 def _part_of(data: Any, part: Tensor, rows: Tensor) -> Any:
     """The rows of one micro-batch, each micro-batch with `rows` rows."""
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 
 
@@ -376,8 +357,6 @@ def _overflowing_together(gradients: list[Tensor]) -> list[Tensor]:
 
     Keras's `LossScaleOptimizer` checks replica 0 only, and skips the step of all replicas if it finds an overflow.
     """
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return gradients

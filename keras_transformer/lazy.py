@@ -1,13 +1,34 @@
-"""Names of a package that are imported when they are first used: Keras and TensorFlow take seconds to import."""
+"""What is imported when it is first used: TensorFlow, which takes seconds and is not there for every backend, and the
+names of a package."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import load_tensorflow
+
+
+class _LazyModule:
+    """A module that is imported when one of its names is first asked for.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = _LazyModule("tensorflow")
 
 
 def lazy_names(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow
+from keras_transformer.lazy import tf
 
 load_tensorflow()
 
@@ -49,8 +50,6 @@ class Adam(keras.optimizers.Adam):
         if keras.config.backend() != "tensorflow" or self.amsgrad:
             super().update_step(gradient, variable, learning_rate)
             return
-        import tensorflow as tf
-
         dtype, index = variable.dtype, self._get_variable_index(variable)
         step = tf.cast(self.iterations.value + 1, dtype)
         beta_1, beta_2 = tf.cast(self.beta_1, dtype), tf.cast(self.beta_2, dtype)
@@ -73,8 +72,6 @@ class Adam(keras.optimizers.Adam):
     def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:
         if not self.global_clipnorm or keras.config.backend() != "tensorflow":
             return super()._clip_gradients(grads)
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return super()._clip_gradients(grads)

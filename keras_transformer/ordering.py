@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import keras
 
+from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 
 
@@ -14,6 +15,4 @@ def computed_after(tensors: Sequence[Tensor]) -> AbstractContextManager:
     """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
     if keras.config.backend() != "tensorflow":
         return nullcontext()
-    import tensorflow as tf
-
     return tf.control_dependencies(tensors)

@@ -40,8 +40,9 @@ keras_transformer.losses
 keras_transformer.layers keras_transformer.optimizers keras_transformer.schedules
 keras_transformer.own_parts
 keras_transformer.family
-keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses keras_transformer.lazy
+keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses
 keras_transformer.export_folder keras_transformer.ordering keras_transformer.tasks
+keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version
 """
@@ -176,7 +177,7 @@ def is_misplaced(found: Import) -> bool:
     if library in EXPORT_ONLY:
         return (library, found.module) != RUNS_GRAPHS
     is_free = any(under(found.module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
-    return is_free and library in ("tensorflow", "jax", "torch")
+    return is_free and (library in ("tensorflow", "jax", "torch") or under(found.name, f"{PACKAGE}.lazy"))
 
 
 def test_libraries_stay_where_they_belong() -> None:

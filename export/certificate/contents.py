@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.lazy import tf
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 
@@ -110,7 +111,6 @@ def contents_of(artefact: Artefact) -> Contents:
 
 def saved_model_contents(path: Path) -> Contents:
     """Counts the operators of the signatures' functions; operators that TensorFlow itself lacks are custom."""
-    import tensorflow as tf
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     model = SavedModel.FromString((path / "saved_model.pb").read_bytes())

@@ -17,6 +17,7 @@ from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, padded
 from keras_transformer.errors import RequestError
+from keras_transformer.lazy import tf
 from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import Ensemble, Transformer
 from keras_transformer.ops import Tensor
@@ -57,8 +58,6 @@ def full_float32() -> Iterator[None]:
     """Products of float32 keep all bits within. By default TensorFlow and JAX round them to TF32 on a GPU, to 11 bits,
     and exported graphs, which do not, would give other scores."""
     if keras.config.backend() == "tensorflow":
-        import tensorflow as tf
-
         switch = tf.config.experimental
         before = switch.tensor_float_32_execution_enabled()
         switch.enable_tensor_float_32_execution(False)
@@ -90,8 +89,6 @@ def compiled(computation: Computation, model: Transformer | Ensemble, arrays: Se
 
 def traced(compute: Compiled, arrays: Sequence[np.ndarray]) -> Compiled:
     """One TensorFlow graph for arrays of these ranks and types, of all sizes."""
-    import tensorflow as tf
-
     signature = [tf.TensorSpec([None] * array.ndim, array.dtype) for array in arrays]
     # Concrete: TensorFlow takes the graphs of other computations for retracings of this one, and would warn of them.
     return tf.function(compute, input_signature=signature, autograph=False).get_concrete_function()

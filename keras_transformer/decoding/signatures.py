@@ -17,6 +17,7 @@ from keras_transformer.decoding.answers import Searched, Seen
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, long_texts, odd_texts
 from keras_transformer.errors import RequestError, say
+from keras_transformer.lazy import tf
 from keras_transformer.lengths import longest
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
@@ -58,8 +59,6 @@ def longest_of(lengths: Tensor) -> Tensor:
 
 def with_end(pieces: Any) -> Tensor:
     """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the end id, padded."""
-    import tensorflow as tf
-
     ids = tf.pad(pieces.to_tensor(PAD), [[0, 0], [0, 1]])
     end = tf.range(tf.shape(ids)[1]) == tf.cast(tf.expand_dims(pieces.row_lengths(), 1), tf.int32)
     return tf.where(end, END, ids)
@@ -67,15 +66,11 @@ def with_end(pieces: Any) -> Tensor:
 
 def between_ends(pieces: Any) -> Tensor:
     """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the start id and the end id, padded."""
-    import tensorflow as tf
-
     return tf.pad(with_end(pieces), [[0, 0], [1, 0]], constant_values=START)
 
 
 def pieces_of(ids: Tensor) -> Any:
     """Emitted ids (rows, L) → ragged ids for a tokenizer, without end and pad."""
-    import tensorflow as tf
-
     is_piece = (ids != PAD) & (ids != START) & (ids != END)
     lengths = tf.reduce_sum(
         tf.cast(is_piece, tf.int32), axis=1
@@ -158,8 +153,6 @@ class Signature:
 
     def spec(self) -> Any:
         """What the file that takes ids takes, for TensorFlow."""
-        import tensorflow as tf
-
         return tf.TensorSpec([None, *(self.item_shape() or [None])], self.input_type, name=self.takes)
 
     def padded(self, ids: Tensor) -> Tensor:
@@ -281,8 +274,6 @@ class Searching(Signature):
 
 def likeliest(labels: Sequence[str], probabilities: Tensor) -> Tensor:
     """The likeliest label (B,) of probabilities (B, C)."""
-    import tensorflow as tf
-
     # Keras's own `argmax` takes bits, which LiteRT cannot.
     return tf.gather(labels, tf.argmax(probabilities, axis=-1, output_type=tf.int32))
 

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import RequestError, command_line
+from keras_transformer.lazy import tf
 from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
@@ -23,8 +24,6 @@ from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     Dataset: TypeAlias = tf.data.Dataset | keras.utils.PyDataset
 
 PathLike = str | os.PathLike[str]
@@ -82,8 +81,6 @@ def num_replicas(strategy: Any) -> int:
         return 1
     if keras.config.backend() != "tensorflow":
         raise RequestError(f"`strategy` must be None on the backend {keras.config.backend()}; received: {strategy!r}")
-    import tensorflow as tf
-
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise RequestError(
             f"`strategy` must have one worker, such as a MirroredStrategy; received: {strategy!r}; with several "
@@ -129,8 +126,6 @@ class Epochs:
         """
         if keras.config.backend() != "tensorflow":
             return _PyEpochs(self)
-        import tensorflow as tf
-
         # TensorFlow keeps the function until the process ends, so the dataset, not the function, keeps the text.
         epochs = weakref.proxy(self)
         dataset = as_tf_dataset(lambda: epochs.batches(), self.plan.like)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import tensorflow as tf
+from keras_transformer.lazy import tf
 
 
 class Place(NamedTuple):
@@ -124,8 +123,6 @@ def as_tf_dataset(batches: Callable[[], Iterator[tuple]], like: Batch, prefetch:
         like: a batch with arrays of the types and the numbers of axes that are yielded.
         prefetch: how many batches to prepare ahead.
     """
-    import tensorflow as tf
-
     signature = tf.nest.map_structure(lambda array: tf.TensorSpec([None] * array.ndim, array.dtype), tuple(like))
     options = tf.data.Options()
     options.deterministic = True

@@ -13,12 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, say
-
-if TYPE_CHECKING:
-    import tensorflow as tf
+from keras_transformer.lazy import tf
 
 
 class Devices(NamedTuple):
@@ -63,8 +61,6 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
     Raises:
         RequestError: a GPU is not there.
     """
-    import tensorflow as tf
-
     kind, numbers = parse_devices(devices)
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "gpu" and max(numbers) >= len(gpus):
@@ -85,8 +81,6 @@ def configure(devices: str = "auto", threads: int = 0, deterministic: bool = Tru
 
 def describe_devices(devices: str) -> str:
     """One line for people: what a run trains on. If TensorFlow does not see a GPU of the driver, the line says why."""
-    import tensorflow as tf
-
     kind, numbers = parse_devices(devices)
     gpus = tf.config.get_visible_devices("GPU")
     if gpus:
@@ -248,8 +242,6 @@ def _received(connection: socket.socket, seconds: float = MESSAGE_SECONDS) -> An
 @contextmanager
 def lost_workers() -> Iterator[None]:
     """Raises `WorkerLost` where an operation fails because another worker is gone; TensorFlow notices in seconds."""
-    import tensorflow as tf
-
     try:
         yield
     except tf.errors.OpError as error:
@@ -310,8 +302,6 @@ def strategy(devices: str = "auto") -> tf.distribute.Strategy:
     Several workers if `TF_CONFIG` names them, mirrored replicas on several devices, else TensorFlow's default strategy.
     It uses all GPUs that TensorFlow sees: `configure` must have hidden the others.
     """
-    import tensorflow as tf
-
     if os.environ.get("TF_CONFIG") == "":
         del os.environ["TF_CONFIG"]  # TensorFlow reads it too, and takes an empty one for broken JSON
     if num_workers() > 1:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.lazy import tf
 from keras_transformer.making import make_model
 from keras_transformer.run_folder import load_model, read_config, resume_command
 from keras_transformer.text.feeding import Plan
@@ -21,8 +22,6 @@ from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
@@ -263,8 +262,6 @@ def _feeding_errors() -> Iterator[None]:
 
     A record of the run that cannot be written ends the run too; the checkpoints stay intact.
     """
-    import tensorflow as tf
-
     try:
         yield
     except tf.errors.OpError as error:

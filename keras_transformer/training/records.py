@@ -20,6 +20,7 @@ import numpy as np
 
 from keras_transformer.errors import say
 from keras_transformer.files import write_text, write_whole
+from keras_transformer.lazy import tf
 from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
 
@@ -68,8 +69,6 @@ class Records(keras.callbacks.Callback):
         """Writes the records up to the present step anew."""
         import shutil
 
-        import tensorflow as tf
-
         shutil.rmtree(self.run.tensorboard, ignore_errors=True)
         with self._board_errors():
             self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
@@ -101,8 +100,6 @@ class Records(keras.callbacks.Callback):
             learning_curves(history).savefig(aside, dpi=120)
 
     def _to_board(self, row: dict[str, float]) -> None:
-        import tensorflow as tf
-
         with self._board_errors(), self._board.as_default(step=int(row["step"])):
             for name, value in row.items():
                 tf.summary.scalar(name, value)
@@ -111,8 +108,6 @@ class Records(keras.callbacks.Callback):
     @contextmanager
     def _board_errors(self) -> Iterator[None]:
         """Raises TensorFlow's error about a file as an OSError."""
-        import tensorflow as tf
-
         try:
             yield
         except tf.errors.OpError as error:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say
+from keras_transformer.lazy import tf
 from keras_transformer.training.common_settings import flag_of
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import open_run
 from keras_transformer.training.task import Run
 from keras_transformer.training.workspace import begun
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 __all__ = ["begun", "compiled_model", "fit", "open_run", "train"]
 

@@ -16,6 +16,7 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.training import devices, run
+from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.training.runs import run_module, trained
 
 FLAGS = ["--steps", "4", "--checkpoint-every", "2", "--dropout", "0"]

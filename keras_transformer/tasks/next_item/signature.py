@@ -13,6 +13,7 @@ from keras_transformer.decoding.answers import Ranking, Seen
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts
 from keras_transformer.decoding.signatures import NUM_ITEMS, VECTOR, Output, Outputs, Signature, known, moved
 from keras_transformer.layers.attention import HIDDEN
+from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.next_item.corpus import Items
@@ -46,8 +47,6 @@ class Recommending(Signature):
         return {"item_ids": ops.cast(items, "int32"), "probabilities": probabilities, "vector": vector}
 
     def named(self, ids: Tensor) -> Outputs:
-        import tensorflow as tf
-
         found = self.of_ids(ids)
         return {"items": tf.gather(self.pipeline.names, found["item_ids"] - self.model.num_control_ids), **found}
 

@@ -22,6 +22,7 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
+from keras_transformer.lazy import tf
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
 from keras_transformer.text.lines import read_lines, sha256_of_source
 from keras_transformer.training.devices import gpus_of_the_driver
@@ -110,8 +111,8 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
     """
     from keras_transformer.decoding.probes import as_json, chosen_probes
 
-    onnx, signatures = export_module("onnx"), export_module("signatures")
-    decoding = signatures.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
+    onnx, artefacts = export_module("onnx"), export_module("artefacts")
+    decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     for name, path in graphs.present():
         path.parent.mkdir(parents=True, exist_ok=True)
         onnx.write_graph(trained, path, name, decoding, precision)
@@ -268,11 +269,11 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
     """Builds the graphs; False if the model or the disk prevents it, and Keras may translate in their place."""
     run, precision = RunFolder(arguments.run), arguments.precision or "float32"
     start_tensorflow(arguments.threads)
-    signatures = export_module("signatures")
-    trained = signatures.open_run(*runs_of(arguments))
+    artefacts = export_module("artefacts")
+    trained = artefacts.open_run(*runs_of(arguments))
     try:
         build(run, trained, graphs, options, precision)
-    except signatures.Unwritable:
+    except artefacts.Unwritable:
         if not may_use_keras(arguments):
             raise
         return False
@@ -305,7 +306,5 @@ def start_tensorflow(num_threads: int | None) -> None:
     import keras
 
     if num_threads and keras.config.backend() == "tensorflow":
-        import tensorflow as tf
-
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
