@@ -186,7 +186,7 @@ def measure(folder: Path, variant: str, count: int) -> Figures:
 
 def quality(translator: Any, pairs: Path) -> Quality:
     """Of the greedy translations of the pairs' sources."""
-    from keras_transformer.scores import bleu
+    from keras_transformer.bleu import bleu
 
     sources, references = read_pairs(pairs)
     translations = translator.translate(sources, num_beams=1)

@@ -27,12 +27,13 @@ from benchmarks.contest import at_least_one
 from keras_transformer.errors import RequestError, exit_status
 from keras_transformer.files import write_text
 from keras_transformer.run_folder import read_config
-from keras_transformer.tasks.translation.commands.engines import (
+from keras_transformer.tasks.translation.commands.arguments import (
     add_engine_options,
     add_ensemble_option,
-    open_translator,
+    add_search_options,
 )
-from keras_transformer.tasks.translation.commands.translate import add_search_options, own_search_of, search_options
+from keras_transformer.tasks.translation.commands.engines import open_translator
+from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.text.corpora import multi30k_file, read_lines
 
 

@@ -74,7 +74,7 @@ def train(path: Path, histories: Sequence[History], run: Path, flags: Sequence[s
 def measure(run: Path, histories: Sequence[History], at: Sequence[int]) -> dict[str, list[float]]:
     """Recall and NDCG at each k of each method, in a process of its own."""
     from keras_transformer import load_recommender
-    from keras_transformer.scores import mean_figures
+    from keras_transformer.metrics import mean_figures
     from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
     from keras_transformer.tasks.next_item.training import ItemToItem, Popularity, ranks
     from keras_transformer.text.tokenizer import UNKNOWN

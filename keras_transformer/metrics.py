@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from keras_transformer.errors import load_tensorflow
 
 load_tensorflow()
@@ -11,7 +13,6 @@ load_tensorflow()
 import keras
 from keras import ops
 
-from keras_transformer import scores
 from keras_transformer.layers.attention_ops import real_labels
 from keras_transformer.losses import check_shapes
 from keras_transformer.ops import Tensor
@@ -82,7 +83,7 @@ class RecallAt(_RankMean):
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
         """(B, T): 1 or 0."""
-        return scores.recall_at(self.k, scores.ranks_of(labels, logits))
+        return recall_at(self.k, ranks_of(labels, logits))
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -94,4 +95,43 @@ class NDCGAt(_RankMean):
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
         """(B, T): from 0 to 1."""
-        return scores.ndcg_at(self.k, scores.ranks_of(labels, logits))
+        return ndcg_at(self.k, ranks_of(labels, logits))
+
+
+NUM_CONTROL_IDS = 4  # the ids before the first item
+
+
+def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
+    """The rank of each target among all items, from 1.
+
+    An item of the same score counts as better. A target that is no item, such as unknown, comes after all items.
+
+    Args:
+        targets: (...) ids.
+        scores: (..., V), of any precision.
+
+    Returns:
+        (...), int32.
+    """
+    targets, scores = ops.cast(targets, "int32"), ops.convert_to_tensor(scores)
+    is_item = ops.arange(ops.shape(scores)[-1]) >= NUM_CONTROL_IDS  # (V,)
+    own = ops.take_along_axis(scores, ops.expand_dims(targets, -1), axis=-1)
+    is_better = ops.logical_and(is_item, ops.logical_not(scores < own))  # NaN is never ranked first
+    better = ops.where(ops.expand_dims(targets, -1) < NUM_CONTROL_IDS, True, is_better)
+    return ops.sum(ops.cast(better, "int32"), axis=-1)
+
+
+def recall_at(k: int, ranks: Tensor) -> Tensor:
+    """1 where the rank is at most k, else 0, float32. With one target its mean is the hit rate."""
+    return ops.cast(ops.less_equal(ranks, k), "float32")
+
+
+def ndcg_at(k: int, ranks: Tensor) -> Tensor:
+    """1 / log2(1 + rank) where the rank is at most k, else 0, float32 (Järvelin and Kekäläinen 2002; one target)."""
+    return recall_at(k, ranks) / ops.log2(1.0 + ops.cast(ranks, "float32"))
+
+
+def mean_figures(ranks: np.ndarray, k: int) -> dict[str, float]:
+    """Recall and NDCG at k: means over ranks (N,)."""
+    each = {"recall": recall_at(k, ranks), "ndcg": ndcg_at(k, ranks)}
+    return {name: float(ops.convert_to_numpy(values).mean(dtype="float64")) for name, values in each.items()}

@@ -18,7 +18,7 @@ SHORTER = {
     "fine_tune": "STEPS, MORE_STEPS, TESTS = 2, 2, 2",
     "the_family": "STEPS, TESTS, SWAPS = 10, 2, {'positions': ['none']}",
     "train_with_model_fit": "EPOCHS, PAIRS, HELD_OUT = 1, 1_500, 2\n"
-    "from keras_transformer.text import number_words\nnumber_words.SAMPLED, number_words.HELD_OUT = 2_000, 1_000",
+    "from keras_transformer.text import named_corpora\nnamed_corpora.SAMPLED, named_corpora.HELD_OUT = 2_000, 1_000",
     "export_and_serve": "STEPS, LINES, BEAMS, PRECISIONS = 2, 2, [4], 'float32'",
     "word_vectors": "EPOCHS, STEPS, DRAWS = 2, 2, 1",
 }

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import scores as ranking
+from keras_transformer import metrics as ranking
 from keras_transformer.metrics import NDCGAt, RecallAt
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError
@@ -28,6 +30,35 @@ class Command(NamedTuple):
     help: str
     add_options: AddOptions = lambda parser: None
     takes: str = "the run folder"
+
+
+class Importing(NamedTuple):
+    """How a task writes the run of an imported model: `IMPORTING` of its `commands`.
+
+    Args:
+        add_options: adds its own options to a parser.
+        validation_of: what its options name to certify exports on; it raises RequestError if that is not there.
+        write: writes the run, from what was imported, the command's arguments, and the validation.
+    """
+
+    add_options: AddOptions
+    validation_of: Callable[[argparse.Namespace], Any]
+    write: Callable[[Any, argparse.Namespace, Any], None]
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a command does. The module is imported when the command runs, not for `--help`.
+
+    Args:
+        place: "module:function".
+    """
+
+    place: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        module, _, function = self.place.partition(":")
+        return getattr(import_module(module), function)(*arguments)
 
 
 def verbs() -> dict[str, Command]:

@@ -9,11 +9,10 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from keras_transformer.commands import AddOptions, add_all, refuse_foreign
+from keras_transformer.commands import Importing, add_all, refuse_foreign
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.run_config import as_json
@@ -219,20 +218,6 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=int, nargs="+", metavar="N", help="of a picture: only these heads, from 1 (default: all)")
     add("--word", help="of a picture: lines from this word, in place of heat maps")
     add("--pieces", action="store_true", help="of a picture: show pieces, and do not join them to words")
-
-
-class Importing(NamedTuple):
-    """How a task writes the run of an imported model: `IMPORTING` of its `commands`.
-
-    Args:
-        add_options: adds its own options to a parser.
-        validation_of: what its options name to certify exports on; it raises RequestError if that is not there.
-        write: writes the run, from what was imported, the command's arguments, and the validation.
-    """
-
-    add_options: AddOptions
-    validation_of: Callable[[argparse.Namespace], Any]
-    write: Callable[[Any, argparse.Namespace, Any], None]
 
 
 def of_tasks() -> dict[str, Importing]:

@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keras_transformer import ops, scores
+from keras_transformer import ops
 from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.metrics import ranks_of
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
 from keras_transformer.models.transformer import Transformer
@@ -166,7 +167,7 @@ class Ranks:
 
     def run(self, model: SequenceEncoder, ids: Tensor, targets: Tensor) -> tuple[Tensor]:
         """(B,) int32 from 1, for histories (B, T) and the items (B,) that followed."""
-        return (scores.ranks_of(targets, model.scores(ids)),)
+        return (ranks_of(targets, model.scores(ids)),)
 
 
 def likeliest_pieces(model: Encoder, logits: Tensor, num_best: int) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from keras import ops
 
+from keras_transformer import ops
 from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError
@@ -22,9 +22,6 @@ from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import string_of
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
-
-if TYPE_CHECKING:
-    from keras_transformer.text.tokenizer import Tokenizer
 
 
 class Tokens(NamedTuple):
@@ -140,8 +137,6 @@ def attention_of(
         inputs: as its `call` takes them, a batch of one.
         tokens: for each of its attentions the queries and the keys; for the only one of a stack under "self".
     """
-    from keras import ops
-
     scores = model.attention_scores({name: ops.convert_to_tensor(array) for name, array in inputs.items()})
     by_name = scores if isinstance(scores, dict) else {"self": scores}
     arrays = {name: ops.convert_to_numpy(ops.cast(one, "float32"))[:, 0] for name, one in by_name.items()}

@@ -9,18 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from keras_transformer.decoding.pipelines import Attention, Tokens
 from keras_transformer.plots.pictures import families_for
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from keras_transformer.decoding.pipelines import Attention
-
 
 INCHES_OF_LINE = 0.26  # of a word's line
 SHOWN = 0.01  # the smallest score with a line
@@ -53,8 +48,6 @@ def word_lines_picture(panels: Sequence[WordLines], columns: int = 4) -> Figure:
     Returns:
         A figure. Beside each key stands its score, from 0.05 on.
     """
-    from matplotlib.figure import Figure
-
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     most = max(len(tokens.labels) for one in panels for tokens in one.attention[:2])
@@ -113,8 +106,6 @@ def attention_picture(
     Raises:
         IndexError: there is no such layer or head.
     """
-    from matplotlib.figure import Figure
-
     blocks = [(name, *chosen(one, layers, heads)) for name, one in attentions.items()]
     families = families_for(label for one in attentions.values() for label in (*one.queries.labels, *one.keys.labels))
     sizes = [_size(attentions[name], len(rows), len(columns)) for name, rows, columns in blocks]

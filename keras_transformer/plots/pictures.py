@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager
+from matplotlib.ft2font import FT2Font
 
 from keras_transformer.errors import warn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
@@ -18,9 +22,6 @@ def families_for(texts: Iterable[str]) -> list[str]:
 
     A warning names the characters that no installed font has.
     """
-    import matplotlib
-    from matplotlib.font_manager import FontProperties, findfont, fontManager
-
     families = list(matplotlib.rcParams["font.family"])
     usual = findfont(FontProperties(family=families))
     missing = {char for text in texts for char in text if char.isprintable()} - _characters(usual)
@@ -43,8 +44,6 @@ def families_for(texts: Iterable[str]) -> list[str]:
 @cache
 def _characters(path: str) -> frozenset[str]:
     """The characters of a font; none if Matplotlib cannot read it."""
-    from matplotlib.ft2font import FT2Font
-
     try:
         return frozenset(map(chr, FT2Font(path).get_charmap()))
     except (OSError, RuntimeError):
@@ -56,8 +55,6 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 def tell_lines_apart(axes: Any) -> None:
     """Gives each line that the axes will draw a colour and a style of its own; the styles repeat after five."""
-    import matplotlib
-
     axes.set_prop_cycle(color=matplotlib.color_sequences["tab10"], linestyle=2 * STYLES)
 
 
@@ -84,8 +81,6 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
         A figure with a panel for each quantity that was measured. Dashed lines are those of the validation; a mark
         and the title tell its best.
     """
-    from matplotlib.figure import Figure
-
     names = [name for name in _QUANTITIES if _has(history, name)]
     count = max(1, len(names))
     columns = min(PANELS_IN_A_ROW, count)
@@ -132,8 +127,6 @@ def masks_picture(masks: Mapping[str, Any]) -> Figure:
     Returns:
         A figure with a panel for each mask.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(2.4 * len(masks), 2.7), layout="constrained")
     for axes, (title, mask) in zip(figure.subplots(1, len(masks), squeeze=False)[0], masks.items(), strict=True):
         axes.imshow(mask, cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest")
@@ -166,9 +159,6 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
     Raises:
         ValueError: the layer adds nothing.
     """
-    import numpy as np
-    from matplotlib.figure import Figure
-
     places, hidden_dim = np.arange(length), getattr(positions, "hidden_dim", hidden_dim)
     bias, rotation = positions.bias(places, places, is_causal), positions.rotation(places, is_causal)
     if bias is not None:
@@ -192,8 +182,6 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
 
 
 def _maps(maps: Mapping[str, Any], across: str, down: str) -> Figure:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(0.8 + 2.8 * len(maps), 3.2), layout="constrained")
     for axes, (title, values) in zip(_row(figure, len(maps)), maps.items(), strict=True):
         _draw_map(figure, axes, values, title, (across, down))
@@ -211,8 +199,6 @@ def _draw_map(figure: Figure, axes: Any, values: Any, title: str, names: tuple[s
 
 
 def _array(tensor: Any) -> Any:
-    import keras
-
     return keras.ops.convert_to_numpy(tensor)
 
 
@@ -226,9 +212,6 @@ def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: i
         schedules: by their names, such as `InverseSquareRootDecay(512)`; each takes the number of updates made so far.
         num_steps: of the training.
     """
-    import numpy as np
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.subplots()
     tell_lines_apart(axes)
@@ -266,8 +249,6 @@ def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
         A figure with a panel for each quantity and a bar for each artefact. Bars of artefacts that do not hold are
         hatched, and a line below says so. A dashed line marks the model's BLEU.
     """
-    from matplotlib.figure import Figure
-
     entries = [entry for entry in certificate["entries"] if entry["judgement"]]
     rows = -(-len(PANELS) // COLUMNS)
     figure = Figure(figsize=(3 * COLUMNS, 0.3 + rows * (0.6 + 0.28 * len(entries))), layout="constrained")

@@ -10,23 +10,31 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from keras import ops
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.lazy import tf
 from keras_transformer.making import make_model
+from keras_transformer.optimizers import Adam
 from keras_transformer.run_folder import load_model, read_config, resume_command
-from keras_transformer.text.feeding import Plan
+from keras_transformer.schedules import InverseSquareRootDecay
+from keras_transformer.text.feeding import Plan, dataset, one_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
+from keras_transformer.training import callbacks as c
+from keras_transformer.training.callbacks import Interrupt, Progress
+from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.devices import local_replicas, num_workers
+from keras_transformer.training.records import ProgressLine, Records
+from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
+from keras_transformer.training.timing import tell_time
 from keras_transformer.training.workspace import drop_replaced
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
-    from keras_transformer.training.callbacks import Progress
-    from keras_transformer.training.checkpoints import Checkpoints
 
 
 def start_from_word_vectors(
@@ -46,8 +54,6 @@ def start_from_word_vectors(
     Raises:
         RequestError: see `read_word_vectors`; or no piece has a vector in the file, or all vectors are 0.
     """
-    from keras import ops
-
     embedding = model.input_embedding()
     ids, size = tokenizer.words(), tokenizer.vocabulary_size
     found, vectors = read_word_vectors(path, embedding.hidden_dim, ids)
@@ -95,9 +101,6 @@ def compiled_model(run: Run) -> FamilyModel:
 
 def _compile(run: Run, model: FamilyModel) -> None:
     """Compiles the model with the run's learning rate, and makes its optimizer anew."""
-    from keras_transformer.optimizers import Adam
-    from keras_transformer.schedules import InverseSquareRootDecay
-
     settings, task = run.settings, run.task
     schedule = InverseSquareRootDecay(settings.hidden_dim, settings.warmup_steps, settings.learning_rate_factor)
     ema = {"use_ema": True, "ema_momentum": settings.ema} if settings.ema else {}
@@ -112,8 +115,6 @@ def _compile(run: Run, model: FamilyModel) -> None:
 
 def _has_checkpoint(run: Run) -> bool:
     """Whether the weights come from a checkpoint. A run may have been killed before its first."""
-    from keras_transformer.training.checkpoints import Checkpoints
-
     return run.is_resumed and bool(Checkpoints(run.folder.checkpoints).whole_steps())
 
 
@@ -149,12 +150,6 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         Stopped: a signal came; the run is saved.
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
-    from keras_transformer.training.callbacks import Progress
-    from keras_transformer.training.checkpoints import Checkpoints
-    from keras_transformer.training.devices import num_workers
-    from keras_transformer.training.result import MOST_AVERAGED, write_result
-    from keras_transformer.training.timing import tell_time
-
     if not run.is_resumed and num_workers() == 1:
         with _feeding_errors():
             batches = _batches(data.plan, strategy, Progress())
@@ -179,8 +174,6 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
 
 def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:
     """Restores the newest whole checkpoint of a resumed run; returns how far it was."""
-    from keras_transformer.training.callbacks import Progress
-
     if not run.is_resumed:
         return Progress()
     stored = checkpoints.restore(model, Progress().as_dict())
@@ -227,8 +220,6 @@ def _fit_rounds(
 @contextmanager
 def _restored_handlers(callbacks: list[Any]) -> Iterator[None]:
     """Restores the signal handlers that `Interrupt` replaced, however training ends."""
-    from keras_transformer.training.callbacks import Interrupt
-
     try:
         yield
     finally:
@@ -274,27 +265,17 @@ def _feeding_errors() -> Iterator[None]:
 
 
 def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
-    from keras_transformer.text.feeding import dataset
-    from keras_transformer.training.devices import local_replicas
-
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
 
 
 def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
-    from keras_transformer.text.feeding import one_epoch
-    from keras_transformer.training.devices import local_replicas
-
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 
 
 def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress, checkpoints: Checkpoints) -> list[Any]:
     """In the order in which they act: follow, check, measure, record, save, show, stop."""
-    from keras_transformer.training import callbacks as c
-    from keras_transformer.training.records import ProgressLine, Records
-    from keras_transformer.training.result import write_so_far
-
     settings = run.settings
     stop_on_nan = c.StopOnNaN(progress)
     follow = [c.Follow(progress, data.plan), stop_on_nan]
@@ -323,10 +304,6 @@ def _callbacks(run: Run, data: Prepared, model: FamilyModel, progress: Progress,
 
 def _metrics_so_far(model: FamilyModel, progress: Progress, every: int) -> list[Any]:
     """What the metrics counted of a round that goes on; of several workers each knows a part, so none is taken."""
-    import numpy as np
-
-    from keras_transformer.training.devices import num_workers
-
     if progress.step % every == 0 or num_workers() > 1:
         return []
     return [np.asarray(variable) for variable in model.metrics_variables]

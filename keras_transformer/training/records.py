@@ -21,6 +21,7 @@ import numpy as np
 from keras_transformer.errors import say
 from keras_transformer.files import write_text, write_whole
 from keras_transformer.lazy import tf
+from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
 
@@ -67,8 +68,6 @@ class Records(keras.callbacks.Callback):
 
     def _begin(self) -> None:
         """Writes the records up to the present step anew."""
-        import shutil
-
         shutil.rmtree(self.run.tensorboard, ignore_errors=True)
         with self._board_errors():
             self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
@@ -92,8 +91,6 @@ class Records(keras.callbacks.Callback):
         write_text(self.run.samples, "".join(f"== step {step}\n\n{text}\n" for step, text in self.samples))
 
     def _write_curves(self) -> None:
-        from keras_transformer.plots.pictures import learning_curves
-
         columns = {name for row in self.rows for name in row}
         history = {name: [row.get(name, math.nan) for row in self.rows] for name in columns}
         with write_whole(self.run.curves) as aside:

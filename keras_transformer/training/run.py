@@ -6,7 +6,11 @@ from dataclasses import fields
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say
+
+load_tensorflow()
+
 from keras_transformer.lazy import tf
+from keras_transformer.training import devices
 from keras_transformer.training.common_settings import flag_of
 from keras_transformer.training.learning import compiled_model, fit
 from keras_transformer.training.preparation import clean
@@ -29,9 +33,6 @@ def train(given: dict[str, Any]) -> None:
             are intact.
         Stopped: a signal came; the run is saved.
     """
-    load_tensorflow()
-    from keras_transformer.training import devices
-
     run = open_run(given)
     if run is None:
         return

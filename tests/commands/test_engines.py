@@ -157,7 +157,7 @@ def test_kept_graphs_have_probes(run_folder, translate, flags):
 
 
 def test_processes_share_the_cores_and_each_has_one_thread_at_least(monkeypatch):
-    monkeypatch.setattr("keras_transformer.decoding.decoder.num_cores", lambda: 8)
+    monkeypatch.setattr("keras_transformer.tasks.translation.commands.engines.num_cores", lambda: 8)
     for processes, threads, expected in ((1, None, None), (3, None, 2), (9, None, 1), (9, 5, 5)):
         assert engines.threads_of_each(Namespace(processes=processes, threads=threads)) == expected
 

@@ -14,10 +14,10 @@ import pytest
 from export.artefacts import Decoding, TrainedRun, open_run
 from export.onnx import export_onnx
 from keras_transformer.__main__ import main
+from keras_transformer.bleu import paired_quality
 from keras_transformer.commands import streams
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, read_config, write_config
-from keras_transformer.scores import paired_quality
 from keras_transformer.tasks.translation.commands import engines
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenized import TokenizedCorpus

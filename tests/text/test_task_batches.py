@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from keras_transformer import scores
+from keras_transformer.metrics import ranks_of
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
 from keras_transformer.tasks.masked_tokens.batches import SHARE, MaskedPlan, MaskedRows
 from keras_transformer.tasks.next_item.batches import HistoryPlan, begun
@@ -112,7 +112,7 @@ def test_baselines_by_hand():
     for history in ([4, 8], []):
         np.testing.assert_allclose(markov.scores(history), popular / 2)
     histories, targets = [[4], [7, 5], [], [6]], [6, 4, 8, 1]
-    expected = scores.ranks_of(np.array(targets), np.stack([markov.scores(history) for history in histories]))
+    expected = ranks_of(np.array(targets), np.stack([markov.scores(history) for history in histories]))
     np.testing.assert_array_equal(ranks(markov, histories, targets, 4), np.asarray(expected))
 
 

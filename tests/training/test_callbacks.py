@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.bleu import bleu
 from keras_transformer.errors import JobError, Stopped
 from keras_transformer.plots import pictures
 from keras_transformer.run_folder import RunFolder
-from keras_transformer.scores import bleu
 from keras_transformer.training import callbacks
 from keras_transformer.training import records as progress_line
 from keras_transformer.training.callbacks import Bleu, Interrupt, Progress, StopOnNaN

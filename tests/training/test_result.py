@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keras_transformer.scores import bleu
+from keras_transformer.bleu import bleu
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.training import result

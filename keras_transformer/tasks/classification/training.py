@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
+from keras_transformer.metrics import TokenAccuracy
 from keras_transformer.tasks.classification.batches import LabelledPlan, LabelledRows
 from keras_transformer.tasks.classification.corpus import Labelled, labelled_from_file, named_labelled
+from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.callbacks import Loss
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
@@ -81,8 +84,6 @@ def _rows(texts: Iterable[Labelled], labels: list[str], tokenizer: Tokenizer, ma
 
 def metrics() -> list[keras.metrics.Metric]:
     """The accuracy."""
-    from keras_transformer.metrics import TokenAccuracy
-
     return [TokenAccuracy()]
 
 
@@ -90,15 +91,11 @@ def validation(
     run: Run, data: Any, model: Any, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by the validation loss."""
-    from keras_transformer.training.callbacks import Loss
-
     return [Loss(progress, run.settings.patience)]
 
 
 def measured(run: Run, data: LabelledText, model: Encoder) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
-    from keras_transformer.tasks.classification.pipeline import Classifier
-
     found = Classifier(model, data.tokenizer, data.labels).classify([text for _, text in data.valid])
     right = sum(one.label == label for one, (label, _) in zip(found, data.valid, strict=True))
     return {"val_accuracy": right / len(data.valid)}

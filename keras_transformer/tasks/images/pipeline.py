@@ -26,7 +26,6 @@ from keras_transformer.text.lines import each_of, strings_of
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
-    from keras_transformer.models.classifiers import ImageClassifier
 
 
 def write_recognizer(

@@ -16,6 +16,7 @@ from keras_transformer.tasks.classification.training import metrics as metrics
 from keras_transformer.tasks.classification.training import validation as validation
 from keras_transformer.tasks.images.batches import ImagePlan, Pixels, read_pixels
 from keras_transformer.tasks.images.corpus import MODES, LabelledImage, images_from_folder, named_images
+from keras_transformer.tasks.images.pipeline import Recognizer
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.training.common_settings import Settings
@@ -98,8 +99,6 @@ def _record_labels(run: Run, labels: list[str], valid: Pixels) -> None:
 
 def measured(run: Run, data: LabelledImages, model: ImageClassifier) -> dict[str, float]:
     """The accuracy of the model that the run ends with."""
-    from keras_transformer.tasks.images.pipeline import Recognizer
-
     found = Recognizer(model, data.labels).classify(data.valid.images)
     right = sum(one.label == data.labels[label] for one, label in zip(found, data.valid.labels, strict=True))
     return {"val_accuracy": right / len(data.valid.labels)}

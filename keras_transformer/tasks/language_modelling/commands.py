@@ -12,7 +12,7 @@ from keras_transformer.commands import Command
 from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
-from keras_transformer.tasks.translation.commands.evaluate import add_pair_options, score_pairs
+from keras_transformer.tasks.translation.commands.arguments import add_pair_options
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.search_options import SearchOptions
@@ -94,6 +94,8 @@ def score(arguments: argparse.Namespace) -> None:
     if given not in ([True, False, False], [False, True, True]):
         raise RequestError("expected --text alone, or for a model of pairs --source and --target")
     if arguments.text is None:
+        from keras_transformer.tasks.translation.commands.evaluate import score_pairs
+
         score_pairs(arguments, lambda: opened(arguments.run).score_answers)
     else:
         score_text(arguments)

@@ -8,11 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.decoding.computations import TextLogProbs
+from keras_transformer.decoding.keras_decoder import CompiledComputations
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import say
 from keras_transformer.files import write_text
 from keras_transformer.making import make_model
 from keras_transformer.tasks.language_modelling.batches import WindowPlan, tokenized_text
 from keras_transformer.tasks.language_modelling.corpus import Pairs, named_text, prepare_pairs, text_from_file
+from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS, Generator
 
 # A language model has the loss and the metrics of a translator.
 from keras_transformer.tasks.translation.training import loss as loss
@@ -21,6 +25,8 @@ from keras_transformer.text.corpora import Corpus, corpus_from_files
 from keras_transformer.text.feeding import Plan
 from keras_transformer.text.lines import beginning
 from keras_transformer.text.tokenizer import PAD, Tokenizer
+from keras_transformer.training.callbacks import Loss
+from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Tokenizers, one_tokenizer, record_vocabularies
 from keras_transformer.training.task import Run
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     import keras
 
     from keras_transformer.models.stack_models import LanguageModel
-    from keras_transformer.tasks.language_modelling.pipeline import Generator
     from keras_transformer.training.callbacks import Progress
 
 SCORE = "validation loss"
@@ -49,8 +54,6 @@ class Prose:
 
     def sample(self, generator: Generator, seed: int) -> str:
         """A text that the model draws."""
-        from keras_transformer.decoding.search_options import SearchOptions
-
         options = SearchOptions(sampling=True, seed=seed)
         ((drawn,),) = generator.generate([""], SAMPLE_TOKENS, options)
         return f"{drawn.text}\n"
@@ -109,8 +112,6 @@ def validation(
     run: Run, data: Prose | Pairs, model: LanguageModel, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """A text that the model draws or answers, and early stopping by the validation loss."""
-    from keras_transformer.training.callbacks import Loss
-
     sample = _sampling(run, data, model)
     return [Loss(progress, run.settings.patience, (lambda step: show(step, sample())) if show else lambda step: None)]
 
@@ -122,10 +123,6 @@ def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, f
 
 def mean_loss(model: Any, plan: Plan) -> float:
     """The mean cross entropy of a plan's first epoch by a model of tokens, in nats a label."""
-    from keras_transformer.decoding.computations import TextLogProbs
-    from keras_transformer.decoding.keras_decoder import CompiledComputations
-    from keras_transformer.tasks.language_modelling.pipeline import SCORED_TOKENS
-
     computations, log_prob, count = CompiledComputations(model), 0.0, 0
     for _, batch in islice(plan.iterate(), plan.num_batches(0)):
         ids, labels = batch.inputs["ids"], batch.labels
@@ -140,9 +137,6 @@ def mean_loss(model: Any, plan: Plan) -> float:
 
 def _sampling(run: Run, data: Prose | Pairs, model: LanguageModel) -> Callable[[], str]:
     """A function that gives samples of the model's present weights (their moving average, with --ema), in float32."""
-    from keras_transformer.tasks.language_modelling.pipeline import Generator
-    from keras_transformer.training.checkpoints import present_weights, set_weights
-
     twin = make_model(run.config["model"])
     generator = Generator(twin, data.tokenizer, run.config.get("answer_length"))
 

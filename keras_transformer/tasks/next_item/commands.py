@@ -76,7 +76,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if not histories:
         raise RequestError(f"{arguments.log}: expected users with two events or more; received none")
     load_tensorflow()
-    from keras_transformer.scores import mean_figures
+    from keras_transformer.metrics import mean_figures
     from keras_transformer.tasks.next_item.pipeline import load_recommender
 
     ranks = load_recommender(arguments.run).ranks(histories, arguments.batch_size)

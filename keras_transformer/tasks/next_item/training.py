@@ -12,12 +12,15 @@ import numpy as np
 
 from keras_transformer.errors import say, warn
 from keras_transformer.making import count_parameters
+from keras_transformer.metrics import NDCGAt, RecallAt, mean_figures
 from keras_transformer.run_folder import RunFolder, write_config
 from keras_transformer.tasks.next_item.batches import HistoryPlan
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM, History, Items, log_from_file, named_log
+from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.tasks.translation.training import loss as loss
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.tokenizer import UNKNOWN
+from keras_transformer.training.callbacks import Ndcg
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.task import Run
 
@@ -177,8 +180,6 @@ def _tell_baselines(
     items: Items, train: Sequence[Sequence[int]], before: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> None:
     """Says how well popularity and the last item alone tell the held-out items: what a model has to beat."""
-    from keras_transformer.scores import mean_figures
-
     baselines: dict[str, Baseline] = {
         "popularity": Popularity(train, items.vocabulary_size),
         "what followed the last item": ItemToItem(train, items.vocabulary_size),
@@ -190,8 +191,6 @@ def _tell_baselines(
 
 def metrics() -> list[keras.metrics.Metric]:
     """Recall and NDCG at 10."""
-    from keras_transformer.metrics import NDCGAt, RecallAt
-
     return [RecallAt(AT), NDCGAt(AT)]
 
 
@@ -199,15 +198,10 @@ def validation(
     run: Run, data: Histories, model: SequenceEncoder, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by NDCG."""
-    from keras_transformer.training.callbacks import Ndcg
-
     return [Ndcg(progress, run.settings.patience)]
 
 
 def measured(run: Run, data: Histories, model: SequenceEncoder) -> dict[str, float]:
     """Recall and NDCG of the model that the run ends with."""
-    from keras_transformer.scores import mean_figures
-    from keras_transformer.tasks.next_item.pipeline import Recommender
-
     found = mean_figures(Recommender(model, data.items).ranks(data.valid), AT)
     return {f"val_{name}": value for name, value in found.items()}

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.bleu import bleu_metric, quality, tokenizer_for
 from keras_transformer.errors import RequestError
-from keras_transformer.scores import bleu_metric, quality, tokenizer_for
 from keras_transformer.text.lines import strings_of
 
 if TYPE_CHECKING:

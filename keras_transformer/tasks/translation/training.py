@@ -6,9 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from keras_transformer.bleu import bleu
+from keras_transformer.losses import SmoothedCrossEntropy
 from keras_transformer.making import make_model
-from keras_transformer.scores import bleu
+from keras_transformer.metrics import Perplexity, TokenAccuracy
+from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.corpora import Corpus, Pair, corpus_from_files, load_corpus, with_more
+from keras_transformer.training.callbacks import Bleu, Loss
+from keras_transformer.training.checkpoints import present_weights, set_weights
 from keras_transformer.training.common_settings import Settings
 from keras_transformer.training.preparation import Text, prepare_text
 from keras_transformer.training.task import Run
@@ -42,15 +47,11 @@ def corpus(settings: Settings) -> Corpus[Pair]:
 
 def loss(settings: Settings) -> keras.losses.Loss:
     """Cross entropy with label smoothing (paper, 5.4)."""
-    from keras_transformer.losses import SmoothedCrossEntropy
-
     return SmoothedCrossEntropy(settings.label_smoothing)
 
 
 def metrics() -> list[keras.metrics.Metric]:
     """Accuracy and perplexity, of tokens."""
-    from keras_transformer.metrics import Perplexity, TokenAccuracy
-
     return [TokenAccuracy(), Perplexity()]
 
 
@@ -58,8 +59,6 @@ def validation(
     run: Run, data: Text, model: Transformer, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """BLEU of greedy translations, samples of them, and early stopping; without BLEU the validation loss is judged."""
-    from keras_transformer.training.callbacks import Bleu, Loss
-
     settings = run.settings
     if not settings.bleu_sentences:
         return [Loss(progress)]
@@ -71,8 +70,6 @@ def validation(
 
 def measured(run: Run, data: Text, model: Transformer) -> dict[str, float]:
     """BLEU of the model that the run ends with, counted as while training."""
-    from keras_transformer.tasks.translation.pipeline import Translator
-
     if not run.settings.bleu_sentences:
         return {}
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
@@ -86,8 +83,6 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
     One batch is translated with the present weights, which would not end: so its length is bounded, and the time of a
     position is counted for the longest reference of each batch.
     """
-    from keras_transformer.tasks.translation.pipeline import Translator
-
     sources, references = data.bleu_sentences(run.settings.bleu_sentences)
     if not sources:
         return 0.0
@@ -104,9 +99,6 @@ def decoding_seconds(run: Run, data: Text, model: Transformer) -> float:
 def _greedy_translation(run: Run, data: Text, model: Transformer) -> Callable[[Sequence[str]], list[str]]:
     """A function that translates with the model's present weights (their moving average, with --ema), in float32 and
     outside of any strategy."""
-    from keras_transformer.tasks.translation.pipeline import Translator
-    from keras_transformer.training.checkpoints import present_weights, set_weights
-
     twin = make_model(run.config["model"])
     translator = Translator(twin, *data.tokenizers)
 

@@ -1,28 +1,43 @@
 """The commands of a translator."""
 
-from keras_transformer.commands import Command
-from keras_transformer.tasks.translation.commands import distill, evaluate, translate
+from keras_transformer.commands import Command, Deed, Importing
+from keras_transformer.tasks.translation.commands import arguments
 
 RUN_OR_EXPORT = "a run folder, or an export folder with ONNX graphs"
 COMMANDS = {
     "translate": Command(
-        translate.translate, "translate standard input to standard output, a line for a line", translate.add_options,
-        takes=RUN_OR_EXPORT,
+        Deed(f"{__name__}.translate:translate"),
+        "translate standard input to standard output, a line for a line",
+        arguments.add_translate_options,
+        RUN_OR_EXPORT,
     ),
     "evaluate": Command(
-        evaluate.evaluate, "tell BLEU and chrF against a reference", evaluate.add_evaluate_options,
-        takes=RUN_OR_EXPORT,
+        Deed(f"{__name__}.evaluate:evaluate"),
+        "tell BLEU and chrF against a reference",
+        arguments.add_evaluate_options,
+        RUN_OR_EXPORT,
     ),
     "compare": Command(
-        evaluate.compare, "compare runs with the first on the same text: a JSON object for each", evaluate.add_options,
+        Deed(f"{__name__}.evaluate:compare"),
+        "compare runs with the first on the same text: a JSON object for each",
+        arguments.add_compare_options,
         takes="",
     ),
     "distill": Command(
-        distill.distill, "let translators teach a smaller one: they translate a text, and it learns from that",
-        distill.add_options, takes="a teacher: " + RUN_OR_EXPORT,
+        Deed(f"{__name__}.distill:distill"),
+        "let translators teach a smaller one: they translate a text, and it learns from that",
+        arguments.add_distill_options,
+        takes="a teacher: " + RUN_OR_EXPORT,
     ),
     "score": Command(
-        evaluate.score, "log P and perplexity of given translations", evaluate.add_score_options, takes=RUN_OR_EXPORT
+        Deed(f"{__name__}.evaluate:score"),
+        "log P and perplexity of given translations",
+        arguments.add_score_options,
+        RUN_OR_EXPORT,
     ),
-}  # fmt: skip
-IMPORTING = translate.IMPORTING
+}
+IMPORTING = Importing(
+    arguments.add_import_options,
+    Deed(f"{__name__}.translate:validation_of"),
+    Deed(f"{__name__}.translate:write_translator"),
+)

@@ -13,16 +13,17 @@ import json
 from typing import Any
 
 from keras_transformer.commands.streams import read_both
+from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError, command_line, say
+from keras_transformer.making import count_parameters
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
-from keras_transformer.tasks.translation.commands.engines import (
-    add_engine_options,
-    add_ensemble_option,
-    open_translator,
-)
+from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.evaluate import compared
-from keras_transformer.tasks.translation.commands.translate import add_search_options, own_search_of, search_options
+from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.tasks.translation.evaluation import checked_tokenizer
+from keras_transformer.text.corpora import untagged
+from keras_transformer.text.lines import read_lines
 from keras_transformer.training import flags
 from keras_transformer.training.common_settings import flag_of
 
@@ -35,7 +36,6 @@ def distill(arguments: argparse.Namespace) -> None:
 
     Whatever stops the command, the same command goes on from there.
     """
-    from keras_transformer.decoding.processes import apart
     from keras_transformer.training.run import train
 
     text, given = distilled_text(arguments), student_flags(arguments)
@@ -104,8 +104,6 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: d
 
 def valid_sources(given: dict[str, Any]) -> list[str]:
     """The sources on which the student validates; none if they will be held out."""
-    from keras_transformer.text.lines import read_lines
-
     return list(read_lines(given["valid_source"])) if given["valid_source"] else []
 
 
@@ -127,9 +125,6 @@ def tell(arguments: argparse.Namespace) -> None:
     The teachers read it without the tags that only the student has. The student's run does not name its languages, so
     the teachers' language chooses BLEU's tokenizer.
     """
-    from keras_transformer.tasks.translation.evaluation import checked_tokenizer
-    from keras_transformer.text.corpora import untagged
-
     student = RunFolder(arguments.out)
     lines = read_both(str(student.valid_source), str(student.valid_target))
     of_student = argparse.Namespace(**{**vars(arguments), "run": arguments.out, "others": [], "precision": None})
@@ -149,26 +144,7 @@ def tell(arguments: argparse.Namespace) -> None:
 
 def num_parameters(run: str) -> int | None:
     """How many parameters the model of a run has; None for an export, which does not tell."""
-    from keras_transformer.making import count_parameters
-
     if not RunFolder(run).is_run():
         return None
     config = read_config(run)
     return config.get("parameters") or count_parameters(config["model"])
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `distill`."""
-    parser.epilog = (
-        f"Example: {command_line('distill')} runs/a runs/b --source mono.en --out runs/student --train --preset tiny. "
-        "Started again, the same command goes on where it was stopped."
-    )
-    add_ensemble_option(parser)
-    add = parser.add_argument
-    add("--source", metavar="FILE", required=True, help="text for the teachers to translate, plain or .gz")
-    add("--out", metavar="RUN", help="the student's run folder; without one, no student is trained: give --text")
-    add("--text", metavar="FOLDER", help="where the translated text is kept (default: RUN-text, beside the student)")
-    add_search_options(parser)
-    add_engine_options(parser)
-    rest = "flags of the student's training, which `train --help` lists; whatever follows is one of them"
-    add("--train", nargs=argparse.REMAINDER, metavar="FLAG", help=rest)

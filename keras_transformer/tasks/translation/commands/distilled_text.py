@@ -16,11 +16,13 @@ from keras_transformer.errors import RequestError, say
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.files import check_writable, write_text, write_whole
 from keras_transformer.run_folder import RunFolder
+from keras_transformer.text.cleaning import Faults, Translation, faultless, survey
+from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
+from keras_transformer.text.tokenizer import END
 
 if TYPE_CHECKING:
     from keras_transformer.tasks.translation.pipeline import Hypothesis
-    from keras_transformer.text.cleaning import Translation
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
@@ -96,8 +98,6 @@ class DistilledText:
             source: the file.
             translated: gives the translations of lines, the best of each first.
         """
-        from keras_transformer.text.tokenizer import END
-
         making = self._made_of()
         size, num_lines, shards = making["shard_lines"], making["lines"], self._shards(making)
         missing = self.missing(making)
@@ -126,8 +126,6 @@ class DistilledText:
         Raises:
             RequestError: no pair is left.
         """
-        from keras_transformer.text.cleaning import Faults, faultless, survey
-        from keras_transformer.text.corpora import Corpus
 
         def translated() -> Iterator[tuple[str, Translation]]:
             return zip(read_lines(source), self._translations(), strict=True)
@@ -226,8 +224,6 @@ def _translations_in(path: Path, num_lines: int) -> Iterator[Translation]:
 
 def _translation(line: bytes) -> Translation | None:
     """What a line of a shard holds; None if it is damaged."""
-    from keras_transformer.text.cleaning import Translation
-
     try:
         text, is_finished = json.loads(line.decode("utf-8"))
         is_line = b"\n" not in text.encode()

@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
 from keras_transformer.commands.streams import export_module
-from keras_transformer.decoding.search_options import SearchOptions
+from keras_transformer.decoding.decoder import num_cores
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.probes import as_json, chosen_probes
+from keras_transformer.decoding.processes import ProcessDecoder
+from keras_transformer.decoding.search_options import SearchOptions, require_whole
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
-from keras_transformer.export_folder import PRECISIONS, PROVIDERS, ExportFolder, Graphs, file_name
+from keras_transformer.export_folder import ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
 from keras_transformer.lazy import tf
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
+from keras_transformer.tasks.translation.pipeline import translator_of
 from keras_transformer.text.lines import read_lines, sha256_of_source
 from keras_transformer.training.devices import gpus_of_the_driver
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Decoder
-    from keras_transformer.decoding.search_options import SearchOptions
     from keras_transformer.tasks.translation.pipeline import Translator
 
 
@@ -109,8 +113,6 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
         OSError: the cache cannot be written.
         JobError: the model's weights hold NaN or infinity.
     """
-    from keras_transformer.decoding.probes import as_json, chosen_probes
-
     onnx, artefacts = export_module("onnx"), export_module("artefacts")
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
     for name, path in graphs.present():
@@ -132,33 +134,6 @@ def validation_sources(run: RunFolder) -> list[str]:
         return []
 
 
-ENGINES = ("auto", "onnx", "keras")
-
-
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose an engine."""
-    engine = "ONNX Runtime (onnx), which needs no TensorFlow after the first time; Keras; or the one that fits (auto)"
-    precision = "of ONNX Runtime; int8 is faster and less exact (default: float32, or what the export has)"
-    add = parser.add_argument
-    add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
-    add("--precision", choices=PRECISIONS, help=precision)
-    add_provider_option(parser)
-    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
-    add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
-
-
-def add_provider_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that chooses what ONNX Runtime computes on."""
-    provider = "of ONNX Runtime: cpu; cuda, the first GPU; or the GPU if ONNX Runtime can use it (default: auto)"
-    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help=provider)
-
-
-def add_ensemble_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the further runs that translate together with the first."""
-    others = "further runs: each piece has the mean of the probabilities of all; the first run's search options hold"
-    parser.add_argument("others", nargs="*", metavar="RUN", help=others)
-
-
 def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_prefixes: bool = False) -> Translator:
     """The translator of the folder that the command names.
 
@@ -170,9 +145,6 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
     Raises:
         RequestError: there is no such translator, or the engine cannot do what is asked for.
     """
-    from keras_transformer.decoding.search_options import require_whole
-    from keras_transformer.tasks.translation.pipeline import translator_of
-
     for flag, number in (("--threads", arguments.threads), ("--processes", arguments.processes)):
         if number is not None:
             require_whole(flag, number, 1)
@@ -183,8 +155,6 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
 
 def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
     """A decoder that hands its batches to `count` processes, each with a decoder of its own."""
-    from keras_transformer.decoding.processes import ProcessDecoder
-
     return ProcessDecoder(open_decoder, count)
 
 
@@ -211,8 +181,6 @@ def chosen_decoder(
 
 def threads_of_each(arguments: argparse.Namespace) -> int | None:
     """The threads of each process: what was asked, or the cores shared out among several processes."""
-    from keras_transformer.decoding.decoder import num_cores
-
     if arguments.processes == 1 or arguments.threads:
         return arguments.threads
     return max(1, num_cores() // arguments.processes)
@@ -287,8 +255,6 @@ def was_built(arguments: argparse.Namespace, graphs: Graphs, options: SearchOpti
 
 def onnx_decoder(graphs: Graphs, num_threads: int | None, provider: str) -> Decoder:
     """A decoder of graphs."""
-    from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-
     return OnnxDecoder(graphs, num_threads, provider)
 
 

@@ -7,19 +7,19 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.bleu import paired_quality
 from keras_transformer.commands.streams import read_both
+from keras_transformer.decoding.pipelines import Score
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.run_folder import RunFolder, read_config
-from keras_transformer.tasks.translation.commands.engines import (
-    add_engine_options,
-    add_provider_option,
-    open_translator,
-)
-from keras_transformer.tasks.translation.commands.translate import add_search_options, own_search_of, search_options
+from keras_transformer.tasks.translation.commands.engines import open_translator
+from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
+from keras_transformer.tasks.translation.evaluation import checked_tokenizer
+from keras_transformer.tasks.translation.pipeline import load
+from keras_transformer.text.tokenized import TokenizedCorpus
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.pipelines import Score
     from keras_transformer.text.tokenizer import Tokenizer
 
     Scorer = Callable[[list[str], list[str], int], list[Score]]
@@ -47,8 +47,6 @@ def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokeniz
         sources: the lines that are translated.
         tokenizer: of the run's sources.
     """
-    from keras_transformer.text.tokenized import TokenizedCorpus
-
     try:
         trained = TokenizedCorpus.open(run.cache / "train")
     except RequestError:
@@ -64,8 +62,6 @@ def score(arguments: argparse.Namespace) -> None:
 
 def score_pairs(arguments: argparse.Namespace, open_scorer: Callable[[], Scorer]) -> None:
     """Prints log P and perplexity, a line for a line, and for all lines together on standard error."""
-    from keras_transformer.decoding.pipelines import Score
-
     if arguments.source is None or arguments.target is None:
         raise RequestError("expected --source and --target, a line of one for each line of the other")
     lines = read_both(arguments.source, arguments.target)
@@ -82,8 +78,6 @@ def scorer(folder: str, provider: str = "auto") -> Scorer:
     Raises:
         RequestError: a provider of ONNX Runtime is given, and the folder is a run, which Keras scores with.
     """
-    from keras_transformer.tasks.translation.pipeline import load
-
     if ExportFolder(folder).is_export() and not RunFolder(folder).is_run():
         return load(folder, provider=provider).score
     if provider != "auto":
@@ -91,40 +85,6 @@ def scorer(folder: str, provider: str = "auto") -> Scorer:
     read_config(folder)
     load_tensorflow()
     return load(folder).score
-
-
-def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `evaluate`."""
-    add = parser.add_argument
-    add("--source", metavar="FILE", help="text to translate, plain or .gz")
-    add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
-    add_tokenize_option(parser)
-    add_search_options(parser)
-    add_engine_options(parser)
-
-
-def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that names BLEU's tokenizer."""
-    parser.add_argument(
-        "--tokenize",
-        metavar="NAME",
-        help="sacreBLEU's tokenizer for BLEU: 13a, intl, char, zh, ja-mecab, ko-mecab, none, spm, flores101, flores200 "
-        "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
-    )
-
-
-def add_score_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `score`."""
-    add_pair_options(parser)
-    add_provider_option(parser)
-
-
-def add_pair_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that name pairs to score."""
-    add = parser.add_argument
-    add("--source", metavar="FILE", help="text, plain or .gz")
-    add("--target", metavar="FILE", help="its translation or answer, line by line, plain or .gz")
-    add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -160,8 +120,6 @@ def compared(
         targets: its correct translation.
         tokenize: the name of BLEU's tokenizer.
     """
-    from keras_transformer.scores import paired_quality
-
     translations = [
         [hypotheses[0].text for hypotheses in each.stream(text, its)]
         for each, its, text in zip(translators, options, sources, strict=True)
@@ -177,8 +135,6 @@ def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str
     Raises:
         RequestError: the tokenizer cannot be used, or none is given and the target languages have different ones.
     """
-    from keras_transformer.tasks.translation.evaluation import checked_tokenizer
-
     languages = list(dict.fromkeys(each.target_language for each in translators))
     names = list(dict.fromkeys(checked_tokenizer(tokenize, language) for language in languages))
     if len(names) > 1:
@@ -187,19 +143,3 @@ def common_tokenizer(tokenize: str | None, translators: list[Translator]) -> str
             "by --tokenize"
         )
     return names[0]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the runs and the options of `compare`."""
-    add = parser.add_argument
-    add(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run folders, or export folders with ONNX graphs; the first is the baseline",
-    )
-    add("--source", metavar="FILE", required=True, help="text to translate, plain or .gz")
-    add("--reference", metavar="FILE", required=True, help="its correct translation, line by line, plain or .gz")
-    add_tokenize_option(parser)
-    add_search_options(parser)
-    add_engine_options(parser)

@@ -1,7 +1,7 @@
-"""Scores of quality: BLEU of translations (Post 2018, arXiv 1804.08771), recall and NDCG of rankings.
+"""BLEU by sacreBLEU (Post 2018, arXiv 1804.08771), with the effective order.
 
-BLEU has the effective order. If at least one translation has four words, the figure equals sacreBLEU's default. If all
-are shorter, as number words are, the default gives 0, but the effective order counts only the n-grams that exist.
+If at least one translation has four words, the figure equals sacreBLEU's default. If all are shorter, as number
+words are, the default gives 0, but the effective order counts only the n-grams that exist.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from keras import ops
-
 from keras_transformer.errors import RequestError, warn
-from keras_transformer.ops import Tensor
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
@@ -125,42 +121,3 @@ def paired_quality(
             row |= {name: found.score, f"{name}_mean": float(found.mean), f"{name}_interval": float(found.ci)}
             row |= {f"{name}_p": p_value, f"{name}_signature": str(signatures[key])}
     return rows
-
-
-NUM_CONTROL_IDS = 4  # the ids before the first item
-
-
-def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:
-    """The rank of each target among all items, from 1.
-
-    An item of the same score counts as better. A target that is no item, such as unknown, comes after all items.
-
-    Args:
-        targets: (...) ids.
-        scores: (..., V), of any precision.
-
-    Returns:
-        (...), int32.
-    """
-    targets, scores = ops.cast(targets, "int32"), ops.convert_to_tensor(scores)
-    is_item = ops.arange(ops.shape(scores)[-1]) >= NUM_CONTROL_IDS  # (V,)
-    own = ops.take_along_axis(scores, ops.expand_dims(targets, -1), axis=-1)
-    is_better = ops.logical_and(is_item, ops.logical_not(scores < own))  # NaN is never ranked first
-    better = ops.where(ops.expand_dims(targets, -1) < NUM_CONTROL_IDS, True, is_better)
-    return ops.sum(ops.cast(better, "int32"), axis=-1)
-
-
-def recall_at(k: int, ranks: Tensor) -> Tensor:
-    """1 where the rank is at most k, else 0, float32. With one target its mean is the hit rate."""
-    return ops.cast(ops.less_equal(ranks, k), "float32")
-
-
-def ndcg_at(k: int, ranks: Tensor) -> Tensor:
-    """1 / log2(1 + rank) where the rank is at most k, else 0, float32 (Järvelin and Kekäläinen 2002; one target)."""
-    return recall_at(k, ranks) / ops.log2(1.0 + ops.cast(ranks, "float32"))
-
-
-def mean_figures(ranks: np.ndarray, k: int) -> dict[str, float]:
-    """Recall and NDCG at k: means over ranks (N,)."""
-    each = {"recall": recall_at(k, ranks), "ndcg": ndcg_at(k, ranks)}
-    return {name: float(ops.convert_to_numpy(values).mean(dtype="float64")) for name, values in each.items()}

@@ -1,0 +1,153 @@
+"""The options of a translator's commands. What does the commands is imported when one runs, so `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+
+from keras_transformer.decoding.search_options import OTHER_SPELLINGS, WAYS_TO_SPLIT
+from keras_transformer.errors import command_line
+from keras_transformer.export_folder import PRECISIONS, PROVIDERS
+
+ENGINES = ("auto", "onnx", "keras")
+
+
+def add_translate_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `translate`."""
+    parser.epilog = (
+        "Lines are read 32 batches ahead and sorted by length; with --batch-size 1 each line is answered "
+        "at once. An alignment has SOURCE-TARGET for each piece of the translation; pieces are counted from 0."
+    )
+    add_ensemble_option(parser)
+    add_search_options(parser)
+    add_engine_options(parser)
+    best = "print `LINE ||| TEXT ||| SCORE` for the N best translations of each line; lines are counted from 0"
+    prefix = "a file with the beginning of each line's translation; a blank line leaves it free"
+    longest = "the most pieces of a source (default: the model's limit, mostly 512)"
+    add = parser.add_argument
+    add("--n-best", type=int, metavar="N", help=best)
+    add("--scores", action="store_true", help="print `SCORE <tab> TEXT`")
+    add("--alignments", action="store_true", help="print the alignment with the source in one more column")
+    add("--prefix", metavar="FILE", help=prefix)
+    add("--max-source-length", type=int, metavar="N", help=longest)
+    add("--sample", action="store_true", help="draw translations at random in place of the search")
+    add("--temperature", type=float, metavar="T", help="with --sample: divide the logits by T (default: 1.0)")
+    add("--top-k", type=int, metavar="K", help="with --sample: draw from the K likeliest pieces (default: 0, all)")
+    add("--top-p", type=float, metavar="P", help="with --sample: draw from the likeliest that reach P (default: 1.0)")
+    add("--seed", type=int, metavar="N", help="with --sample: the same seed draws the same (default: 0)")
+
+
+def add_evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `evaluate`."""
+    add = parser.add_argument
+    add("--source", metavar="FILE", help="text to translate, plain or .gz")
+    add("--reference", metavar="FILE", help="its correct translation, line by line, plain or .gz")
+    add_tokenize_option(parser)
+    add_search_options(parser)
+    add_engine_options(parser)
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the runs and the options of `compare`."""
+    add = parser.add_argument
+    add(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders, or export folders with ONNX graphs; the first is the baseline",
+    )
+    add("--source", metavar="FILE", required=True, help="text to translate, plain or .gz")
+    add("--reference", metavar="FILE", required=True, help="its correct translation, line by line, plain or .gz")
+    add_tokenize_option(parser)
+    add_search_options(parser)
+    add_engine_options(parser)
+
+
+def add_score_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `score`."""
+    add_pair_options(parser)
+    add_provider_option(parser)
+
+
+def add_distill_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `distill`."""
+    parser.epilog = (
+        f"Example: {command_line('distill')} runs/a runs/b --source mono.en --out runs/student --train --preset tiny. "
+        "Started again, the same command goes on where it was stopped."
+    )
+    add_ensemble_option(parser)
+    add = parser.add_argument
+    add("--source", metavar="FILE", required=True, help="text for the teachers to translate, plain or .gz")
+    add("--out", metavar="RUN", help="the student's run folder; without one, no student is trained: give --text")
+    add("--text", metavar="FOLDER", help="where the translated text is kept (default: RUN-text, beside the student)")
+    add_search_options(parser)
+    add_engine_options(parser)
+    rest = "flags of the student's training, which `train --help` lists; whatever follows is one of them"
+    add("--train", nargs=argparse.REMAINDER, metavar="FLAG", help=rest)
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `import`."""
+    add = parser.add_argument
+    add("--valid-source", metavar="FILE", help="sentences on which exports of the run will be certified")
+    add("--valid-target", metavar="FILE", help="their translations, line by line")
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of beam search, and of splitting lines."""
+    penalty = "ALPHA of score = log P / ((5 + length) / 6)^ALPHA; a larger one favours long translations"
+    longest = "the most pieces of a translation (default and maximum: the source's + 50)"
+    add = parser.add_argument
+    own = "default: the model's own, mostly"
+    add("--beams", type=int, metavar="K", help=f"hypotheses that the search follows; 1: greedy ({own} 4)")
+    add("--length-penalty", type=float, metavar="ALPHA", help=f"{penalty} ({own} 0.6)")
+    add("--max-length", type=int, metavar="N", help=longest)
+    add("--batch-size", type=int, default=64, metavar="N", help="sentences translated at once (default: 64)")
+    split = (
+        "translate the sentences of a line apart and join them; split only lines that are too long for the model; or "
+        "off: cut those. The score of a line is the sum (default: sentences; but with "
+        "n-best lists, alignments or a prefix a line is translated as it is)"
+    )
+    add("--split", choices=WAYS_TO_SPLIT, default="sentences", help=split)
+    add("--long", dest="split", choices=OTHER_SPELLINGS, help="split: another spelling of --split lines; cut: of off")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose an engine."""
+    engine = "ONNX Runtime (onnx), which needs no TensorFlow after the first time; Keras; or the one that fits (auto)"
+    precision = "of ONNX Runtime; int8 is faster and less exact (default: float32, or what the export has)"
+    add = parser.add_argument
+    add("--engine", choices=ENGINES, default="auto", help=f"{engine} (default: auto)")
+    add("--precision", choices=PRECISIONS, help=precision)
+    add_provider_option(parser)
+    add("--threads", type=int, metavar="N", help="of the processor, in each process (default: the cores, shared out)")
+    add("--processes", type=int, default=1, metavar="N", help="that translate side by side (default: 1)")
+
+
+def add_provider_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses what ONNX Runtime computes on."""
+    provider = "of ONNX Runtime: cpu; cuda, the first GPU; or the GPU if ONNX Runtime can use it (default: auto)"
+    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help=provider)
+
+
+def add_ensemble_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the further runs that translate together with the first."""
+    others = "further runs: each piece has the mean of the probabilities of all; the first run's search options hold"
+    parser.add_argument("others", nargs="*", metavar="RUN", help=others)
+
+
+def add_tokenize_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names BLEU's tokenizer."""
+    parser.add_argument(
+        "--tokenize",
+        metavar="NAME",
+        help="sacreBLEU's tokenizer for BLEU: 13a, intl, char, zh, ja-mecab, ko-mecab, none, spm, flores101, flores200 "
+        "or spBLEU-1K (default: zh, ja-mecab or ko-mecab if the run's target language is one of these, else 13a)",
+    )
+
+
+def add_pair_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name pairs to score."""
+    add = parser.add_argument
+    add("--source", metavar="FILE", help="text, plain or .gz")
+    add("--target", metavar="FILE", help="its translation or answer, line by line, plain or .gz")
+    add("--batch-size", type=int, default=16, metavar="N", help="sentences scored at once (default: 16)")
