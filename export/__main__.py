@@ -5,32 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from keras_transformer.errors import JobError, RequestError, command_line, exit_status, load_tensorflow, say
+from keras_transformer.errors import RequestError, command_line, exit_status, load_tensorflow
 from keras_transformer.export_folder import PRECISIONS
-from keras_transformer.files import check_writable, write_folder_whole
+from keras_transformer.files import check_writable
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 
-if TYPE_CHECKING:
-    from .artefacts import Decoding, TrainedRun
-    from .certificate import Certificate
-
-# Keras and TensorFlow take seconds to import, so functions import them and `--help` does not wait.
 FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2")
 DEFAULT_FORMATS = FORMATS[:3]
 DEFAULT_PRECISIONS = ("float32",)
-# The packages that a format needs besides TensorFlow, to be written and certified.
-PACKAGES = {
-    "saved_model": ("tensorflow_text",),
-    "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
-    "tflite": ("tensorflow_text", "ai_edge_litert"),
-    "ctranslate2": ("ctranslate2",),
-}
-# (format, precision) that builds the model again from its configuration.
-REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 DESCRIPTION = (
     "Exports a trained run as SavedModel, ONNX and TFLite, and a translator for CTranslate2 too if you ask; certifies "
     "that each answers as the model does."
@@ -55,75 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     """Exports, or verifies an export that is there."""
-    if arguments.verify is not None:
-        verify_folder(arguments)
-    elif arguments.run is not None:
-        export(arguments)
-    else:
+    if arguments.verify is None and arguments.run is None:
         raise RequestError("expected a run folder to export, or --verify with an export folder; received neither")
-
-
-def export(arguments: argparse.Namespace) -> None:
-    """Exports a run folder and certifies the artefacts. Every wrong request is refused before anything is written."""
-    folder = Path(arguments.out or Path("exported") / Path(arguments.run).resolve().name)
-    check_place(folder, arguments.overwrite)
+    folder = Path(arguments.out or Path("exported") / Path(arguments.run or "").resolve().name)
+    if arguments.verify is None:
+        check_place(folder, arguments.overwrite)
+    else:
+        check_verifies_alone(arguments)
     load_tensorflow()
-    from .artefacts import open_run
-    from .certificate import artefacts_in, certify, check_text, write_certificate
+    from . import exporting  # Keras and TensorFlow take seconds to import, and `--help` does not wait
 
-    run = open_run(arguments.run)
-    decoding = run.decoding(
-        arguments.n_best,
-        num_beams=arguments.beams,
-        length_penalty=arguments.length_penalty,
-        max_length=arguments.max_length,
-    )
-    plan = planned(arguments.format, arguments.precision)
-    check_parts(run.model, plan)
-    sentences, references = text_to_certify_on(arguments, run)
-    check_text(sentences, references, arguments.precision if run.signature.has_references else [])
-    with write_folder_whole(folder) as aside:
-        write_artefacts(run, aside, decoding, plan)
-        certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
-        write_certificate(certificate, aside)
-    print((folder / "CERTIFICATE.md").read_text(encoding="utf-8"), end="")
-    say(f"wrote {folder}")
-    refuse_unless_it_holds(certificate, folder / "CERTIFICATE.md")
+    if arguments.verify is None:
+        exporting.export(arguments, folder)
+    else:
+        exporting.verify(arguments)
 
 
-def refuse_unless_it_holds(certificate: Certificate, where: str | Path) -> None:
-    """Raises JobError, which names where the reasons stand, unless every artefact holds."""
-    if not certificate.holds:
-        raise JobError(f"not every artefact answers as the model does: see {where}")
-
-
-def verify_folder(arguments: argparse.Namespace) -> None:
-    """Certifies an export folder again, and writes nothing: by the run, or by what its certificate keeps."""
+def check_verifies_alone(arguments: argparse.Namespace) -> None:
+    """Raises RequestError if `--verify` was given an option of writing."""
     for name, default in EXPORT_ALONE.items():
         if getattr(arguments, name) is not default:
             raise RequestError(f"--verify takes an export as it is, and no --{name.replace('_', '-')}: leave it out")
-    load_tensorflow()
-    from .artefacts import open_run
-    from .certificate import artefacts_in, certify, check_text, markdown, verify, with_missing
-    from .certificate.comparison import KeptCertificate
-
-    folder = Path(arguments.verify)
-    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
-    if arguments.run is None:
-        if arguments.sentences:
-            raise RequestError("--sentences needs the run, whose model answers them: give the run too")
-        certificate = verify(folder)
-    else:
-        run = open_run(arguments.run)
-        if run.signature is not kept.signature:
-            raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
-        sentences, references = text_to_certify_on(arguments, run)
-        precisions = {artefact.precision for artefact in artefacts} if run.signature.has_references else {}
-        check_text(sentences, references, precisions)
-        certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
-    certificate = with_missing(certificate, folder)
-    print(markdown(certificate), end="")
-    refuse_unless_it_holds(certificate, "the report")
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
@@ -137,82 +73,6 @@ def check_place(folder: Path, overwrite: bool) -> None:
         raise RequestError(f"{folder} holds {strangers[0]}, which is not part of an export: choose another --out")
     if names and not overwrite:
         raise RequestError(f"{folder} holds an export already: replace it with --overwrite, or choose another --out")
-
-
-def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
-    """(format, precision) of what will be written; says which combinations do not exist and are left out.
-
-    Raises:
-        RequestError: a format has none of the precisions, or a package that it needs is not installed.
-    """
-    from .artefacts import import_optional, require_precision
-
-    plan = []
-    for format in dict.fromkeys(formats):
-        for package in PACKAGES[format]:
-            import_optional(package)
-        refusals = []
-        for precision in dict.fromkeys(precisions):
-            try:
-                require_precision(format, precision)
-                plan.append((format, precision))
-            except RequestError as error:
-                refusals.append(str(error))
-        if len(refusals) == len(set(precisions)):
-            raise RequestError("; ".join(refusals))
-        for refusal in refusals:
-            say(f"left out: {refusal}")
-    return plan
-
-
-def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
-    """Raises RequestError if a format of the plan cannot write a part of the model."""
-    from .artefacts import require_own_parts
-
-    for format, precision in plan:
-        if format == "onnx":
-            from .onnx.export import require_recordable
-
-            require_recordable(model)
-        elif format == "ctranslate2":
-            from .ctranslate2 import require_held
-
-            require_held(model, precision)
-        elif (format, precision) in REMADE:
-            require_own_parts(model, format, precision)
-
-
-def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:
-    """Sentences and references: the given files, else the run's validation text."""
-    from keras_transformer.text.corpora import read_lines
-
-    from .certificate import validation_text
-
-    task = run.pipeline.task
-    if arguments.references and not arguments.sentences:
-        raise RequestError("--references needs --sentences, whose translations they are: give both")
-    if arguments.references and not run.signature.has_references:
-        raise RequestError(f"--references are translations, and a run of --task {task} gives none: leave them out")
-    if arguments.sentences and not run.tokenizers:
-        raise RequestError(f"--sentences are texts, and a run of --task {task} takes none: leave them out")
-    if not arguments.sentences:
-        return validation_text(arguments.run)
-    references = list(read_lines(Path(arguments.references))) if arguments.references else None
-    return list(read_lines(Path(arguments.sentences))), references
-
-
-def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]]) -> None:
-    """Writes every artefact of the plan, and the vocabularies."""
-    for format, precision in plan:
-        exporter = getattr(import_module(f".{format}", __package__), f"export_{format}")
-        for path in exporter(run, folder, decoding, precision):
-            say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
-    run.pipeline.save_vocabularies(folder)
-
-
-def num_bytes(path: Path) -> int:
-    """The size of a file, or of all files in a folder."""
-    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def make_parser() -> argparse.ArgumentParser:

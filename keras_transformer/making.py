@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor  # late, as `--help` counts nothing
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import family
@@ -116,8 +117,6 @@ def count_parameters(config: dict[str, Any]) -> int:
     Raises:
         ValueError: the configuration describes no model.
     """
-    from concurrent.futures import ThreadPoolExecutor  # late, as `--help` counts nothing
-
     load_tensorflow()
     state = random.getstate()  # the seeds of dropout are drawn from it
     try:

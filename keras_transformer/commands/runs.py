@@ -12,9 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer import plots
 from keras_transformer.commands import Importing, add_all, refuse_foreign
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.files import check_writable, write_whole
+from keras_transformer.making import count_parameters
 from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
 from keras_transformer.tasks import TASKS, task_of
@@ -39,8 +41,6 @@ def add_average_options(parser: argparse.ArgumentParser) -> None:
 
 def info(arguments: argparse.Namespace) -> None:
     """Prints the run's configuration and its last metrics; a part that is missing is left out."""
-    from keras_transformer.making import count_parameters
-
     run = RunFolder(arguments.run)
     config = read_config(run)
     print(f"run: {run.path}")
@@ -133,10 +133,8 @@ def attention(arguments: argparse.Namespace) -> None:
     if arguments.attention is not None:
         found = {arguments.attention: _named(arguments.attention, found)}
     if out.suffix == ".html":
-        from keras_transformer.plots import attention_page
-
         with write_whole(out) as aside:
-            aside.write_text(attention_page(found, title=arguments.text), encoding="utf-8")
+            aside.write_text(plots.attention_page(found, title=arguments.text), encoding="utf-8")
     else:
         if not arguments.pieces:
             found = {name: one.joined() for name, one in found.items()}
@@ -181,15 +179,16 @@ def _named(name: str, found: dict[str, Attention]) -> Attention:
 
 
 def _picture(found: dict[str, Attention], arguments: argparse.Namespace) -> Any:
-    from keras_transformer.plots import WordLines, attention_picture, word_lines_picture
     from keras_transformer.plots.page import chosen
 
     try:
         if arguments.word is None:
-            return attention_picture(found, arguments.layers, arguments.heads)
+            return plots.attention_picture(found, arguments.layers, arguments.heads)
         one, query = _looking(found, arguments.word)
         layers, heads = chosen(one, arguments.layers, arguments.heads)
-        return word_lines_picture([WordLines(one, query, layer, head) for layer in layers for head in heads])
+        return plots.word_lines_picture(
+            [plots.WordLines(one, query, layer, head) for layer in layers for head in heads]
+        )
     except IndexError as error:
         raise RequestError(str(error)) from None
 

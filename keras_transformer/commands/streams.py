@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.files import check_writable, write_whole
+from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,8 +74,6 @@ def read_both(source: str, target: str) -> ParallelLines:
     Raises:
         RequestError: they have no lines, or not equally many.
     """
-    from keras_transformer.text.lines import read_lines
-
     lines = ParallelLines(list(read_lines(source)), list(read_lines(target)))
     if len(lines.sources) != len(lines.targets) or not lines.sources:
         raise RequestError(

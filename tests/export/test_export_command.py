@@ -13,7 +13,8 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from export import __main__ as command
 from export import certificate
-from export.__main__ import main, planned
+from export.__main__ import main
+from export.exporting import planned
 from keras_transformer.errors import RequestError
 from tests.export.conftest import ROOT
 from tests.golden.stored import unpack
@@ -54,7 +55,7 @@ def quick(monkeypatch):
         return [path]
 
     monkeypatch.setattr("export.tflite.export_tflite", export_tflite)
-    monkeypatch.setattr(certificate, "certify", lambda *_: NOTHING)
+    monkeypatch.setattr("export.exporting.certify", lambda *_: NOTHING)
     return lambda *flags: main([*map(str, flags), "--format", "tflite"])
 
 

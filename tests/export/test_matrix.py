@@ -12,11 +12,12 @@ from typing import Any
 import keras
 import pytest
 
-from export.__main__ import FORMATS, check_parts, write_artefacts
+from export.__main__ import FORMATS
 from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, Decoding, TrainedRun, Unwritable
 from export.certificate import artefacts_in, certify, comparison, execution, judgement, runner
 from export.certificate.comparison import expected_of as expected_of_run
 from export.certificate.execution import Execution
+from export.exporting import check_parts, write_artefacts
 from keras_transformer import family
 from keras_transformer.decoding.sentences import Texts
 from keras_transformer.decoding.signatures import Searching, Signature

@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 import pytest
 
-from export.__main__ import write_artefacts
 from export.artefacts import Artefact, BrokenArtefact, Decoding, TrainedRun
 from export.certificate import artefacts_in, certify, comparison, runner, verify, write_certificate
 from export.certificate.execution import Execution
+from export.exporting import write_artefacts
 from keras_transformer.models import LanguageModel, Transformer, make_model, model_config
 from keras_transformer.tasks.classification.pipeline import Classifier
 from keras_transformer.tasks.language_modelling.pipeline import Generator

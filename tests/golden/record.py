@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 import keras_transformer
-from export.__main__ import FORMATS, write_artefacts
+from export.__main__ import FORMATS
 from export.artefacts import NO_SUCH_PRECISION, PRECISIONS, TrainedRun, open_run, stem
 from export.certificate import artefacts_in, contents_of
 from export.certificate.onnx_runner import nothing_yet
+from export.exporting import write_artefacts
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import padded
 from keras_transformer.models import model_config

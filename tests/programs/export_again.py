@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from export.__main__ import DEFAULT_FORMATS, planned, write_artefacts
+from export.__main__ import DEFAULT_FORMATS
 from export.artefacts import Decoding, open_run
+from export.exporting import planned, write_artefacts
 
 if __name__ == "__main__":
     run, folder = sys.argv[1:]

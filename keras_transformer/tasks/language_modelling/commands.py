@@ -9,13 +9,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from keras_transformer.commands import Command
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.arguments import add_pair_options
+from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
-    from keras_transformer.decoding.search_options import SearchOptions
     from keras_transformer.tasks.language_modelling.pipeline import Generator
 
 
@@ -56,8 +57,6 @@ def prompts_of(arguments: argparse.Namespace, answers: bool) -> list[str]:
         return [arguments.prompt or ""]
     if arguments.prompt is not None:
         raise RequestError("--prompt is one prompt, and --prompts a file of them; received both: give one")
-    from keras_transformer.text.lines import read_lines
-
     prompts = list(read_lines(arguments.prompts))
     if not prompts:
         raise RequestError(f"{arguments.prompts} is empty; expected a prompt a line")
@@ -71,8 +70,6 @@ def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
     Raises:
         RequestError: an option is out of its range, or is for sampling and `--beams` was given too.
     """
-    from keras_transformer.decoding.search_options import SearchOptions
-
     drawing = {"temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": arguments.top_p,
                "seed": arguments.seed}  # fmt: skip
     given = {name: value for name, value in drawing.items() if value is not None}
@@ -111,8 +108,6 @@ def opened(run: str) -> Generator:
 
 def score_text(arguments: argparse.Namespace) -> None:
     """Prints what a language model says of a whole text."""
-    from keras_transformer.text.lines import read_lines
-
     text, generator = "".join(f"{line}\n" for line in read_lines(arguments.text)), opened(arguments.run)
     if generator.answer_length is not None:
         raise RequestError(f"{arguments.run} answers texts: score pairs with it, by --source and --target")

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
 from keras_transformer.text.corpora import Corpus, Pair
@@ -131,8 +132,6 @@ class Pairs:
 
     def sample(self, generator: Generator, seed: int) -> str:
         """What the model answers, by greedy search, to the first sources of the validation."""
-        from keras_transformer.decoding.search_options import SearchOptions
-
         pairs = list(islice((pair for pair in self.valid_pairs if all(map(str.strip, pair))), NUM_SAMPLES))
         read = [generator.fitting(generator.ids_of_prompt(source)) for source, _ in pairs]
         answers = generator.search_ids(read, SearchOptions(num_beams=1))

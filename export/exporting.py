@@ -1,0 +1,151 @@
+"""What `export` does: it writes the artefacts of a run, and certifies them; or certifies an export that is there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.files import write_folder_whole
+from keras_transformer.text.lines import read_lines
+
+from .artefacts import Decoding, TrainedRun, import_optional, open_run, require_own_parts, require_precision
+from .certificate import (
+    Certificate,
+    artefacts_in,
+    certify,
+    check_text,
+    markdown,
+    validation_text,
+    with_missing,
+    write_certificate,
+)
+from .certificate import verify as verified
+from .certificate.comparison import KeptCertificate
+from .ctranslate2 import require_held
+
+# The packages that a format needs besides TensorFlow, to be written and certified.
+PACKAGES = {
+    "saved_model": ("tensorflow_text",),
+    "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
+    "tflite": ("tensorflow_text", "ai_edge_litert"),
+    "ctranslate2": ("ctranslate2",),
+}
+# (format, precision) that builds the model again from its configuration.
+REMADE = {("saved_model", "float16"), ("tflite", "int8")}
+
+
+def export(arguments: argparse.Namespace, folder: Path) -> None:
+    """Exports a run into a folder and certifies the artefacts. What is wrong is refused before anything is written."""
+    run = open_run(arguments.run)
+    decoding = run.decoding(
+        arguments.n_best,
+        num_beams=arguments.beams,
+        length_penalty=arguments.length_penalty,
+        max_length=arguments.max_length,
+    )
+    plan = planned(arguments.format, arguments.precision)
+    check_parts(run.model, plan)
+    sentences, references = text_to_certify_on(arguments, run)
+    check_text(sentences, references, arguments.precision if run.signature.has_references else [])
+    with write_folder_whole(folder) as aside:
+        write_artefacts(run, aside, decoding, plan)
+        certificate = certify(run, aside, artefacts_in(aside), decoding, sentences, references)
+        write_certificate(certificate, aside)
+    print((folder / "CERTIFICATE.md").read_text(encoding="utf-8"), end="")
+    say(f"wrote {folder}")
+    refuse_unless_it_holds(certificate, folder / "CERTIFICATE.md")
+
+
+def verify(arguments: argparse.Namespace) -> None:
+    """Certifies an export folder again, and writes nothing: by the run, or by what its certificate keeps."""
+    folder = Path(arguments.verify)
+    kept, artefacts = KeptCertificate(folder), artefacts_in(folder)
+    if arguments.run is None:
+        if arguments.sentences:
+            raise RequestError("--sentences needs the run, whose model answers them: give the run too")
+        certificate = verified(folder)
+    else:
+        run = open_run(arguments.run)
+        if run.signature is not kept.signature:
+            raise RequestError(f"{folder} is an export of another kind of model than {arguments.run}: give its own run")
+        sentences, references = text_to_certify_on(arguments, run)
+        precisions = {artefact.precision for artefact in artefacts} if run.signature.has_references else {}
+        check_text(sentences, references, precisions)
+        certificate = certify(run, folder, artefacts, kept.decoding, sentences, references)
+    certificate = with_missing(certificate, folder)
+    print(markdown(certificate), end="")
+    refuse_unless_it_holds(certificate, "the report")
+
+
+def refuse_unless_it_holds(certificate: Certificate, where: str | Path) -> None:
+    """Raises JobError, which names where the reasons stand, unless every artefact holds."""
+    if not certificate.holds:
+        raise JobError(f"not every artefact answers as the model does: see {where}")
+
+
+def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
+    """(format, precision) of what will be written; says which combinations do not exist and are left out.
+
+    Raises:
+        RequestError: a format has none of the precisions, or a package that it needs is not installed.
+    """
+    plan = []
+    for format in dict.fromkeys(formats):
+        for package in PACKAGES[format]:
+            import_optional(package)
+        refusals = []
+        for precision in dict.fromkeys(precisions):
+            try:
+                require_precision(format, precision)
+                plan.append((format, precision))
+            except RequestError as error:
+                refusals.append(str(error))
+        if len(refusals) == len(set(precisions)):
+            raise RequestError("; ".join(refusals))
+        for refusal in refusals:
+            say(f"left out: {refusal}")
+    return plan
+
+
+def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
+    """Raises RequestError if a format of the plan cannot write a part of the model."""
+    for format, precision in plan:
+        if format == "onnx":
+            import_module(".onnx.export", __package__).require_recordable(model)
+        elif format == "ctranslate2":
+            require_held(model, precision)
+        elif (format, precision) in REMADE:
+            require_own_parts(model, format, precision)
+
+
+def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[list[str], list[str] | None]:
+    """Sentences and references: the given files, else the run's validation text."""
+    task = run.pipeline.task
+    if arguments.references and not arguments.sentences:
+        raise RequestError("--references needs --sentences, whose translations they are: give both")
+    if arguments.references and not run.signature.has_references:
+        raise RequestError(f"--references are translations, and a run of --task {task} gives none: leave them out")
+    if arguments.sentences and not run.tokenizers:
+        raise RequestError(f"--sentences are texts, and a run of --task {task} takes none: leave them out")
+    if not arguments.sentences:
+        return validation_text(arguments.run)
+    references = list(read_lines(Path(arguments.references))) if arguments.references else None
+    return list(read_lines(Path(arguments.sentences))), references
+
+
+def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]]) -> None:
+    """Writes every artefact of the plan, and the vocabularies."""
+    for format, precision in plan:
+        exporter = getattr(import_module(f".{format}", __package__), f"export_{format}")
+        for path in exporter(run, folder, decoding, precision):
+            say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
+    run.pipeline.save_vocabularies(folder)
+
+
+def num_bytes(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
