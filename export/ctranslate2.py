@@ -29,6 +29,7 @@ from keras_transformer.layers.score import Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import EXTRA_LENGTH, longest
 from keras_transformer.models.transformer import Transformer
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, UNKNOWN, Tokenizer
 
 from .artefacts import (
@@ -86,7 +87,7 @@ def spec_of(model: Transformer, source_pieces: Sequence[str], target_pieces: Seq
     return spec
 
 
-def _sizes(model: Transformer, stack: Stack) -> dict[str, Any]:
+def _sizes(model: Transformer, stack: Stack) -> Config:
     """The arguments of CTranslate2's encoder or decoder."""
     from ctranslate2.specs.common_spec import Activation
 
@@ -234,7 +235,7 @@ def write_model(run: TrainedRun, folder: Path, precision: str) -> None:
     spec.save(str(folder))
 
 
-def search_of(run: TrainedRun, decoding: Decoding) -> dict[str, Any]:
+def search_of(run: TrainedRun, decoding: Decoding) -> Config:
     """What reproduces the run's search with `translate_batch`.
 
     CTranslate2 divides log P by |y|^α, and the run by ((5 + |y|) / 6)^α. So CTranslate2 searches without a length

@@ -23,6 +23,7 @@ from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.lazy import tf
 from keras_transformer.making import make_model, model_config
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ def export_tflite(
     return paths
 
 
-def _modules(signature: Signature) -> dict[str, Any]:
+def _modules(signature: Signature) -> Config:
     """What is written, by the stem of its file."""
     if not signature.text_stem:
         return {signature.ids_stem: _ids_module(signature)}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.errors import RequestError, warn
+from keras_transformer.options import Config
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
@@ -75,7 +76,7 @@ def bleu_signature(tokenize: str = TOKENIZER) -> str:
     return str(metric.get_signature())
 
 
-def quality(texts: Sequence[str], references: Sequence[str], tokenize: str = TOKENIZER) -> dict[str, Any]:
+def quality(texts: Sequence[str], references: Sequence[str], tokenize: str = TOKENIZER) -> Config:
     """BLEU and chrF (0 to 100, cased, detokenised) of texts with a reference for each, and their signatures."""
     from sacrebleu.metrics import CHRF
 
@@ -90,7 +91,7 @@ def quality(texts: Sequence[str], references: Sequence[str], tokenize: str = TOK
 
 def paired_quality(
     translations: Sequence[Sequence[str]], references: Sequence[str], tokenize: str = TOKENIZER
-) -> list[dict[str, Any]]:
+) -> list[Config]:
     """BLEU and chrF of several systems on the same sentences, by sacreBLEU's paired bootstrap (Koehn 2004).
 
     Args:
@@ -111,7 +112,7 @@ def paired_quality(
     metrics = {"bleu": bleu_metric(tokenize), "chrf": CHRF()}
     signatures, results = PairedTest(named, metrics, [list(references)], "bs", RESAMPLES)()
     first = named[0][1]
-    rows: list[dict[str, Any]] = [
+    rows: list[Config] = [
         {"same": sum(one == other for one, other in zip(texts, first, strict=True))} for _, texts in named
     ]
     for name, key in zip(metrics, signatures, strict=True):  # sacreBLEU's keys are names such as "chrF2"

@@ -14,11 +14,11 @@ from collections import ChainMap
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from keras_transformer.options import Config, home_of
 from keras_transformer.options import Fault as Fault
 from keras_transformer.options import Option as Option
 from keras_transformer.options import Part as Part
 from keras_transformer.options import Unknown as Unknown
-from keras_transformer.options import home_of
 from keras_transformer.options import load as load
 from keras_transformer.slots import IMAGE_SLOTS as IMAGE_SLOTS
 from keras_transformer.slots import SLOTS as SLOTS
@@ -91,7 +91,7 @@ _OF_IDS = {
     "vocabulary_size", "output_bias", "tied_output", "embedding_scale", "num_control_ids", "context_length",
 }  # fmt: skip
 # The parts of a Vision Transformer (arXiv 2010.11929, 3.1), where they differ from those of other models.
-VISION: dict[str, Any] = {
+VISION: Config = {
     "positions": "learned", "residual": "pre_norm", "activation": "gelu", "attention_bias": True,
 }  # fmt: skip
 # The sizes are those of ViT-B/16.
@@ -166,7 +166,7 @@ def kind_at(home: str) -> str | None:
     return next((name for name, kind in KINDS.items() if kind.home == home), None)
 
 
-def part(slot: str, value: str | type | dict[str, Any], argument: str = "") -> dict[str, Any]:
+def part(slot: str, value: str | type | Config, argument: str = "") -> Config:
     """Checks a part and returns its complete configuration: its name and all of its options.
 
     Args:
@@ -209,7 +209,7 @@ def _name_of(slot: str, part_class: type, argument: str) -> str:
     return name
 
 
-def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
+def parse(text: str, slot: str, argument: str = "") -> Config:
     """Reads a part from a command line: `name` or `name:option=value,option=value`.
 
     Returns:
@@ -220,7 +220,7 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
     """
     name, _, rest = text.partition(":")
     options = ALL_SLOTS[slot][name].options if name in ALL_SLOTS[slot] else {}
-    given: dict[str, Any] = {"name": name}
+    given: Config = {"name": name}
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
         if key in given:
@@ -229,7 +229,7 @@ def parse(text: str, slot: str, argument: str = "") -> dict[str, Any]:
     return part(slot, given, argument)
 
 
-def spelled(value: str | dict[str, Any], slot: str) -> str:
+def spelled(value: str | Config, slot: str) -> str:
     """The text that stands for a part on a command line. Options at their defaults are left out.
 
     Raises:
@@ -241,7 +241,7 @@ def spelled(value: str | dict[str, Any], slot: str) -> str:
     return ":".join([config["name"], *([",".join(given)] if given else [])])
 
 
-def row(slot: str, value: str | dict[str, Any]) -> Part:
+def row(slot: str, value: str | Config) -> Part:
     """The part's row in the table.
 
     Raises:
@@ -250,7 +250,7 @@ def row(slot: str, value: str | dict[str, Any]) -> Part:
     return ALL_SLOTS[slot][part(slot, value)["name"]]
 
 
-def complete(config: dict[str, Any], kind: str = DEFAULT_KIND) -> dict[str, Any]:
+def complete(config: Config, kind: str = DEFAULT_KIND) -> Config:
     """Checks the arguments of a model and fills in the defaults. Parts become complete dictionaries.
 
     Args:
@@ -283,7 +283,7 @@ def _checked(name: str, option: Option, value: Any) -> Any:
     return option.checked(name, value)
 
 
-def depths(config: dict[str, Any]) -> tuple[int, ...]:
+def depths(config: Config) -> tuple[int, ...]:
     """The number of layers of each stack, from a complete configuration: of encoder and decoder, or of the only one."""
     stacks = [name for name in ("encoder_layers", "decoder_layers") if name in config]
     return tuple(config[name] or config["num_layers"] for name in stacks) or (config["num_layers"],)

@@ -17,6 +17,7 @@ from keras_transformer import auxiliary_losses
 from keras_transformer.layers.attention_ops import real_labels
 from keras_transformer.lazy import tf
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 class WeightedFit(keras.Model):
@@ -53,7 +54,7 @@ class WeightedFit(keras.Model):
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)
         self._sum_loss = _as_sum(losses[0]) if takes_a_mean else None
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: Config) -> None:
         """Compiles a loaded model as it was compiled when it was saved, but without XLA."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
@@ -72,7 +73,7 @@ class WeightedFit(keras.Model):
         loss = self._sum_loss(y, y_pred, weights)
         return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Config:
         """As in Keras; the weight of a row is that of each of its real labels."""
         weights = None if sample_weight is None else self._label_weights(y, sample_weight)
         return super().compute_metrics(x, y, y_pred, weights)

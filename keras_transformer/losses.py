@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from keras_transformer.errors import load_tensorflow
+from keras_transformer.options import Config
 
 load_tensorflow()
 
@@ -158,7 +159,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         return smoothed_cross_entropy(ops.cast(y_true, "int32"), y_pred, self.label_smoothing)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
 
 

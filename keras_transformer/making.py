@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer import family
 from keras_transformer.errors import load_tensorflow
 from keras_transformer.family import ARGUMENTS
+from keras_transformer.options import Config
 
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
 
 # Ours, for small corpora.
-TINY: dict[str, Any] = {
+TINY: Config = {
     "num_layers": 4,
     "hidden_dim": 256,
     "intermediate_dim": 1024,
@@ -29,9 +30,9 @@ TINY: dict[str, Any] = {
     "vocabulary_size": 8_000,
 }
 # The parts that did best in benchmarks.family.
-MODERN_PARTS: dict[str, Any] = {"positions": "rotary", "residual": "pre_norm", "norm": "rms"}
+MODERN_PARTS: Config = {"positions": "rotary", "residual": "pre_norm", "norm": "rms"}
 # `base` and `big` are the paper's, down to the 25,000 tokens a batch.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Config] = {
     "tiny": TINY,
     "modern": {**TINY, **MODERN_PARTS},
     "base": {
@@ -56,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Small models, long trained: 29,000 pairs are few (Wu et al. 2021, arXiv 2105.14462, found these sizes best for
 # Multi30k).
-MULTI30K_RECIPE: dict[str, Any] = {
+MULTI30K_RECIPE: Config = {
     "num_layers": 4,
     "hidden_dim": 128,
     "intermediate_dim": 256,
@@ -72,9 +73,9 @@ MULTI30K_RECIPE: dict[str, Any] = {
 }
 AUTO = "auto"  # the preset that takes one of these rows, by the number of training pairs
 # Small models of modern parts: on 2,000 to 29,000 pairs they learned to translate in a fraction of the steps.
-SMALL: dict[str, Any] = {**MULTI30K_RECIPE, **MODERN_PARTS, "warmup_steps": 1_000}
+SMALL: Config = {**MULTI30K_RECIPE, **MODERN_PARTS, "warmup_steps": 1_000}
 # The least number of pairs of each row, ascending. Rows above 29,000 pairs were not measured.
-AUTO_ROWS: dict[int, dict[str, Any]] = {
+AUTO_ROWS: dict[int, Config] = {
     0: {
         **SMALL,
         "dropout": 0.3,
@@ -95,7 +96,7 @@ def auto_row(num_pairs: int) -> int:
     return max(least for least in AUTO_ROWS if least <= num_pairs)
 
 
-def make_model(config: dict[str, Any], dtype: str = "float32") -> Any:
+def make_model(config: Config, dtype: str = "float32") -> Any:
     """The model that a configuration describes.
 
     Args:
@@ -109,7 +110,7 @@ def make_model(config: dict[str, Any], dtype: str = "float32") -> Any:
     return _model_class(kind)(**config, dtype=dtype)
 
 
-def count_parameters(config: dict[str, Any]) -> int:
+def count_parameters(config: Config) -> int:
     """The number of parameters of the model that a configuration describes.
 
     The model is made without the memory of its weights, and Python's random numbers go on as if it were not.
@@ -127,19 +128,19 @@ def count_parameters(config: dict[str, Any]) -> int:
         random.setstate(state)
 
 
-def _counted(config: dict[str, Any]) -> int:
+def _counted(config: Config) -> int:
     import keras
 
     with keras.StatelessScope(initialize_variables=False):
         return make_model(config).count_params()
 
 
-def model_config(model: FamilyModel) -> dict[str, Any]:
+def model_config(model: FamilyModel) -> Config:
     """The configuration from which `make_model` makes this model again, without its weights."""
     return {"kind": model.kind, **model.arguments()}
 
 
-def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _split(config: Config) -> tuple[str, Config]:
     """The kind of a model, and its complete arguments."""
     config = dict(config)
     kind = config.pop("kind", family.DEFAULT_KIND)

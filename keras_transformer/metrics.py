@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.errors import load_tensorflow
+from keras_transformer.options import Config
 
 load_tensorflow()
 
@@ -70,7 +71,7 @@ class _RankMean(_TokenMean):
         super().__init__(name=name, **kwargs)
         self.k = k
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "k": self.k}
 
 

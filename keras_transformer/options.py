@@ -8,7 +8,10 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
+
+# Values by their names, as JSON has them: a model's configuration, a run's settings, the flags of a command.
+Config: TypeAlias = dict[str, Any]
 
 
 class Fault(ValueError):
@@ -143,8 +146,8 @@ class Part:
     help: str
     source: str
     options: dict[str, Option] = field(default_factory=dict)
-    fault: Callable[[dict[str, Any]], Fault | None] = lambda model: None
-    of_layer: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, layer: config
+    fault: Callable[[Config], Fault | None] = lambda model: None
+    of_layer: Callable[[Config, int], Config] = lambda config, layer: config
     own_class: type[Any] | None = None
     own_module: str = ""
 

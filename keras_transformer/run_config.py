@@ -13,6 +13,7 @@ from keras_transformer import family
 from keras_transformer.decoding.search_options import own_search
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.files import write_text
+from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, NAME, modules_of
 from keras_transformer.version import __version__
 
@@ -34,7 +35,7 @@ class Unreadable(Exception):
     """The file is whole, and this process cannot read it: it is of a later version, or needs a module."""
 
 
-def write(path: Path, config: dict[str, Any]) -> None:
+def write(path: Path, config: Config) -> None:
     """Writes config.json in today's format. It names this version as the writer."""
     versions = {**config.get("versions", {}), "keras-transformer": __version__}
     # "format" comes first in the file.
@@ -49,7 +50,7 @@ def as_json(value: Any, **layout: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **layout).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Config:
     """Reads config.json of any folder, trusted or not. It accepts only known keys, bounded sizes, and data.
 
     Returns:
@@ -83,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path} is damaged or not a run's: {error}") from error
 
 
-def _complete(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _complete(model: Config, config: Config) -> Config:
     """The model's configuration with its kind, complete."""
     model = dict(model)
     kind = model.pop("kind", family.DEFAULT_KIND)
@@ -126,7 +127,7 @@ def _check(config: Any) -> None:
         raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
 
 
-def _check_sections(config: dict[str, Any]) -> None:
+def _check_sections(config: Config) -> None:
     held: dict[str, dict[str, type]] = {**HELD, "versions": dict.fromkeys(config.get("versions", {}), str)}
     for section, types in held.items():
         for name, value in config.get(section, {}).items():
@@ -142,7 +143,7 @@ def _check_labels(labels: Any) -> None:
         raise ValueError("expected each label once under 'labels'")
 
 
-def _check_answer_length(length: Any, model: dict[str, Any]) -> None:
+def _check_answer_length(length: Any, model: Config) -> None:
     """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
     if not family.KINDS[model["kind"]].can_answer:
         raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")
@@ -162,14 +163,14 @@ def _modules_message(modules: list[str], unknown: str) -> str:
     )
 
 
-def _newer_version_message(config: dict[str, Any], unknown: str) -> str:
+def _newer_version_message(config: Config, unknown: str) -> str:
     return (
         f"was written by version {writer(config)!s:.20} of keras-transformer, which this version, {__version__}, "
         f"cannot read: install that version ({unknown})"
     )
 
 
-def writer(config: dict[str, Any]) -> str:
+def writer(config: Config) -> str:
     """The version that wrote a configuration."""
     versions = config.get("versions")
     return str(versions.get("keras-transformer", "unknown")) if isinstance(versions, dict) else "unknown"

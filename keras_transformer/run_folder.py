@@ -26,6 +26,7 @@ from keras_transformer.files import (
     write_whole,
 )
 from keras_transformer.making import count_parameters, make_model, model_config
+from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG
 from keras_transformer.run_config import CONFIG_KEYS as CONFIG_KEYS
 from keras_transformer.run_config import FORMAT as FORMAT
@@ -92,12 +93,12 @@ class RunFolder:
         return self.config.is_file()
 
 
-def write_config(run: RunFolder, config: dict[str, Any]) -> None:
+def write_config(run: RunFolder, config: Config) -> None:
     """Writes `config.json` in today's format."""
     run_config.write(run.config, config)
 
 
-def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
+def read_config(run: str | os.PathLike[str] | RunFolder) -> Config:
     """Reads `config.json` of any folder, trusted or not. It accepts only known keys, bounded sizes, and data.
 
     Returns:
@@ -111,14 +112,14 @@ def read_config(run: str | os.PathLike[str] | RunFolder) -> dict[str, Any]:
     return run_config.read(run.config)
 
 
-def is_finished(config: dict[str, Any], steps: int) -> bool:
+def is_finished(config: Config, steps: int) -> bool:
     """Whether a run has come to its end, as its `config.json` says: at this number of steps, or stopped early."""
     weights = config.get("weights", {})
     at_step = weights.get("at_step")
     return steps == weights.get("asked_steps") or (isinstance(at_step, int) and at_step >= steps)
 
 
-def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
+def config_of_kind(run: RunFolder, kind: str) -> Config:
     """`read_config` of a run whose model is of a kind.
 
     Raises:
@@ -132,7 +133,7 @@ def config_of_kind(run: RunFolder, kind: str) -> dict[str, Any]:
     return config
 
 
-def main_verb(config: dict[str, Any]) -> str:
+def main_verb(config: Config) -> str:
     """The command that takes a run with this configuration."""
     return next(iter(TASKS[task_of(config)].commands))
 
@@ -218,7 +219,7 @@ def reading_model(run: RunFolder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _weights_of(run: RunFolder, config: dict[str, Any]) -> Iterator[Path]:
+def _weights_of(run: RunFolder, config: Config) -> Iterator[Path]:
     """The file of weights in `model.keras`, checked; errors are those of `reading_model`, the caller's too."""
     num_parameters, num_layers = count_parameters(config), sum(family.depths(config))
     with reading_model(run), checked_weights(run.model, num_parameters, num_layers) as weights:
@@ -246,9 +247,7 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
     return source, target
 
 
-def write_run(
-    path: Path, task: str, model: Any, sections: dict[str, Any], write_files: Callable[[RunFolder], None]
-) -> None:
+def write_run(path: Path, task: str, model: Any, sections: Config, write_files: Callable[[RunFolder], None]) -> None:
     """Writes a run folder, whole or not at all.
 
     Args:

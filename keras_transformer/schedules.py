@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_transformer.errors import load_tensorflow
+from keras_transformer.options import Config
 
 load_tensorflow()
 
@@ -45,5 +44,5 @@ class InverseSquareRootDecay(keras.optimizers.schedules.LearningRateSchedule):
         step = ops.cast(step, "float32") + 1.0
         return self.factor * self.hidden_dim**-0.5 * ops.minimum(step**-0.5, step * self.warmup_steps**-1.5)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"hidden_dim": self.hidden_dim, "warmup_steps": self.warmup_steps, "factor": self.factor}

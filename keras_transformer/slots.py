@@ -7,16 +7,14 @@ format has it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_transformer.lengths import longest
-from keras_transformer.options import Fault, Option, Part
+from keras_transformer.options import Config, Fault, Option, Part
 
 LAYERS = "keras_transformer.layers"
 MAX_ATTENTIVE_SIZE = 64  # pixels have 16 million scores then, for each image
 
 
-def _needs_even_width(model: dict[str, Any]) -> Fault | None:
+def _needs_even_width(model: Config) -> Fault | None:
     return _odd("hidden_dim", model["hidden_dim"], "sinusoidal positions")
 
 
@@ -24,13 +22,13 @@ def _odd(name: str, size: int, what: str) -> Fault | None:
     return Fault(f"{{{name}}} must be even for {what}", {name: size}) if size % 2 else None
 
 
-def _needs_two_stacks_to_separate(model: dict[str, Any]) -> Fault | None:
+def _needs_two_stacks_to_separate(model: Config) -> Fault | None:
     if "max_source_length" in model or not model["positions"]["separate"]:
         return None
     return Fault("{positions:separate} needs an encoder and a decoder", {"": "separate=True for a model of one stack"})
 
 
-def _needs_whole_groups(model: dict[str, Any]) -> Fault | None:
+def _needs_whole_groups(model: Config) -> Fault | None:
     for argument in ("attention", "decoder_attention"):
         groups, heads = (model.get(argument) or {}).get("num_key_value_heads"), model["num_heads"]
         if groups and heads % groups:
@@ -39,22 +37,22 @@ def _needs_whole_groups(model: dict[str, Any]) -> Fault | None:
     return None
 
 
-def _needs_even_key_dim(model: dict[str, Any]) -> Fault | None:
+def _needs_even_key_dim(model: Config) -> Fault | None:
     return _odd("key_dim", key_dim(model), f"{model['positions']['name']} positions")
 
 
-def _needs_as_many_experts(model: dict[str, Any]) -> Fault | None:
+def _needs_as_many_experts(model: Config) -> Fault | None:
     received = {f"feed_forward:{name}": model["feed_forward"][name] for name in ("top_k", "num_experts")}
     if model["feed_forward"]["top_k"] <= model["feed_forward"]["num_experts"]:
         return None
     return Fault("{feed_forward:top_k} must be at most {feed_forward:num_experts}", received)
 
 
-def _needs_even_width_for_coordinates(model: dict[str, Any]) -> Fault | None:
+def _needs_even_width_for_coordinates(model: Config) -> Fault | None:
     return _odd("hidden_dim", model["hidden_dim"], "a universal stack")
 
 
-def _needs_keys_in_range(model: dict[str, Any]) -> Fault | None:
+def _needs_keys_in_range(model: Config) -> Fault | None:
     if "image_size" in model:  # only a decoder scales keys
         return _needs_even_key_dim(model)
     name = "max_source_length" if "max_source_length" in model else "context_length"
@@ -74,7 +72,7 @@ def _needs_keys_in_range(model: dict[str, Any]) -> Fault | None:
     return _needs_even_key_dim(model)
 
 
-def _needs_distances_for_buckets(model: dict[str, Any]) -> Fault | None:
+def _needs_distances_for_buckets(model: Config) -> Fault | None:
     num_buckets, max_distance = (model["positions"][name] for name in ("num_buckets", "max_distance"))
     if num_buckets % 2:
         return Fault("{positions:num_buckets} must be even", num_buckets=num_buckets)
@@ -84,7 +82,7 @@ def _needs_distances_for_buckets(model: dict[str, Any]) -> Fault | None:
     return Fault(text, max_distance=max_distance)
 
 
-def _needs_full_attention(model: dict[str, Any]) -> Fault | None:
+def _needs_full_attention(model: Config) -> Fault | None:
     for argument in ("attention", "decoder_attention"):
         name = (model.get(argument) or model["attention"])["name"]
         if name != "full":
@@ -93,7 +91,7 @@ def _needs_full_attention(model: dict[str, Any]) -> Fault | None:
     return None
 
 
-def _needs_added_positions_and_layers(model: dict[str, Any]) -> Fault | None:
+def _needs_added_positions_and_layers(model: Config) -> Fault | None:
     allowed = {"positions": ("sinusoidal", "learned", "none"), "stack": ("layers",)}
     for slot, names in allowed.items():
         name = model[slot]["name"]
@@ -102,7 +100,7 @@ def _needs_added_positions_and_layers(model: dict[str, Any]) -> Fault | None:
     return None
 
 
-def _needs_whole_patches(model: dict[str, Any]) -> Fault | None:
+def _needs_whole_patches(model: Config) -> Fault | None:
     channels = model["channels"]
     sizes = {name: model[name] for name in ("patch_size", "image_size")}
     if model["image_size"] % model["patch_size"]:
@@ -113,7 +111,7 @@ def _needs_whole_patches(model: dict[str, Any]) -> Fault | None:
     return None
 
 
-def _needs_few_pixels(model: dict[str, Any]) -> Fault | None:
+def _needs_few_pixels(model: Config) -> Fault | None:
     if model["image_size"] > MAX_ATTENTIVE_SIZE:
         most = f"{MAX_ATTENTIVE_SIZE} for an attentive stem, where every pixel looks at every other"
         text = f"{{image_size}} must be at most {most}"
@@ -121,7 +119,7 @@ def _needs_few_pixels(model: dict[str, Any]) -> Fault | None:
     return _needs_whole_patches(model)
 
 
-def _local_first(config: dict[str, Any], layer: int) -> dict[str, Any]:
+def _local_first(config: Config, layer: int) -> Config:
     """Local and compressed layers take turns (arXiv 1801.10198, 4.2.3)."""
     return config if layer % 2 else {"name": "local", "width": config["width"]}
 
@@ -308,6 +306,6 @@ IMAGE_SLOTS: dict[str, dict[str, Part]] = {
 }  # fmt: skip
 
 
-def key_dim(config: dict[str, Any]) -> int:
+def key_dim(config: Config) -> int:
     """The size of a head, from a complete configuration."""
     return config["key_dim"] or config["hidden_dim"] // config["num_heads"]

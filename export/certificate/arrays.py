@@ -11,6 +11,7 @@ from keras_transformer.decoding.answers import Ranking, Seen
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.decoding.sentences import Texts, valid
 from keras_transformer.decoding.signatures import NUM_FILLS, NUM_ITEMS, Signature
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import Tokenizer
 
 from ..artefacts import Artefact, BrokenArtefact
@@ -69,7 +70,7 @@ class ExpectedArrays(Expected):
             return valid(text)
         return ", ".join(text) if isinstance(text, list) else f"image {place + 1}"
 
-    def stored(self, places: Sequence[int]) -> list[dict[str, Any]]:
+    def stored(self, places: Sequence[int]) -> list[Config]:
         return [
             {
                 "text": None if isinstance(self.texts[place], np.ndarray) else self.texts[place],
@@ -160,7 +161,7 @@ def stored_arrays(
     signature: type[Signature],
     texts: Sequence[Any],
     num_probes: int,
-    stored: Sequence[dict[str, Any]],
+    stored: Sequence[Config],
     names: Sequence[str],
     first: int,
     tokenizer: Tokenizer | None,

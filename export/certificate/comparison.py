@@ -24,6 +24,7 @@ from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.decoding.signatures import Searching
 from keras_transformer.errors import RequestError, say
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
 from keras_transformer.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ NUM_STORED = 8  # of the texts that are no probes
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
-def stored(expected: Sequence[Expected]) -> dict[str, Any]:
+def stored(expected: Sequence[Expected]) -> Config:
     """What certificate.json keeps: of each search what the model gave for the probes and for some texts."""
     texts = expected[0].texts
     # What is no text, such as images, is not kept: its probes are made again.
@@ -72,7 +73,7 @@ class StoredSearch(Searched):
 
     has_model = False
 
-    def __init__(self, vocabularies: Vocabularies, stored: Sequence[dict[str, Any]], config: dict[str, Any]):
+    def __init__(self, vocabularies: Vocabularies, stored: Sequence[Config], config: Config):
         self.vocabularies, self._stored = vocabularies, stored
         self._limits = [int(one["limit"]) for one in stored]
         self.num_control_ids, self.context = config["num_control_ids"], config.get("context_length", 0)
@@ -151,7 +152,7 @@ class KeptCertificate:
         except UNREADABLE as error:
             raise self._damaged(error) from None
 
-    def _restored(self, num_probes: int, kept: dict[str, Any]) -> Expected:
+    def _restored(self, num_probes: int, kept: Config) -> Expected:
         signature, stored, folder = self.signature, kept["texts"], RunFolder(self.folder)
         given = signature.stored_texts(stored, self.config)
         tokenizers: tuple[Tokenizer, ...] = ()
@@ -209,7 +210,7 @@ def certify(
     )
 
 
-def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[dict[str, Any]]:
+def probes_of(run: TrainedRun, expected: Expected | None, decoding: Decoding) -> list[Config]:
     """By what ONNX graphs of a translator check themselves where they run; other models are not loaded from exports."""
     if "encoder" not in run.signature.halves or not isinstance(expected, ExpectedSearch):
         return []

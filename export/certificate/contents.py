@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError
 from keras_transformer.lazy import tf
+from keras_transformer.options import Config
 
 from ..artefacts import Artefact, BrokenArtefact, import_optional
 
@@ -70,7 +71,7 @@ def check_metadata(artefact: Artefact, about: dict[str, str]) -> None:
                 raise BrokenArtefact(f"its metadata differ: they ask for {asked}, and the run for {beams} beams")
 
 
-def json_of(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> Config:
     """What a JSON file holds; nothing if it cannot be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -15,6 +15,7 @@ from keras_transformer.decoding.loop import Cache, Step, permit
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import Texts
 from keras_transformer.decoding.signatures import Signature
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, Tokenizer
 
 from ..artefacts import Artefact
@@ -84,7 +85,7 @@ def best_left_out(reached: np.ndarray, id: int) -> float:
     return float(ranked[num_kept]) if num_kept < ranked.size else -math.inf
 
 
-Row = dict[str, Any]  # an artefact's outputs for one text, by their names
+Row = Config  # an artefact's outputs for one text, by their names
 
 
 class Compared(NamedTuple):
@@ -160,7 +161,7 @@ class Expected(ABC):
         """The model's score of its own answer to a text, or the probability of its choice."""
 
     @abstractmethod
-    def stored(self, places: Sequence[int]) -> list[dict[str, Any]]:
+    def stored(self, places: Sequence[int]) -> list[Config]:
         """What a certificate keeps of the texts at these places, for whoever compares without the model."""
 
     def pieces(self, place: int) -> list[int] | None:

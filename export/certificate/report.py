@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from keras_transformer.files import write_text
+from keras_transformer.options import Config
 
 from .contents import Contents
 from .judgement import Difference, Judgement
@@ -74,8 +75,8 @@ class Certificate:
     machine: Machine
     bleu_signature: str
     kind: str = ""
-    stored: dict[str, Any] = field(default_factory=dict)
-    probes: list[dict[str, Any]] = field(default_factory=list)
+    stored: Config = field(default_factory=dict)
+    probes: list[Config] = field(default_factory=list)
     against: Literal["model", "stored"] = "model"
 
     @property

@@ -12,6 +12,7 @@ from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import Texts, valid
 from keras_transformer.decoding.signatures import Signature
 from keras_transformer.lengths import penalty
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END
 
 from ..artefacts import Artefact, BrokenArtefact
@@ -98,7 +99,7 @@ class ExpectedSearch(Expected):
     def source(self, place: int) -> str:
         return valid(self.texts[place])
 
-    def stored(self, places: Sequence[int]) -> list[dict[str, Any]]:
+    def stored(self, places: Sequence[int]) -> list[Config]:
         return [
             {
                 "text": self.texts[place],

@@ -16,6 +16,7 @@ from keras_transformer.layers.attention_ops import HIDDEN, KeysValues
 from keras_transformer.layers.layer import Replaceable
 from keras_transformer.models.inspection import parts_of
 from keras_transformer.models.transformer import members_of
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import PAD, START
 
 from ..artefacts import Decoding, TrainedRun, require_precision, stem
@@ -94,7 +95,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         return model_of(r, [TOKENS, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
 
 
-def _memory_inputs(r: Recorder, model: Any, precision: str) -> tuple[list[ValueInfo], dict[str, Any]]:
+def _memory_inputs(r: Recorder, model: Any, precision: str) -> tuple[list[ValueInfo], Config]:
     """The inputs that the encoder gives, and the part of the model's cache that they make."""
     infos = memory_infos(model, precision)
     values, bias = [r.input(info) for info in infos], r.input(BIAS)
@@ -128,7 +129,7 @@ def mapped(function: Callable[[str, Any], Any], beams: Sequence[Any]) -> list[An
     return [of(one, [], layer) for layer, one in enumerate(beams)]
 
 
-def in_order(paths: dict[str, Any]) -> list[str]:
+def in_order(paths: Config) -> list[str]:
     """The keys of all layers, then the values of all layers, and so on."""
     stems = [path.rpartition("_")[0] for path in paths]
     return [path for stem in dict.fromkeys(stems) for path, own in zip(paths, stems, strict=True) if own == stem]

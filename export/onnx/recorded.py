@@ -8,6 +8,8 @@ from typing import Any, TypeAlias, Union
 import keras
 import numpy as np
 
+from keras_transformer.options import Config
+
 from .graph import CONTRIB_DOMAIN, ValueInfo
 
 # What records a value: the class `Recorder`, which knows the modules that take it as an argument.
@@ -165,7 +167,7 @@ class Precision:
     def _gemm(self, r: Recorder, x: Recorded, weight: np.ndarray, *addend: Any) -> Recorded:
         is_table = weight.flags.f_contiguous and not weight.flags.c_contiguous
         given = r.derived(np.transpose, weight) if is_table else weight
-        options: dict[str, Any] = {"transB": 1} if is_table else {}
+        options: Config = {"transB": 1} if is_table else {}
         sizes = [x.sizes[0], weight.shape[1]]
         return r.emit("Gemm", x, given, *addend, dtype=x.dtype, sizes=sizes, **options)
 

@@ -16,6 +16,7 @@ import numpy as np
 from keras_transformer import ops
 from keras_transformer.lengths import longest
 from keras_transformer.models.transformer import members_of
+from keras_transformer.options import Config
 
 from ..artefacts import Unwritable
 from .graph import Graph, Model, ValueInfo
@@ -300,7 +301,7 @@ class Recorder:
         made = self.emit("Reshape", view.base, self.vector(target), dtype=view.dtype, sizes=view.sizes, **options)
         return made.name, made.depth
 
-    def _target(self, whole: Recorded, sizes: Sequence[Size]) -> tuple[list[Size], dict[str, Any]]:
+    def _target(self, whole: Recorded, sizes: Sequence[Size]) -> tuple[list[Size], Config]:
         """The sizes for a node `Reshape`, and its options.
 
         No batch is empty in a loop. There, 0 copies a size and -1 stands for one that is not known.

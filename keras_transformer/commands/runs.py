@@ -17,6 +17,7 @@ from keras_transformer.commands import Importing, add_all, refuse_foreign
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.files import check_writable, write_whole
 from keras_transformer.making import count_parameters
+from keras_transformer.options import Config
 from keras_transformer.run_config import as_json
 from keras_transformer.run_folder import RunFolder, check_place, is_finished, read_config, read_metrics, resume_command
 from keras_transformer.tasks import TASKS, task_of
@@ -59,7 +60,7 @@ def info(arguments: argparse.Namespace) -> None:
     print_metrics(metrics_of(run))
 
 
-def print_section(name: str, values: dict[str, Any]) -> None:
+def print_section(name: str, values: Config) -> None:
     """Prints a part of the configuration, unless it is empty."""
     if values:
         print(f"{name}:")
@@ -242,7 +243,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         write_imported(folder, arguments, validation)
 
 
-def write_imported(folder: str, arguments: argparse.Namespace, validation: dict[str, Any]) -> None:
+def write_imported(folder: str, arguments: argparse.Namespace, validation: Config) -> None:
     """Writes the model in a folder as a run."""
     from keras_transformer.importing.huggingface import read_huggingface
     from keras_transformer.importing.pieces import NO_RUN, IdTokenizer

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START
 
 # {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}. When beams change places, what is under
 # "beams" moves with them; what is under "sentences" stays.
-Cache = dict[str, Any]
+Cache = Config
 # (token_ids (B, K), cache, index ()) → (logits (B, K, V), cache)
 Step = Callable[[Tensor, Cache, Tensor], tuple[Tensor, Cache]]
 

@@ -20,6 +20,7 @@ from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.lengths import longest, penalty
+from keras_transformer.options import Config
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START
 
@@ -60,7 +61,7 @@ class OnnxDecoder(Decoder):
         self._checked: set[str] = set()
         self._sessions: dict[Path, InferenceSession] = {}
         self.metadata = self._read_metadata()
-        self.config: dict[str, Any] = self.metadata["model"]
+        self.config: Config = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
         self.own_search = {name: self.metadata["decoding"].get(name) for name in OF_A_MODEL}
         self.learned_text = LearnedText.of_export(self.metadata)
@@ -248,7 +249,7 @@ class OnnxDecoder(Decoder):
         log_probs = self.log_probs([probe.source_ids[:-1] for probe in probes], ids)
         return [[Answer(row, float(log_prob))] for row, log_prob in zip(ids, log_probs, strict=True)]
 
-    def _read_metadata(self) -> dict[str, Any]:
+    def _read_metadata(self) -> Config:
         session = self._session("translate" if self.graphs.translate else "step")
         written = session.get_modelmeta().custom_metadata_map
         try:

@@ -18,6 +18,7 @@ from keras_transformer import ops
 from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import string_of
@@ -314,7 +315,7 @@ class PieceVectors:
         )
 
 
-def takes_text(config: dict[str, Any]) -> bool:
+def takes_text(config: Config) -> bool:
     """Whether the model of a run's `config.json` takes text."""
     return bool(TASKS[task_of(config)].signature(config).text_stem)
 

@@ -25,6 +25,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import BOUNDS, NEAR_TIE
 from keras_transformer.files import user_cache, write_text
 from keras_transformer.lengths import longest, penalty
+from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import END, PAD
 
@@ -117,7 +118,7 @@ def made_sentences(translator: Any) -> list[str]:
     return translator.source_tokenizer.decode(rows)
 
 
-def as_json(probes: Sequence[Probe]) -> list[dict[str, Any]]:
+def as_json(probes: Sequence[Probe]) -> list[Config]:
     """What JSON files keep under "probes"."""
     return [
         {"source_ids": one.source_ids, "hypotheses": [hypothesis._asdict() for hypothesis in one.hypotheses]}
@@ -128,7 +129,7 @@ def as_json(probes: Sequence[Probe]) -> list[dict[str, Any]]:
 class ProbesFile(NamedTuple):
     """What a certificate, or a file beside a graph, says: its JSON, and the probes in it; no probes without a file."""
 
-    content: dict[str, Any]
+    content: Config
     probes: list[Probe]
 
     @classmethod

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 
 # The options that a model may bring, in place of the defaults.
 OF_A_MODEL = ("num_beams", "length_penalty", "max_length")
@@ -131,7 +132,7 @@ class Decoding:
         return replace(self, n_best=1)
 
 
-def own_search(options: Any) -> dict[str, Any]:
+def own_search(options: Any) -> Config:
     """The options of the search that a model brings, checked.
 
     Raises:

@@ -10,8 +10,6 @@ unknown id is a copy of pad. Neither takes a probability.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keras_transformer import family
@@ -23,10 +21,11 @@ from keras_transformer.importing.pieces import fixed_logits, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD
 
 # Options with the one value that the architecture has. Old files say them.
-FIXED: dict[str, Any] = {
+FIXED: Config = {
     "normalize_embedding": True, "static_position_embeddings": False, "tie_word_embeddings": True,
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
@@ -72,7 +71,7 @@ def _ids(options: Options) -> list[int]:
     return [pad, pad, start, end, *(id for id in range(size) if id not in (pad, end))]
 
 
-def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weights:
+def _weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET

@@ -33,11 +33,12 @@ from keras_transformer.importing.weights import (
     norm_weights,
     open_weights,
 )
+from keras_transformer.options import Config
 
 MAX_VOCABULARY_BYTES = 16 * 2**20
 # In the order of our ids.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ONLY: dict[str, Any] = {
+ONLY: Config = {
     "position_embedding_type": "absolute", "problem_type": "single_label_classification", "tie_word_embeddings": True,
 }  # fmt: skip
 # What tells the head of a model.
@@ -110,7 +111,7 @@ def _ids(folder: ModelFolder, size: int) -> list[int]:
     return [*special, *(id for id in range(size) if id not in special)]
 
 
-def _weights(file: TensorFile, config: dict[str, Any], ids: list[int], num_segments: int) -> Weights:
+def _weights(file: TensorFile, config: Config, ids: list[int], num_segments: int) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     prefix = "bert." if any(name.startswith("bert.") for name in file.places) else ""
     words, places = (f"{prefix}embeddings.{name}_embeddings.weight" for name in ("word", "position"))
@@ -136,7 +137,7 @@ def _weights(file: TensorFile, config: dict[str, Any], ids: list[int], num_segme
     return Weights(file, table, sizes, {"V": np.array(ids)}, {*unread, f"{prefix}embeddings.position_ids"})
 
 
-def _head(file: TensorFile, config: dict[str, Any], pooler: str) -> Iterator[Weight]:
+def _head(file: TensorFile, config: Config, pooler: str) -> Iterator[Weight]:
     """The weights of the head, and of the layer before."""
     if not config["head_layer"]:
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keras_transformer.errors import RequestError, warn
+from keras_transformer.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20
 
@@ -65,7 +66,7 @@ class ModelFolder:
             raise RequestError(f"{self.path / name} is larger than {max_bytes:,} bytes: it is no file of such a model")
         return path.read_bytes()
 
-    def json(self, name: str) -> dict[str, Any]:
+    def json(self, name: str) -> Config:
         """The object in a JSON file.
 
         Raises:
@@ -109,7 +110,7 @@ class Options:
         where: the file, for messages.
     """
 
-    def __init__(self, values: dict[str, Any], where: str):
+    def __init__(self, values: Config, where: str):
         self.where = where
         self._values = dict(values)
 
@@ -171,7 +172,7 @@ class Options:
             raise self.refusal(name, value, f"one of {', '.join(choices)}")
         return choices[value]
 
-    def expect(self, only: dict[str, Any]) -> None:
+    def expect(self, only: Config) -> None:
         """Takes options out that may have one value alone. Options that are null or missing pass.
 
         Raises:
@@ -194,7 +195,7 @@ class Options:
 
 
 # Options that would change the search, with the values at which they do nothing.
-NEUTRAL_SEARCH: dict[str, Any] = {
+NEUTRAL_SEARCH: Config = {
     "begin_suppress_tokens": None, "diversity_penalty": 0.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
     "forced_bos_token_id": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
@@ -210,9 +211,7 @@ READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_le
 MAX_LENGTH = 1_000_000
 
 
-def search_of(
-    folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()
-) -> dict[str, Any]:
+def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
     Their search divides log P(y) by |y|^α, ours by ((5 + |y|) / 6)^α. α is kept: the longer a translation is, the less

@@ -4,7 +4,6 @@ form, learned positions, biases, and a tied output."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.layouts import copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights
+from keras_transformer.options import Config
 
 # Options with the one value that the architecture has.
-FIXED: dict[str, Any] = {
+FIXED: Config = {
     "add_cross_attention": False, "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True, "tie_word_embeddings": True, "is_decoder": False, "pruned_heads": {},
 }  # fmt: skip
@@ -52,7 +52,7 @@ def read(folder: ModelFolder) -> Imported:
     return language_model(folder, options, config, ids, WITHOUT_EFFECT, _weights)
 
 
-def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weights:
+def _weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     prefix = PREFIX if any(name.startswith(PREFIX) for name in file.places) else ""
     embeddings = [f"{prefix}wte.weight", "lm_head.weight"]

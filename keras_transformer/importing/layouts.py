@@ -5,7 +5,6 @@ GPT-2 and Llama; BERT and ViT.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
@@ -20,10 +19,11 @@ from keras_transformer.importing.folder import (
 from keras_transformer.importing.pieces import NEVER, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
 
 # Options with the one value that the architectures have. Old files say them.
-BART_FIXED: dict[str, Any] = {
+BART_FIXED: Config = {
     "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
     "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
     "pruned_heads": {}, "tie_encoder_decoder": False,
@@ -42,7 +42,7 @@ SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_token
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def bart_config(options: Options) -> dict[str, Any]:
+def bart_config(options: Options) -> Config:
     """The arguments of our model that the architectures have in common."""
     sizes = {}
     for ours, theirs in (("num_heads", "attention_heads"), ("intermediate_dim", "ffn_dim")):
@@ -65,7 +65,7 @@ def bart_config(options: Options) -> dict[str, Any]:
     }
 
 
-def bart_blocks(config: dict[str, Any]) -> Iterator[Weight]:
+def bart_blocks(config: Config) -> Iterator[Weight]:
     """The weights of the blocks. H is the width of all heads, of which no order changes."""
     for stack, names, depth in zip(
         ("encoder", "decoder"), (["self_attention"], [*ATTENTIONS]), family.depths(config), strict=True
@@ -117,10 +117,10 @@ def copies(ids: list[int]) -> dict[int, float]:
 def language_model(
     folder: ModelFolder,
     options: Options,
-    config: dict[str, Any],
+    config: Config,
     ids: list[int],
     without_effect: set[str],
-    weights: Callable[[TensorFile, dict[str, Any], list[int]], Weights],
+    weights: Callable[[TensorFile, Config, list[int]], Weights],
 ) -> Imported:
     """What was read of a language model.
 
@@ -146,7 +146,7 @@ def language_model(
 
 
 # Options with the one value that the architectures have.
-ENCODER_FIXED: dict[str, Any] = {
+ENCODER_FIXED: Config = {
     "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
     "tie_encoder_decoder": False,
 }  # fmt: skip
@@ -162,7 +162,7 @@ PRODUCTS = [
 ]
 
 
-def encoder_config(options: Options) -> dict[str, Any]:
+def encoder_config(options: Options) -> Config:
     """The arguments of our model that the architectures have in common."""
     return {
         "num_layers": options.size("num_hidden_layers"),

@@ -4,7 +4,6 @@ before its sub-layers, rotary positions, SwiGLU, grouped heads, and no biases.""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from keras_transformer.importing.folder import ModelFolder, Options
 from keras_transformer.importing.layouts import copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of
+from keras_transformer.options import Config
 
 # Options with the one value that is read here.
-FIXED: dict[str, Any] = {
+FIXED: Config = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
     "is_decoder": False, "pruned_heads": {},
 }  # fmt: skip
@@ -69,7 +69,7 @@ def _base(options: Options) -> float:
     return base
 
 
-def _weights(file: TensorFile, config: dict[str, Any], ids: list[int]) -> Weights:
+def _weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING

@@ -9,7 +9,7 @@ that order. Decoding starts with the pad id, so the row of our start id is a cop
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,10 @@ from keras_transformer.importing.pieces import (
 )
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, open_weights
+from keras_transformer.options import Config
 
 # Options with the one value that the architecture has. Old files say them.
-FIXED: dict[str, Any] = {"normalize_embedding": False, "static_position_embeddings": True}
+FIXED: Config = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 class _Ids(NamedTuple):
@@ -124,7 +125,7 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     return source, target
 
 
-def _weights(file: TensorFile, config: dict[str, Any], ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
+def _weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     width = config["hidden_dim"]
     for name in POSITIONS:

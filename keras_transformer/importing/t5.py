@@ -12,7 +12,6 @@ the pad id, so the row of our start id is a copy of the pad's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from keras_transformer.importing.folder import INERT, ModelFolder, Options, sear
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, are_same, first_of, open_weights
+from keras_transformer.options import Config
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
 FEED_FORWARDS = {
@@ -30,7 +30,7 @@ FEED_FORWARDS = {
     "gated-silu": ("gated", "silu", "silu"),
 }
 # Options with the one value that the architecture has.
-FIXED: dict[str, Any] = {
+FIXED: Config = {
     "add_cross_attention": False, "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True,
     "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
@@ -105,7 +105,7 @@ def _check_added(folder: ModelFolder, tokenizer: Options, known: set[str]) -> No
                 raise tokenizer.refusal(name, text, "the sentinels of T5 alone")
 
 
-def _config(options: Options) -> dict[str, Any]:
+def _config(options: Options) -> Config:
     """The arguments of our model, but for those that the vocabulary and the weights tell."""
     kind, activation, name = options.choice("feed_forward_proj", FEED_FORWARDS, "relu")
     options.expect({"dense_act_fn": name, "is_gated_act": kind == "gated"})
@@ -135,7 +135,7 @@ def _config(options: Options) -> dict[str, Any]:
     }
 
 
-def _weights(file: TensorFile, config: dict[str, Any], vocabulary: Vocabulary, is_scaled: bool) -> Weights:
+def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, is_scaled: bool) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     width, is_tied = config["hidden_dim"], config["tied_output"]
     embedding = first_of(file, [SHARED, *COPIES, *([OUTPUT] if is_tied else [])])
@@ -159,7 +159,7 @@ def _weights(file: TensorFile, config: dict[str, Any], vocabulary: Vocabulary, i
     return Weights(file, table, sizes, orders, {SHARED, *COPIES, OUTPUT, UNUSED})
 
 
-def _blocks(config: dict[str, Any]) -> Iterator[Weight]:
+def _blocks(config: Config) -> Iterator[Weight]:
     """The weights of the blocks. H is the width of all heads. Our biases, which T5 lacks, stay 0 as they are made."""
     attentions = {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
     kernels = PLAIN if config["feed_forward"]["name"] == "plain" else GATED

@@ -17,10 +17,11 @@ from keras_transformer.importing.layouts import (
 )
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
+from keras_transformer.options import Config
 
 PROCESSOR = "preprocessor_config.json"
 # Options of the processor with the one value that images are read with here, see `images.reading`.
-PROCESSOR_FIXED: dict[str, Any] = {
+PROCESSOR_FIXED: Config = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
 }  # fmt: skip
 PROCESSOR_WITHOUT_EFFECT = {
@@ -55,7 +56,7 @@ def read(folder: ModelFolder) -> Imported:
     return Imported(config, _weights(open_weights(folder), config, has_biases), labels=labels)
 
 
-def _pixels(folder: ModelFolder, image_size: int) -> dict[str, Any]:
+def _pixels(folder: ModelFolder, image_size: int) -> Config:
     """What is subtracted from pixels and what they are divided by, from the options of the processor."""
     options = Options(folder.json(PROCESSOR), str(folder.path / PROCESSOR))
     options.expect(PROCESSOR_FIXED)
@@ -77,7 +78,7 @@ def _one_or_all(numbers: Any) -> Any:
     return numbers[0] if are_equal else numbers
 
 
-def _weights(file: TensorFile, config: dict[str, Any], has_biases: bool) -> Weights:
+def _weights(file: TensorFile, config: Config, has_biases: bool) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     embeddings = "vit.embeddings"
     table = [

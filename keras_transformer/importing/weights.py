@@ -13,6 +13,7 @@ from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.pieces import Vocabulary
 from keras_transformer.importing.tensors import TensorFile, open_safetensors, open_torch
 from keras_transformer.making import make_model
+from keras_transformer.options import Config
 from keras_transformer.tasks import task_named
 
 TRANSPOSED = (1, 0)  # of a kernel that has outputs before inputs
@@ -192,10 +193,10 @@ class Imported(NamedTuple):
         labels: of a classifier, in the order of its logits.
     """
 
-    config: dict[str, Any]
+    config: Config
     weights: Weights
     vocabularies: tuple[Vocabulary, ...] = ()
-    search: dict[str, Any] = {}
+    search: Config = {}
     languages: tuple[str, str] | None = None
     labels: list[str] = []
 

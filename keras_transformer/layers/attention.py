@@ -31,6 +31,7 @@ from keras_transformer.layers.layer import Dropout, Layer, glorot, make_part
 from keras_transformer.layers.positions import Positions
 from keras_transformer.layers.score import scaled_dot
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 class SelfAttention(Layer):
@@ -145,9 +146,9 @@ class MultiHeadAttention(SelfAttention):
         num_heads: int,
         key_dim: int,
         dropout: float = 0.0,
-        score: str | dict[str, Any] = "scaled_dot",
+        score: str | Config = "scaled_dot",
         use_bias: bool = False,
-        inner_norm: str | dict[str, Any] | None = None,
+        inner_norm: str | Config | None = None,
         gain: float = 1.0,
         num_key_value_heads: int | None = None,
         **kwargs: Any,

@@ -13,8 +13,9 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.attention_ops import Shared, keys_mask
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
-PartConfig = str | dict[str, Any]
+PartConfig = str | Config
 Sublayer = Callable[[Tensor], Tensor]
 
 
@@ -72,7 +73,7 @@ class _Block(Layer):
         sizes = {**self._attention_sizes(), **groups}
         return MultiHeadAttention(**sizes, use_bias=self.attention_bias, dtype=self.dtype_policy)
 
-    def _attention_sizes(self) -> dict[str, Any]:
+    def _attention_sizes(self) -> Config:
         return {
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
@@ -246,7 +247,7 @@ class DecoderBlock(_Block):
         Returns:
             (B, K, D), and the cache with this position in it.
         """
-        caches: dict[str, Any] = {}
+        caches: Config = {}
 
         def attend_self(x: Tensor) -> Tensor:
             x, caches["self"] = self.self_attention.step(x, cache, index, shared)
@@ -335,7 +336,7 @@ class CausalBlock(EncoderBlock):
         Returns:
             (B, K, D), and the cache with this position in it.
         """
-        caches: dict[str, Any] = {}
+        caches: Config = {}
 
         def attend(x: Tensor) -> Tensor:
             x, caches["self"] = self.self_attention.step(x, cache, index, shared)

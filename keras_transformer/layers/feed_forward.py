@@ -11,6 +11,7 @@ from keras_transformer import auxiliary_losses, ops
 from keras_transformer.errors import require_positive, require_rates
 from keras_transformer.layers.layer import Layer, glorot, make_part
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 class Activation(Layer):
@@ -86,8 +87,8 @@ class FeedForward(Layer):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | dict[str, Any] = "relu",
-        inner_norm: str | dict[str, Any] | None = None,
+        activation: str | Config = "relu",
+        inner_norm: str | Config | None = None,
         gain: float = 1.0,
         **kwargs: Any,
     ):
@@ -158,8 +159,8 @@ class GatedFeedForward(FeedForward):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | dict[str, Any] = "relu",
-        inner_norm: str | dict[str, Any] | None = None,
+        activation: str | Config = "relu",
+        inner_norm: str | Config | None = None,
         gain: float = 1.0,
         use_bias: bool = False,
         **kwargs: Any,
@@ -230,12 +231,12 @@ class Experts(Layer):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: str | dict[str, Any] = "relu",
+        activation: str | Config = "relu",
         num_experts: int = 8,
         top_k: int = 2,
         gated: bool = False,
         alpha: float = 0.01,
-        inner_norm: str | dict[str, Any] | None = None,
+        inner_norm: str | Config | None = None,
         gain: float = 1.0,
         **kwargs: Any,
     ):

@@ -11,7 +11,7 @@ import keras
 from keras_transformer import family, ops
 from keras_transformer.errors import require_rates
 from keras_transformer.ops import Tensor
-from keras_transformer.options import parameters_of
+from keras_transformer.options import Config, parameters_of
 
 
 def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
@@ -47,7 +47,7 @@ class Layer(Replaceable, keras.layers.Layer):
     argument's name, or of a part as `name_config`, Keras saves it and makes it again without a `get_config`.
     """
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The arguments of the constructors, as the layer keeps them."""
         config = super().get_config()
         return {**config, **{name: self._kept(name) for name in sorted(parameters_of(type(self)) - config.keys())}}
@@ -105,7 +105,7 @@ class RmsNorm(Replaceable, keras.layers.RMSNormalization):
         self.supports_masking = True  # Keras's layer would lose the mask
 
 
-def make_part(slot: str, config: str | dict[str, Any], dtype: Any, sizes: dict[str, Any], **required: Any) -> Any:
+def make_part(slot: str, config: str | Config, dtype: Any, sizes: Config, **required: Any) -> Any:
     """Makes the layer of a part. Its constructor gets the part's options, and those sizes that it names.
 
     Args:
@@ -156,7 +156,7 @@ class Residual(Layer):
     closes_stack = False  # True: the stack ends with another norm
     has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last kernel
 
-    def __init__(self, dropout: float = 0.0, norm: str | dict[str, Any] = "layer", **kwargs: Any):
+    def __init__(self, dropout: float = 0.0, norm: str | Config = "layer", **kwargs: Any):
         super().__init__(**kwargs)
         require_rates(dropout=dropout)
         self.supports_masking = True

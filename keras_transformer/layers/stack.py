@@ -15,6 +15,7 @@ from keras_transformer.layers.blocks import CausalBlock, DecoderBlock, EncoderBl
 from keras_transformer.layers.layer import Layer, make_part
 from keras_transformer.layers.positions import Positions, sinusoidal_positions
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -44,7 +45,7 @@ class Stack(Layer):
     def __init__(
         self,
         num_layers: int,
-        block: dict[str, Any],
+        block: Config,
         is_decoder: bool = False,
         other_layers: int = 0,
         has_memory: bool = True,
@@ -71,7 +72,7 @@ class Stack(Layer):
         if residual.closes_stack:
             self.norm = make_part("norm", block.get("norm", "layer"), self.dtype_policy, {})
 
-    def _block_of_layer(self, layer: int) -> dict[str, Any]:
+    def _block_of_layer(self, layer: int) -> Config:
         """The arguments of a layer's block. Some attentions alternate with another."""
         attention = family.part("attention", self.block.get("attention", "full"))
         return {**self.block, "attention": family.row("attention", attention).of_layer(attention, layer)}
@@ -99,7 +100,7 @@ class Stack(Layer):
         attention = self.blocks_in_order()[0].self_attention
         return Shared(attention.bias_of(positions, at, self.is_decoder), positions.rotation(at, self.is_decoder))
 
-    def shared_at(self, positions: Positions, cache: dict[str, Any], index: Tensor) -> Shared:
+    def shared_at(self, positions: Positions, cache: Config, index: Tensor) -> Shared:
         """What positions add to the self-attention of a step. All layers share it.
 
         Args:
@@ -161,7 +162,7 @@ class Stack(Layer):
         x = self._closed(self._through(x, apply))
         return x, {kind: ops.stack(of_kind) for kind, of_kind in scores.items()}
 
-    def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> dict[str, Any]:
+    def init_cache(self, memory: Tensor, num_beams: int, max_length: Any) -> Config:
         """The cache of `step` at position 0.
 
         Args:
@@ -183,13 +184,13 @@ class Stack(Layer):
         """The memory as each layer's encoder-decoder attention projects it."""
         return [block.cross_attention.project_memory(memory) for block in self.blocks_in_order()]
 
-    def positions_of_keys(self, cache: dict[str, Any], index: Tensor) -> Tensor:
+    def positions_of_keys(self, cache: Config, index: Tensor) -> Tensor:
         """The positions (S,) of the keys in a cache after the step at `index`; negative where there is no key."""
         return self.blocks_in_order()[0].self_attention.positions_of_keys(cache["beams"][0], index)
 
     def step(
-        self, x: Tensor, cache: dict[str, Any], memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, x: Tensor, cache: Config, memory_mask: Tensor | None, index: Tensor, shared: Shared | None = None
+    ) -> tuple[Tensor, Config]:
         """Decodes one position of K beams.
 
         Args:
@@ -223,7 +224,7 @@ class Stack(Layer):
             x = apply(layer, x)
         return x
 
-    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> dict[str, Any]:
+    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> Config:
         """The arguments of a block beside its states."""
         if not self.has_memory:
             return {"attention_mask": attention_mask}
@@ -278,7 +279,7 @@ class UniversalStack(Stack):
     def __init__(
         self,
         num_layers: int,
-        block: dict[str, Any],
+        block: Config,
         is_decoder: bool = False,
         other_layers: int = 0,
         has_memory: bool = True,

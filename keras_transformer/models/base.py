@@ -13,7 +13,7 @@ from keras_transformer.layers.layer import Dropout, make_part
 from keras_transformer.layers.patches import ClassToken
 from keras_transformer.layers.positions import TokenEmbedding
 from keras_transformer.lengths import longest
-from keras_transformer.options import home_of
+from keras_transformer.options import Config, home_of
 
 BLOCK_ARGUMENTS = (
     "num_heads",
@@ -30,7 +30,7 @@ BLOCK_ARGUMENTS = (
 )
 
 
-def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def make_layers(config: Config, dtype: Any) -> Config:
     """The layers of a model by their names in the model. They are not built.
 
     Args:
@@ -46,7 +46,7 @@ def make_layers(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: bool) -> dict[str, Any]:
+def make_layers_of_one_stack(config: Config, dtype: Any, is_decoder: bool) -> Config:
     """The layers of a model of one stack that takes ids, by their names in the model. They are not built.
 
     Args:
@@ -60,7 +60,7 @@ def make_layers_of_one_stack(config: dict[str, Any], dtype: Any, is_decoder: boo
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_images(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def make_layers_of_images(config: Config, dtype: Any) -> Config:
     """The layers of a model of one stack that takes images, by their names in the model. They are not built.
 
     Args:
@@ -73,7 +73,7 @@ def make_layers_of_images(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     return layers | _one_stack(config, dtype, num_patches + 1, is_decoder=False)
 
 
-def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def _embeddings(config: Config, dtype: Any) -> Config:
     """The embeddings of target, source and output, which share one matrix unless the configuration separates them."""
     target = _tied_embedding(config, dtype)
     embeddings = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
@@ -82,27 +82,27 @@ def _embeddings(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     return embeddings
 
 
-def _tied_embedding(config: dict[str, Any], dtype: Any) -> TokenEmbedding:
+def _tied_embedding(config: Config, dtype: Any) -> TokenEmbedding:
     """The embedding whose matrix is that of the output too, unless the output has its own."""
     return _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
 
 
-def _own_output(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def _own_output(config: Config, dtype: Any) -> Config:
     """The output's own matrix, if it has one."""
     if config["tied_output"]:
         return {}
     return {"output_embedding": _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])}
 
 
-def _embedding_norm(config: dict[str, Any], dtype: Any) -> Any:
+def _embedding_norm(config: Config, dtype: Any) -> Any:
     return make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
 
 
-def _embedding(size: int, config: dict[str, Any], dtype: Any, output_bias: bool = False) -> TokenEmbedding:
+def _embedding(size: int, config: Config, dtype: Any, output_bias: bool = False) -> TokenEmbedding:
     return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
 
 
-def _positions_and_dropout(config: dict[str, Any], dtype: Any, max_length: int) -> dict[str, Any]:
+def _positions_and_dropout(config: Config, dtype: Any, max_length: int) -> Config:
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
@@ -115,7 +115,7 @@ def _positions_and_dropout(config: dict[str, Any], dtype: Any, max_length: int) 
     }
 
 
-def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+def _stacks(config: Config, dtype: Any) -> Config:
     encoder_layers, decoder_layers = family.depths(config)
     encoder_block = _block(config)
     decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
@@ -127,7 +127,7 @@ def _stacks(config: dict[str, Any], dtype: Any) -> dict[str, Any]:
     }
 
 
-def _one_stack(config: dict[str, Any], dtype: Any, max_length: int, is_decoder: bool) -> dict[str, Any]:
+def _one_stack(config: Config, dtype: Any, max_length: int, is_decoder: bool) -> Config:
     """Positions, dropout, the only stack of a model, and the norm before it."""
     layers = _positions_and_dropout(config, dtype, max_length)
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
@@ -135,7 +135,7 @@ def _one_stack(config: dict[str, Any], dtype: Any, max_length: int, is_decoder: 
     return {**layers, "norm": _embedding_norm(config, dtype)}
 
 
-def _block(config: dict[str, Any]) -> dict[str, Any]:
+def _block(config: Config) -> Config:
     """The arguments of a block."""
     return {name: config[name] for name in BLOCK_ARGUMENTS} | {"key_dim": family.key_dim(config)}
 
@@ -159,7 +159,7 @@ class FamilyModel(ReplicatedFit):
         if kind is not None:  # a user's own subclass has the kind of its base
             cls.kind = kind
 
-    def __init__(self, arguments: dict[str, Any], **kwargs: Any):
+    def __init__(self, arguments: Config, **kwargs: Any):
         if keras.config.floatx() in ("float16", "bfloat16"):
             raise ValueError(
                 "`keras.config.floatx()` must be 'float32' or 'float64', for positions would be counted in 16 bits: "
@@ -224,11 +224,11 @@ class FamilyModel(ReplicatedFit):
             f"instead, with `--init-from RUN`. Received: rank={rank!r}"
         )
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Config:
         """A complete copy of the arguments that make this model again, without Keras's arguments."""
         return {name: _copy(value) for name, value in self._config.items()}
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), **self.arguments()}
 
 

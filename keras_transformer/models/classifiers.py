@@ -13,6 +13,7 @@ from keras_transformer.layers.patches import ClassToken
 from keras_transformer.models.base import make_layers_of_images
 from keras_transformer.models.stack_models import StackModel, TokenModel
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -32,8 +33,8 @@ class HeadLayer(Layer):
 
     def __init__(
         self,
-        activation: str | dict[str, Any] | None = None,
-        norm: str | dict[str, Any] | None = None,
+        activation: str | Config | None = None,
+        norm: str | Config | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -120,7 +121,7 @@ class Encoder(TokenModel):
         return inputs, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), dtype="float32")
 
     @classmethod
-    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    def make_layers(cls, config: Config, dtype: Any) -> Config:
         parts = {"activation": config["activation"], "norm": config["norm"]} if config["num_labels"] is None else {}
         head_layer = HeadLayer(**parts, dtype=dtype) if config["head_layer"] else None
         return {**super().make_layers(config, dtype), "head_layer": head_layer}
@@ -190,7 +191,7 @@ class ImageClassifier(StackModel):
             self.head.build((None, self.hidden_dim))
 
     @classmethod
-    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    def make_layers(cls, config: Config, dtype: Any) -> Config:
         return make_layers_of_images(config, dtype)
 
     @property

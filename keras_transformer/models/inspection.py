@@ -9,6 +9,7 @@ import keras
 
 from keras_transformer import family
 from keras_transformer.making import make_model, model_config
+from keras_transformer.options import Config
 
 
 class Difference(NamedTuple):
@@ -75,7 +76,7 @@ def parts_of(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.
                     yield from parts_of(each, f"{path}.{name}[{place!r}]")
 
 
-def options_of(part: Any) -> dict[str, Any]:
+def options_of(part: Any) -> Config:
     """A part's configuration, without names, types, and what only acts in training."""
     names = ("name", "trainable", "dtype", "dropout", "attention_dropout")
     config = {} if isinstance(part, keras.layers.Dropout) else part.get_config()

@@ -12,6 +12,7 @@ from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, make_layers_of_one_stack
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 
 class StackModel(FamilyModel):
@@ -31,7 +32,7 @@ class StackModel(FamilyModel):
     norm: keras.layers.Layer | None
     stack: Stack
 
-    def __init__(self, arguments: dict[str, Any], **kwargs: Any):
+    def __init__(self, arguments: Config, **kwargs: Any):
         super().__init__(arguments, **kwargs)
         self.num_layers = self._config["num_layers"]
         self.hidden_dim = self._config["hidden_dim"]
@@ -45,7 +46,7 @@ class StackModel(FamilyModel):
         self.built = True
 
     @classmethod
-    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    def make_layers(cls, config: Config, dtype: Any) -> Config:
         """The layers of the model by their names in it, see `assembly`."""
         raise NotImplementedError
 
@@ -115,7 +116,7 @@ class TokenModel(StackModel):
         return self.output_embedding.logits(self.states(inputs["ids"], training=training))
 
     @classmethod
-    def make_layers(cls, config: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    def make_layers(cls, config: Config, dtype: Any) -> Config:
         return make_layers_of_one_stack(config, dtype, cls.is_decoder)
 
     def _build_vectors(self) -> None:
@@ -170,7 +171,7 @@ class LanguageModel(TokenModel):
 
     is_decoder = True
 
-    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:
+    def init_cache(self, ids: Tensor, num_beams: int, max_length: int) -> Config:
         """The cache of `step` at position 0.
 
         Args:
@@ -183,7 +184,7 @@ class LanguageModel(TokenModel):
         """
         return self.stack.init_cache(ids, num_beams, max_length)
 
-    def step(self, token_ids: Tensor, cache: dict[str, Any], index: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
         """Decodes one position of every beam.
 
         Args:

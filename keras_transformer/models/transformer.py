@@ -13,9 +13,10 @@ from keras_transformer.layers.positions import Positions, TokenEmbedding
 from keras_transformer.layers.stack import Stack
 from keras_transformer.models.base import FamilyModel, make_layers
 from keras_transformer.ops import Tensor
+from keras_transformer.options import Config
 
 # A name, a class of your own, or a dictionary of name and options.
-PartConfig = str | type[Any] | dict[str, Any]
+PartConfig = str | type[Any] | Config
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -149,7 +150,7 @@ class Transformer(FamilyModel):
         x, attention_mask, shared = self._encoder_inputs(source_ids, training)
         return self.encoder_stack(x, attention_mask, shared=shared, training=training)
 
-    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> dict[str, Any]:
+    def init_cache(self, memory: Tensor, source_ids: Tensor, num_beams: int, max_length: int) -> Config:
         """The cache of `step` at position 0.
 
         Args:
@@ -169,7 +170,7 @@ class Transformer(FamilyModel):
             "sentences": {"memory": cache["sentences"], "mask": padding_mask(source_ids)},
         }
 
-    def step(self, token_ids: Tensor, cache: dict[str, Any], index: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
         """Decodes one target position of every beam.
 
         Args:
@@ -267,7 +268,7 @@ class Ensemble:
         self.max_source_length = min(one.max_source_length for one in models)
         self.decoder_layers = min(one.decoder_layers for one in models)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Config:
         """What describes the ensemble in a file: its sizes, and the arguments of each model."""
         sizes = ("source_vocabulary_size", "vocabulary_size", "num_control_ids", "max_source_length")
         return {
@@ -288,9 +289,7 @@ class Ensemble:
         """Source ids (B, S) → the memory (B, S, D) of each model."""
         return [one.encode(source_ids) for one in self.models]
 
-    def init_cache(
-        self, memory: list[Tensor], source_ids: Tensor, num_beams: int, max_length: int | Tensor
-    ) -> dict[str, Any]:
+    def init_cache(self, memory: list[Tensor], source_ids: Tensor, num_beams: int, max_length: int | Tensor) -> Config:
         """The caches of all models at position 0; arguments as of `Transformer.init_cache`."""
         return _joined(
             [
@@ -299,7 +298,7 @@ class Ensemble:
             ]
         )
 
-    def step(self, token_ids: Tensor, cache: dict[str, Any], index: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, token_ids: Tensor, cache: Config, index: Tensor) -> tuple[Tensor, Config]:
         """Logits (B, K, V) float32 of the next piece, and the new cache; arguments as of `Transformer.step`."""
         steps = [
             one.step(token_ids, {"beams": beams, "sentences": sentences}, index)
@@ -323,5 +322,5 @@ def members_of(model: Transformer | Ensemble) -> list[Transformer]:
     return model.models if isinstance(model, Ensemble) else [model]
 
 
-def _joined(caches: list[dict[str, Any]]) -> dict[str, Any]:
+def _joined(caches: list[Config]) -> Config:
     return {name: [cache[name] for cache in caches] for name in ("beams", "sentences")}

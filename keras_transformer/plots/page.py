@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from keras_transformer.decoding.pipelines import Attention, Tokens
+from keras_transformer.options import Config
 from keras_transformer.plots.pictures import families_for
 
 INCHES_OF_LINE = 0.26  # of a word's line
@@ -187,7 +188,7 @@ def attention_page(attentions: Mapping[str, Attention], title: str = "Attention"
     )
 
 
-def _described(name: str, attention: Attention) -> dict[str, Any]:
+def _described(name: str, attention: Attention) -> Config:
     """What the page's script reads of an attention."""
     title, rows, columns = _TEXTS[name]
     distances = {}
@@ -206,7 +207,7 @@ def _described(name: str, attention: Attention) -> dict[str, Any]:
     }
 
 
-def _tokens(tokens: Tokens) -> dict[str, Any]:
+def _tokens(tokens: Tokens) -> Config:
     return {"pieces": tokens.labels, "words": tokens.joined().labels, "wordOf": tokens.words}
 
 
@@ -220,7 +221,7 @@ def _bytes(scores: np.ndarray) -> np.ndarray:
     return np.diff(sums, axis=3, prepend=0).astype("uint8")
 
 
-def _distances(attention: Attention) -> dict[str, Any]:
+def _distances(attention: Attention) -> Config:
     """Each head's mean distance, and the distance of a look that is even over all that the queries see."""
     seen = (attention.scores > 0).any((0, 1), keepdims=True)
     even = attention._replace(scores=seen / np.maximum(seen.sum(-1, keepdims=True), 1))

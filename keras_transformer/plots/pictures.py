@@ -15,6 +15,7 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 
 from keras_transformer.errors import warn
+from keras_transformer.options import Config
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
@@ -278,6 +279,6 @@ def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _quantities(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _quantities(entry: Mapping[str, Any]) -> Config:
     measured = entry["judgement"]["measured"]
     return {**measured, "identical": measured["identical"] / measured["sentences"], "bytes": entry["contents"]["bytes"]}

@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from keras_transformer.errors import RequestError
 from keras_transformer.making import MULTI30K_RECIPE
+from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank, refuse_pipe, sha256_of
 from keras_transformer.text.lines import read_lines as read_lines
 from keras_transformer.text.named_corpora import Wmt14, number_pairs, sha256_of_file
@@ -49,7 +50,7 @@ NUMBERS_RECIPE = {
 # Made sentences are few words in few patterns, as number words are.
 PRONOUNS_RECIPE = {**NUMBERS_RECIPE, "vocabulary_size": 500}
 WMT14_RECIPE = {"vocabulary_size": 37_000}
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES: dict[str, Config] = {
     "numbers": NUMBERS_RECIPE,
     "pronouns": PRONOUNS_RECIPE,
     "multi30k": MULTI30K_RECIPE,
@@ -79,7 +80,7 @@ class Corpus(Generic[Item]):
     train: Callable[[], Iterator[Item]]
     valid: Callable[[], Iterator[Item]]
     identity: str
-    recipe: dict[str, Any] = field(default_factory=dict)
+    recipe: Config = field(default_factory=dict)
     lines: Callable[[], Iterator[int]] | None = None
     more: Corpus[Item] | None = None
     num_held_out: int = 0
@@ -247,7 +248,7 @@ def _require_none(data_dir: Path | None, made: str) -> None:
         raise RequestError(f"{made} are made, not read: leave out --data-dir; received: {data_dir}")
 
 
-def _made(name: str, train: list[Pair], valid: list[Pair], recipe: dict[str, Any]) -> Corpus[Pair]:
+def _made(name: str, train: list[Pair], valid: list[Pair], recipe: Config) -> Corpus[Pair]:
     """A corpus that is made on the spot."""
     source, _, target = name.partition(":")[2].partition("-")
     identity = sha256_of(line for pair in itertools.chain(train, valid) for line in pair)

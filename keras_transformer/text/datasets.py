@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_transformer.errors import RequestError, command_line
 from keras_transformer.lazy import tf
+from keras_transformer.options import Config
 from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
 from keras_transformer.text.feeding import as_tf_dataset
@@ -174,9 +175,7 @@ class _Text:
         self.tokenizers = tokenizers
         self.cache = cache
 
-    def plans(
-        self, token_budget: int, seed: int, replicas: int, options: dict[str, Any]
-    ) -> tuple[BatchPlan, BatchPlan]:
+    def plans(self, token_budget: int, seed: int, replicas: int, options: Config) -> tuple[BatchPlan, BatchPlan]:
         """The batches of training and of validation."""
         keep_text = bool(options.get("sampling"))
         train = self._tokenized("train", self.corpus.train(), keep_text)

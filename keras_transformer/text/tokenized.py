@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from keras_transformer.errors import NO_WINDOWS, RequestError
+from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, Tokenizer, plain
 
 try:
@@ -69,7 +70,7 @@ class TokenizedCorpus:
     `build` or `open` make it. `source_lengths` and `target_lengths` are (pairs,) int32 and count the end.
     """
 
-    def __init__(self, folder: Path, meta: dict[str, Any]):
+    def __init__(self, folder: Path, meta: Config):
         self.folder = folder
         self.report = CleaningReport(**meta["report"])
         self.max_length: int = meta["max_length"]

@@ -15,6 +15,7 @@ import sentencepiece
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_whole
+from keras_transformer.options import Config
 from keras_transformer.text.lines import string_of, strings_of, without_rare_characters
 from keras_transformer.text.normalization import DEFAULT_NORMALIZATION, NORMALIZATIONS, normalizer_of
 
@@ -336,19 +337,17 @@ def sample_of(lines: Iterable[str], limit: int, generator: random.Random) -> lis
 
 
 # Options of SentencePiece for a vocabulary that keeps text as it is.
-_KEEPING_TEXT: dict[str, Any] = {
+_KEEPING_TEXT: Config = {
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,
     "user_defined_symbols": [LINE_BREAK],
 }
-_BYTES: dict[str, Any] = {"byte_fallback": True}
-_MASK: dict[str, Any] = {"control_symbols": [MASK_PIECE]}
+_BYTES: Config = {"byte_fallback": True}
+_MASK: Config = {"control_symbols": [MASK_PIECE]}
 
 
-def _trained_model(
-    lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, options: dict[str, Any]
-) -> bytes:
+def _trained_model(lines: list[str], vocabulary_size: int, model_type: str, num_threads: int, options: Config) -> bytes:
     model = io.BytesIO()
     if options.get("byte_fallback"):
         lines = without_rare_characters(lines, RARE, 1 - REDUCED_COVERAGE)

@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_transformer.bleu import bleu as count_bleu
 from keras_transformer.errors import JobError, Stopped, say
+from keras_transformer.options import Config
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.devices import num_workers
@@ -41,7 +42,7 @@ class Progress:
         """The next batch's place in the data."""
         return Place(self.epoch, self.batch)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Config:
         """For a checkpoint."""
         return asdict(self)
 

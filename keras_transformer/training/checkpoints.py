@@ -15,6 +15,7 @@ import numpy as np
 from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.files import write_whole
 from keras_transformer.making import make_model
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
 from keras_transformer.training.devices import num_workers
 
@@ -79,7 +80,7 @@ class Checkpoints:
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: Any, like: Mapping[str, Any]) -> dict[str, Any] | None:
+    def restore(self, model: Any, like: Mapping[str, Any]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
         If a checkpoint is damaged, a warning names it, and the one before it is restored.
@@ -208,7 +209,7 @@ def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
         variable.assign(value)
 
 
-def write_model(run: RunFolder, config: dict[str, Any], model: Any, origin: dict[str, Any]) -> None:
+def write_model(run: RunFolder, config: Config, model: Any, origin: Config) -> None:
     """Writes `model.keras`, and the origin of its weights to `config.json`."""
     save_model(run, model)
     write_config(run, {**config, "weights": origin})
@@ -219,11 +220,11 @@ def weight_arrays(model: Any) -> Arrays:
     return _arrays(_weight_names(model.trainable_variables))
 
 
-def _weight_names(variables: Iterable[Any]) -> dict[str, Any]:
+def _weight_names(variables: Iterable[Any]) -> Config:
     return {f"{i:04d}-{v.name}": v for i, v in enumerate(variables)}
 
 
-def _state_variables(model: Any) -> dict[str, Any]:
+def _state_variables(model: Any) -> Config:
     """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
 
     With several workers the metrics are left out: each worker has counted a part, and the chief saves alone. The counts
@@ -282,7 +283,7 @@ def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Array
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
-def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> dict[str, Any]:
+def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> Config:
     try:
         progress = json.loads(data.tobytes())
         if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
-from keras_transformer.options import Option
+from keras_transformer.options import Config, Option
 from keras_transformer.options import flag_of as flag_of
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 
@@ -104,7 +104,7 @@ class Settings:
 
     kind: ClassVar[str]  # of the task's model, a key of `family.KINDS`
     mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
-    defaults: ClassVar[dict[str, Any]] = {}  # of the task; they win over a preset's
+    defaults: ClassVar[Config] = {}  # of the task; they win over a preset's
 
     task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=TASKS, metavar="TASK")
     dataset: str | None = flag(DATA, None, "a named corpus", is_inherited=False, metavar="NAME")
@@ -183,7 +183,7 @@ class Settings:
         rate = min(step**-0.5, step * self.warmup_steps**-1.5)
         return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
 
-    def model_arguments(self) -> dict[str, Any]:
+    def model_arguments(self) -> Config:
         """The arguments of the model, with complete dictionaries for its parts.
 
         Raises:
@@ -192,7 +192,7 @@ class Settings:
         with told_as_flags():
             return {name: _parsed(type(self), name, getattr(self, name)) for name in model_settings(type(self))}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Config:
         """The settings that config.json keeps."""
         kept = {setting.name for setting in fields(self) if setting.metadata["is_kept"]}
         return {name: value for name, value in asdict(self).items() if name in kept}
@@ -202,7 +202,7 @@ class Settings:
         return self
 
     @classmethod
-    def check_given(cls, given: dict[str, Any]) -> None:
+    def check_given(cls, given: Config) -> None:
         """Raises RequestError if a flag that was given makes another senseless."""
         if {"hours", "steps"} <= given.keys():
             raise RequestError("--hours sets the number of steps; received --steps too: give one of them")
@@ -270,9 +270,7 @@ def settings_of(task: str) -> type[Any]:
     return TASKS[task].settings
 
 
-def resolve(
-    given: dict[str, Any], recipe: dict[str, Any], inherited: dict[str, Any] | None = None, num_pairs: int = 0
-) -> Any:
+def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_pairs: int = 0) -> Any:
     """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
 
     Args:
@@ -295,13 +293,13 @@ def resolve(
     cls.check_given(given)
     preset = given.get("preset", known["preset"].default if is_new else "tiny")
     _check_value(known["preset"], preset)
-    usual: dict[str, Any] = {}
+    usual: Config = {}
     if preset != AUTO:
         usual = PRESETS[preset]
     elif "steps" not in recipe:  # a recipe that says how long to train is whole
         usual = AUTO_ROWS[auto_row(num_pairs)]
     usual = {name: value for name, value in usual.items() if name in known} | {"preset": preset, **cls.defaults}
-    own_text: dict[str, Any] = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
     below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
     settings = cls(**{**below, **own_text, **recipe, **given})
     settings = settings.settled()
@@ -326,7 +324,7 @@ def _check_value(setting: Field, value: Any) -> None:
         raise RequestError(f"{flag_of(setting.name)} must be one of {', '.join(choices)}; received: {value}")
 
 
-def as_given(given: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
+def as_given(given: Config, settings: type[Any]) -> Config:
     """The flags that were given, with parts spelled as config.json spells them.
 
     Raises:

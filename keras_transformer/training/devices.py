@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.lazy import tf
+from keras_transformer.options import Config
 
 
 class Devices(NamedTuple):
@@ -137,7 +138,7 @@ def worker_index() -> int:
     return _workers().own
 
 
-def meet(facts: dict[str, Any], seconds: float = MEETING_SECONDS) -> None:
+def meet(facts: Config, seconds: float = MEETING_SECONDS) -> None:
     """Waits until all workers have come, and compares what they are about to do.
 
     The chief listens at its address in `TF_CONFIG`, as TensorFlow does later. The others send their facts there, and
@@ -165,7 +166,7 @@ def meet(facts: dict[str, Any], seconds: float = MEETING_SECONDS) -> None:
         raise (RequestError if error == "RequestError" else WorkerLost)(message)
 
 
-def _found_by_chief(facts: dict[str, Any], addresses: tuple[str, ...], end: float) -> list[str]:
+def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> list[str]:
     """Hears all workers and answers them: the name of an error and its message, which is empty if all is well."""
     port, heard = int(addresses[0].rpartition(":")[2]), dict[int, tuple[socket.socket, Any]]()
     has_both = socket.has_dualstack_ipv6()
@@ -201,14 +202,14 @@ def _found_by_chief(facts: dict[str, Any], addresses: tuple[str, ...], end: floa
         return answer
 
 
-def _differing(number: int, theirs: Any, facts: dict[str, Any]) -> str:
+def _differing(number: int, theirs: Any, facts: Config) -> str:
     theirs = theirs if isinstance(theirs, dict) else {}
     names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
     told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
     return f"worker {number} differs from the chief: {told}" if told else ""
 
 
-def _told_by_chief(message: dict[str, Any], address: str, end: float) -> list[str]:
+def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
     """Calls the chief until it answers; see `_found_by_chief`."""
     host, _, port = address.rpartition(":")
     while (left := end - time.monotonic()) > 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 from keras_transformer.errors import command_line
 from keras_transformer.making import PRESETS
+from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, HELP
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.training.common_settings import GROUPS, flag_of, foreign, owners_of, settings_of
@@ -135,7 +136,7 @@ def _unknown(rest: Sequence[str], task: str, parser: argparse.ArgumentParser) ->
     return f"there is no flag {flag}" + (f"; did you mean {meant}?" if meant else "")
 
 
-def _default(setting: Field, of_task: dict[str, Any]) -> str:
+def _default(setting: Field, of_task: Config) -> str:
     """The value of a setting if neither a flag nor a recipe gives one."""
     if setting.name not in of_task and any(setting.name in preset for preset in PRESETS.values()):
         return " (preset)"

@@ -11,6 +11,7 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
 from keras_transformer.files import check_writable
 from keras_transformer.making import AUTO, auto_row
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.text.corpora import Corpus
@@ -31,7 +32,7 @@ from keras_transformer.training.text_settings import TextSettings
 from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
 
 
-def open_run(given: dict[str, Any]) -> Run | None:
+def open_run(given: Config) -> Run | None:
     """Settles the settings, and checks the folder and the corpus. Nothing is written, but a run that a killed
     process had set aside comes back.
 
@@ -54,7 +55,7 @@ def open_run(given: dict[str, Any]) -> Run | None:
     return _resumed_run(given) if given.get("resume") else _new_run(given)
 
 
-def _new_run(given: dict[str, Any]) -> Run:
+def _new_run(given: Config) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     task = given.get("task") or (inherited_from(parent["settings"]).get("task") if parent else None) or DEFAULT_TASK
     given = as_given(given, settings_of(task))
@@ -103,7 +104,7 @@ def _check_vocabulary_files(settings: Settings) -> None:
         split_normalization(settings.normalization)
 
 
-def _resumed_run(given: dict[str, Any]) -> Run | None:
+def _resumed_run(given: Config) -> Run | None:
     folder = RunFolder(_folder_to_resume(given))
     if devices.worker_index() == 0:
         with locked(folder.path):
@@ -131,13 +132,13 @@ def _resumed_run(given: dict[str, Any]) -> Run | None:
     return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
 
 
-def _folder_to_resume(given: dict[str, Any]) -> Path:
+def _folder_to_resume(given: Config) -> Path:
     settings = settings_of(given.get("task") or DEFAULT_TASK)
     named = ("dataset", *own_data(settings), "preset", "out")
     return settings(**{name: given[name] for name in named if given.get(name) is not None}).folder
 
 
-def _described_end(config: dict[str, Any], settings: Settings) -> str:
+def _described_end(config: Config, settings: Settings) -> str:
     at_step = config["weights"].get("at_step")
     if isinstance(at_step, int) and at_step < settings.steps:
         return f": it found no better BLEU and stopped early, at step {at_step}"
@@ -181,7 +182,7 @@ def _corpus(settings: Settings) -> Corpus[Any]:
     return TASKS[settings.task].module("training").corpus(settings)
 
 
-def _say_what_the_recipe_overrides(given: dict[str, Any], corpus: Corpus[Any], settings: Settings) -> None:
+def _say_what_the_recipe_overrides(given: Config, corpus: Corpus[Any], settings: Settings) -> None:
     asked = resolve(given, {})
     won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
     if won:
@@ -217,7 +218,7 @@ def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
         warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
 
 
-def _model_config(settings: Settings, parent: dict[str, Any] | None) -> dict[str, Any]:
+def _model_config(settings: Settings, parent: Config | None) -> Config:
     config = settings.model_arguments()
     if isinstance(settings, TextSettings) and settings.tokenizer:
         config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
@@ -229,7 +230,7 @@ def _model_config(settings: Settings, parent: dict[str, Any] | None) -> dict[str
     return {"kind": settings.kind, **family.complete(config, settings.kind)}
 
 
-def _corpus_config(corpus: Corpus[Any]) -> dict[str, Any]:
+def _corpus_config(corpus: Corpus[Any]) -> Config:
     return {
         "name": corpus.name,
         "identity": corpus.identity,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_transformer.errors import JobError, say
 from keras_transformer.making import make_model
 from keras_transformer.models.base import FamilyModel
+from keras_transformer.options import Config
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
@@ -50,7 +51,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
     best_step = progress.best_step if settings.patience and progress.best_step else None
     if settings.ema:
         set_weights(twin, present_weights(model))
-        chosen: dict[str, Any] = {"kind": "moving average"}
+        chosen: Config = {"kind": "moving average"}
         measured = run.task.measured(run, data, twin)
     else:
         if settings.average_last:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from keras_transformer.errors import load_tensorflow, say
+from keras_transformer.options import Config
 
 load_tensorflow()
 
@@ -21,7 +21,7 @@ from keras_transformer.training.workspace import begun
 __all__ = ["begun", "compiled_model", "fit", "open_run", "train"]
 
 
-def train(given: dict[str, Any]) -> None:
+def train(given: Config) -> None:
     """Trains a run, or goes on with one.
 
     Args:
@@ -45,7 +45,7 @@ def train(given: dict[str, Any]) -> None:
         _train(run, strategy)
 
 
-def shared_facts(run: Run) -> dict[str, Any]:
+def shared_facts(run: Run) -> Config:
     """What all workers must have the same, by names for people.
 
     The paths of what they read may differ, and so may the names of their devices.

@@ -7,6 +7,7 @@ from dataclasses import Field, fields, replace
 from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 from keras_transformer.training.common_settings import (
     Settings,
@@ -20,7 +21,7 @@ from keras_transformer.training.common_settings import (
 )
 
 
-def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unknown") -> Any:
+def resumed(stored: Config, given: Config, version: str = "unknown") -> Any:
     """The settings of a run that goes on: those that it began with, and perhaps more steps.
 
     Args:
@@ -58,7 +59,7 @@ def resumed(stored: dict[str, Any], given: dict[str, Any], version: str = "unkno
     return settings
 
 
-def check_types(stored: dict[str, Any], settings: type[Any]) -> None:
+def check_types(stored: Config, settings: type[Any]) -> None:
     """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
     for setting in fields(settings):
         if not setting.metadata["is_kept"] or setting.name not in stored:
@@ -94,7 +95,7 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 USUAL_PEAK = 5e-5
 
 
-def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, Any], num_pairs: int = 0) -> Any:
+def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0) -> Any:
     """The settings of a run that fine-tunes another.
 
     The sizes are the parent's. A flag wins over the recipe of the corpus, the recipe over the parent's settings, these
@@ -133,7 +134,7 @@ def fine_tuned(given: dict[str, Any], recipe: dict[str, Any], parent: dict[str, 
     return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
 
 
-def _sizes_of(model: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
+def _sizes_of(model: Config, settings: type[Any]) -> Config:
     names = {setting.name for setting in fields(settings)}
     sizes = {name: spelled(settings, name, model[name]) for name in _fixed_by_parent(settings)}
     if "vocabulary_size" in names and "vocabulary_size" in model:
@@ -148,7 +149,7 @@ def _fixed_by_parent(settings: type[Any]) -> list[str]:
     return [name for name in model_settings(settings) if name not in NOT_FIXED]
 
 
-def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
+def inherited_from(stored: Config) -> Config:
     """What a run hands on to a run that fine-tunes it, from the settings in its `config.json`.
 
     Raises:
@@ -162,7 +163,7 @@ def inherited_from(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: stored[name] for name, setting in known.items() if setting.metadata["is_inherited"]}
 
 
-def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str, Any]:
+def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> Config:
     """A warm-up of a tenth of the steps.
 
     Args:
@@ -178,7 +179,7 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> dict[str
     return {"warmup_steps": warmup, "learning_rate_factor": float(f"{peak / usual:.3g}")}
 
 
-def describe_inheritance(given: dict[str, Any], recipe: dict[str, Any], settings: Settings) -> str:
+def describe_inheritance(given: Config, recipe: Config, settings: Settings) -> str:
     """One line for people: the learning rate, and which settings the parent changed."""
     usual = resolve(given, recipe, {"task": settings.task}).as_dict()
     own = {*_fixed_by_parent(type(settings)), "preset", "vocabulary_size", "separate_vocabularies"}

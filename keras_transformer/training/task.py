@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks import TASKS
 from keras_transformer.text.corpora import Corpus
@@ -84,11 +85,11 @@ class Run:
     settings: Settings
     folder: RunFolder
     corpus: Corpus[Any]
-    config: dict[str, Any]
+    config: Config
     is_chief: bool = True
     is_resumed: bool = False
     vocabulary: Tokenizer | None = None
-    given: dict[str, Any] = field(default_factory=dict)
+    given: Config = field(default_factory=dict)
 
     @property
     def task(self) -> TaskModule:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.training.common_settings import DATA, Settings, count, file, flag, flag_of, switch
 
 
@@ -33,7 +33,7 @@ class TextSettings(Settings):
         return replace(self, normalization=None) if self.tokenizer or self.init_from else self
 
     @classmethod
-    def check_given(cls, given: dict[str, Any]) -> None:
+    def check_given(cls, given: Config) -> None:
         """Raises RequestError if a flag that was given makes another senseless."""
         super().check_given(given)
         brought = [flag_of(name) for name in ("tokenizer", "init_from") if name in given]

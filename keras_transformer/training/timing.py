@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import command_line, say
+from keras_transformer.options import Config
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import write_config
 from keras_transformer.text.feeding import Place, Plan
@@ -169,7 +170,7 @@ def shorter_commands(run: Run) -> list[str]:
     return [" ".join([command_line("train"), *map(shlex.quote, _as_words(variant))]) for variant in variants]
 
 
-def _as_words(given: dict[str, Any]) -> list[str]:
+def _as_words(given: Config) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         if isinstance(value, bool):
@@ -184,7 +185,7 @@ def _is_asked_for(run: Run) -> bool:
     return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
 
 
-def _fitting(settings: Settings, steps: int, given: dict[str, Any]) -> Settings:
+def _fitting(settings: Settings, steps: int, given: Config) -> Settings:
     """The settings with so many steps, and where the user did not give a warm-up with one that fits."""
     settings = replace(settings, steps=steps, hours=None)
     if settings.warmup_steps > steps:

@@ -6,9 +6,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import read_lines, sha256_of
 from keras_transformer.text.named_corpora import spelled
@@ -19,7 +19,7 @@ HELD_OUT_EVERY = 10  # without validation text, one line in this many is held ou
 LANGUAGES = ("cs", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "sv", "tr")
 TRAINED_NUMBERS, HELD_OUT_NUMBERS = 1_500, 200  # of each language
 
-NUMBERS_RECIPE: dict[str, Any] = {
+NUMBERS_RECIPE: Config = {
     "num_layers": 2,
     "hidden_dim": 64,
     "intermediate_dim": 128,

@@ -8,17 +8,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from keras_transformer.errors import RequestError, warn
+from keras_transformer.options import Config
 from keras_transformer.text.corpora import Corpus, whole_groups
 from keras_transformer.text.lines import sha256_of
 
 # A small model with a convolution before its patches: 899 images are few. It was chosen on parts of the training half.
-DIGITS_RECIPE: dict[str, Any] = {
+DIGITS_RECIPE: Config = {
     "image_size": 8,
     "patch_size": 4,
     "channels": 1,
@@ -186,7 +187,7 @@ def named_images(name: str) -> Corpus[LabelledImage]:
 
 
 def _corpus(
-    name: str, train: list[LabelledImage], valid: list[LabelledImage], recipe: dict[str, Any] | None = None
+    name: str, train: list[LabelledImage], valid: list[LabelledImage], recipe: Config | None = None
 ) -> Corpus[LabelledImage]:
     lines = [[f"{image.label}\t{image.sha256}" for image in part] for part in (train, valid)]
     identity = sha256_of([*lines[0], "", *lines[1]])

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.options import Config
 from keras_transformer.tasks.language_modelling.batches import PairPlan, PairRows
 from keras_transformer.text.corpora import Corpus, Pair
 from keras_transformer.text.lines import read_lines, refuse_pipe, sha256_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 HELD_OUT_SHARE = 0.1  # of the characters of a text without validation text
 
 # Small, for a text of half a million characters.
-PYDOC_RECIPE: dict[str, Any] = {
+PYDOC_RECIPE: Config = {
     "num_layers": 4,
     "hidden_dim": 128,
     "intermediate_dim": 512,
@@ -185,7 +186,7 @@ def _within_context(
 ) -> tuple[TokenizedCorpus, TokenizedCorpus]:
     """The pairs of training and of validation without those of too long targets."""
     most = longest_target(run.settings)
-    limits: dict[str, Any] = {"max_length": most, "max_source_length": math.inf, "max_ratio": math.inf}
+    limits: Config = {"max_length": most, "max_source_length": math.inf, "max_ratio": math.inf}
     try:
         return tokenized(run, cache, valid_pairs, tokenizers, **limits)
     except RequestError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.training.common_settings import DATA, flag, task_settings
 from keras_transformer.training.text_settings import OneLanguageSettings, PairSettings, TextSettings
 
@@ -21,7 +21,7 @@ class Settings(OneLanguageSettings, PairSettings):
         return replace(settings, normalization=None) if self.source is None else settings
 
     @classmethod
-    def check_given(cls, given: dict[str, Any]) -> None:
+    def check_given(cls, given: Config) -> None:
         """Raises RequestError if a flag that was given makes another senseless."""
         super().check_given(given)
         if "normalization" in given and "source" not in given:

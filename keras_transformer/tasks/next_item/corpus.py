@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.files import write_text
+from keras_transformer.options import Config
 from keras_transformer.text.corpora import Corpus
 from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_of, strings_of
 from keras_transformer.text.tokenizer import END
@@ -101,7 +102,7 @@ COLUMNS = {
 NOT_IN_NAMES = {"\t", "\n", "\r", "\ufeff"}  # what a line of items.txt, or of histories, could not give back
 MAX_NAME = 1_000  # characters of a user's or an item's name
 
-SERIES_RECIPE: dict[str, Any] = {
+SERIES_RECIPE: Config = {
     "num_layers": 2,
     "hidden_dim": 64,
     "intermediate_dim": 128,
@@ -162,7 +163,7 @@ def _events(path: str | os.PathLike[str]) -> Iterator[tuple[str, str, float]]:
     first = next(lines, None)
     if first is None:
         raise RequestError(f"{path} is empty; expected lines of user, item and time")
-    form: dict[str, Any] = {"delimiter": ","}
+    form: Config = {"delimiter": ","}
     if "\t" in first:
         form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     reader = csv.reader(_with(first, lines), strict=True, **form)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import bleu_metric, quality, tokenizer_for
 from keras_transformer.errors import RequestError
+from keras_transformer.options import Config
 from keras_transformer.text.lines import strings_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     stream: Stream, sources: Sequence[str], references: Sequence[str], options: SearchOptions, tokenize: str
-) -> dict[str, Any]:
+) -> Config:
     """What `Translator.evaluate` returns.
 
     Args:

@@ -18,6 +18,7 @@ from keras_transformer.decoding.search_options import own_search, require_whole
 from keras_transformer.decoding.sentences import Ids, Sentence, UnreadCharacters, batches_by_length, with_prefixes
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.passages import Layout, Passages, translations, warn_of_cuts
@@ -71,7 +72,7 @@ class Translator(Pipeline):
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer | None = None,
         max_source_length: int | None = None,
-        search: dict[str, Any] | None = None,
+        search: Config | None = None,
         target_language: str | None = None,
         source_language: str | None = None,
         sentences_per_line: int = 1,
@@ -239,7 +240,7 @@ class Translator(Pipeline):
         references: Sequence[str],
         options: SearchOptions | None = None,
         tokenize: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Config:
         """Translates the sources and compares the translations with the references (sacreBLEU: Post 2018, 1804.08771).
 
         Args:

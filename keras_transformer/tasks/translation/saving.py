@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError
 from keras_transformer.files import write_text
 from keras_transformer.making import model_config
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, check_place, twin_of, write_run
 from keras_transformer.text.lines import each_of, strings_of
 
@@ -25,7 +26,7 @@ def write_translator(
     languages: tuple[str, str] | None = None,
     validation: tuple[Sequence[str], Sequence[str]] | None = None,
     overwrite: bool = False,
-    search: dict[str, Any] | None = None,
+    search: Config | None = None,
     sentences_per_line: int = 1,
 ) -> None:
     """Writes the run folder of a translator; see `Translator.save`.
@@ -48,14 +49,14 @@ def write_translator(
             f"expected a translation for each validation sentence; received {len(validation[0])} sentences and "
             f"{len(validation[1])} translations"
         )
-    corpus: dict[str, Any] = dict(zip(("source_language", "target_language"), languages or (), strict=False))
+    corpus: Config = dict(zip(("source_language", "target_language"), languages or (), strict=False))
     if sentences_per_line > 1:
         corpus["sentences_per_line"] = sentences_per_line
     sections = {**({"search": search} if search else {}), "corpus": corpus}
     write_run(path, "translation", twin, sections, lambda run: _write_text(run, twin, tokenizers, validation))
 
 
-def _check_vocabularies(config: dict[str, Any], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+def _check_vocabularies(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
     """Raises RequestError unless the vocabularies of source and target are the model's."""
     source, target = tokenizers
     target_size = config["vocabulary_size"]

@@ -10,12 +10,12 @@ import argparse
 import contextlib
 import io
 import json
-from typing import Any
 
 from keras_transformer.commands.streams import read_both
 from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.making import count_parameters
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.commands.distilled_text import DistilledText
 from keras_transformer.tasks.translation.commands.engines import open_translator
@@ -68,7 +68,7 @@ def distilled_text(arguments: argparse.Namespace) -> DistilledText:
     return DistilledText(arguments.text)
 
 
-def student_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+def student_flags(arguments: argparse.Namespace) -> Config:
     """The student's flags by the names of their settings; it validates on the first teacher's validation text, unless
     a flag names another.
 
@@ -86,7 +86,7 @@ def student_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**given, "out": arguments.out}
 
 
-def check_student(student: RunFolder, text: DistilledText, source: str, given: dict[str, Any]) -> None:
+def check_student(student: RunFolder, text: DistilledText, source: str, given: Config) -> None:
     """Raises RequestError unless the student may be trained, before its teachers begin to work."""
     from keras_transformer.training.request import open_run
 
@@ -102,7 +102,7 @@ def check_student(student: RunFolder, text: DistilledText, source: str, given: d
         )
 
 
-def valid_sources(given: dict[str, Any]) -> list[str]:
+def valid_sources(given: Config) -> list[str]:
     """The sources on which the student validates; none if they will be held out."""
     return list(read_lines(given["valid_source"])) if given["valid_source"] else []
 

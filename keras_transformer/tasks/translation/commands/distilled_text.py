@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.files import check_writable, write_text, write_whole
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.cleaning import Faults, Translation, faultless, survey
 from keras_transformer.text.corpora import Corpus
@@ -54,7 +55,7 @@ class DistilledText:
             )
         check_writable(self.folder, "choose another folder with --text")
 
-    def making(self, teachers: list[str], source: str, search: dict[str, Any]) -> dict[str, Any]:
+    def making(self, teachers: list[str], source: str, search: Config) -> Config:
         """What the text is made of: hashes of the teachers' weights and of the source, and the search.
 
         Args:
@@ -79,14 +80,14 @@ class DistilledText:
             )
         return {"shard_lines": SHARD_LINES, **making, **before}
 
-    def begin(self, making: dict[str, Any]) -> None:
+    def begin(self, making: Config) -> None:
         """Makes the folder, and writes down what the text is made of. Translations of which nobody knows that go."""
         if not self.made_of.is_file():
             shutil.rmtree(self.shards, ignore_errors=True)
         self.shards.mkdir(parents=True, exist_ok=True)
         write_text(self.made_of, json.dumps(making, indent=1) + "\n")
 
-    def missing(self, making: dict[str, Any]) -> list[int]:
+    def missing(self, making: Config) -> list[int]:
         """The numbers of the shards that are not translated yet."""
         is_known = self.made_of.is_file()
         return [number for number, shard in enumerate(self._shards(making)) if not (is_known and shard.is_file())]
@@ -153,7 +154,7 @@ class DistilledText:
         self._write_pairs(compress(pairs(), cleaning.reasons == 0))
         write_text(self.report, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
 
-    def _tell(self, report: dict[str, Any]) -> None:
+    def _tell(self, report: Config) -> None:
         """Says what was left out, with an example of each kind."""
         num_kept, num_lines = report["kept"], report["lines"]
         say(f"{self.folder}: {num_kept:,} of {num_lines:,} translations are kept")
@@ -184,21 +185,21 @@ class DistilledText:
             yield from _translations_in(path, min(size, num_left))
             num_left -= size
 
-    def _shards(self, making: dict[str, Any]) -> list[Path]:
+    def _shards(self, making: Config) -> list[Path]:
         num_shards = -(-making["lines"] // making["shard_lines"])
         return [self.shards / f"{number:06}.jsonl" for number in range(num_shards)]
 
-    def _made_of(self) -> dict[str, Any]:
+    def _made_of(self) -> Config:
         making = _read(self.made_of)
         if not all(type(making.get(name)) is int and making[name] > 0 for name in ("shard_lines", "lines")):
             raise _damaged(self.made_of, "expected the numbers of lines of a shard and of the text")
         return making
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self) -> Config:
         return _read(self.report)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Config:
     try:
         values = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -236,7 +237,7 @@ def _damaged(path: Path, how: str) -> RequestError:
     return RequestError(f"{path} is damaged ({how}): delete it, and the same command makes it again")
 
 
-def _survey(source: str) -> dict[str, Any]:
+def _survey(source: str) -> Config:
     refuse_pipe(source)
     digest, num_lines = hashlib.sha256(), 0
     for line in read_lines(source):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import paired_quality
 from keras_transformer.commands.streams import read_both
 from keras_transformer.decoding.pipelines import Score
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.export_folder import ExportFolder
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
@@ -110,7 +111,7 @@ def compared(
     sources: list[list[str]],
     targets: list[str],
     tokenize: str,
-) -> list[dict[str, Any]]:
+) -> list[Config]:
     """What `bleu.paired_quality` tells of each translator against the first, the number of sentences, and the search.
 
     Args:

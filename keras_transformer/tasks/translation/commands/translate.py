@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.commands.streams import TextLines, counted, read_both
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.engines import open_translator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
-def own_search_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def own_search_of(arguments: argparse.Namespace) -> Config:
     """The options of the search that the run brings; an export's are known once it is open.
 
     Raises:
@@ -33,7 +34,7 @@ def own_search_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return config_of_kind(run, TASKS["translation"].kind).get("search", {}) if run.is_run() else {}
 
 
-def search_options(arguments: argparse.Namespace, own: dict[str, Any]) -> SearchOptions:
+def search_options(arguments: argparse.Namespace, own: Config) -> SearchOptions:
     """The options as the translator takes them.
 
     Args:
