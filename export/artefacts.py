@@ -58,7 +58,7 @@ class TrainedRun:
         """What its artefacts take and give."""
         return TASKS[self.pipeline.task].signature(self.pipeline.about())
 
-    def decoding(self, n_best: int | None = None, **given: Any) -> Decoding:
+    def decoding(self, n_best: int | None = None, **given: object) -> Decoding:
         """The options of a search, the model's own where none are given, or None is.
 
         Raises:
@@ -134,7 +134,7 @@ def require_precision(format: str, precision: str) -> None:
         raise RequestError(f"{format} has no {precision}: {reason}")
 
 
-def require_own_parts(model: Any, format: str, precision: str) -> None:
+def require_own_parts(model: object, format: str, precision: str) -> None:
     """Raises RequestError unless the model is what its configuration makes.
 
     An exporter that builds the model again, in another precision, would lose a part that was put in by hand.
@@ -143,7 +143,7 @@ def require_own_parts(model: Any, format: str, precision: str) -> None:
         raise unwritable(format, precision, found)
 
 
-def parts_without_writer(model: Any, writable: Collection[type]) -> Iterator[Difference]:
+def parts_without_writer(model: object, writable: Collection[type]) -> Iterator[Difference]:
     """The parts of a model that are of no writable type."""
     for path, part in parts_of(model, "model"):
         if type(part) not in writable:

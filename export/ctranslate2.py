@@ -54,7 +54,7 @@ PARTS: tuple[type, ...] = (
 )  # fmt: skip
 
 
-def require_held(model: Any, precision: str) -> None:
+def require_held(model: object, precision: str) -> None:
     """Raises RequestError, which names the part, unless CTranslate2 has every part of the model, as configured."""
     for found in parts_without_writer(model, PARTS):
         raise unwritable("ctranslate2", precision, found)
@@ -182,7 +182,7 @@ def _fill_norm(norm: Any, ours: LayerNorm | RmsNorm) -> None:
         norm.gamma, norm.beta = _array(ours.gamma), _array(ours.beta)
 
 
-def _array(values: Any) -> np.ndarray:
+def _array(values: object) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(values), "float32")
 
 

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import write_folder_whole
@@ -111,7 +110,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     return plan
 
 
-def check_parts(model: Any, plan: Sequence[tuple[str, str]]) -> None:
+def check_parts(model: object, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
     for format, precision in plan:
         if format == "onnx":

@@ -121,7 +121,7 @@ def gradient_alone(loss: Tensor) -> Tensor:
     return loss - ops.stop_gradient(loss)
 
 
-def twice(data: Any) -> Any:
+def twice(data: object) -> Any:
     """All rows (B, ...) of each array, then all rows once more: (2B, ...). Dropout treats the two unlike."""
     return keras.tree.map_structure(lambda array: ops.concatenate([array, array]), data)
 

@@ -11,7 +11,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from keras_transformer.errors import RequestError, check_utf8
 
@@ -169,7 +168,7 @@ def _check_arrays(path: Path, num_bytes: int, max_entries: int) -> None:
                     raise ValueError("it holds more arrays than the model has")
 
 
-def _is_plain_array(item: Any) -> bool:
+def _is_plain_array(item: object) -> bool:
     import h5py
 
     return (

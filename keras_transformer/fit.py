@@ -60,7 +60,12 @@ class WeightedFit(keras.Model):
         self.optimizer.build(self.trainable_variables)
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+        self,
+        x: object = None,
+        y: object = None,
+        y_pred: object = None,
+        sample_weight: object = None,
+        training: bool = True,
     ) -> Tensor:
         """As in Keras; with sample weights it is their weighted sum."""
         if sample_weight is None:
@@ -73,12 +78,12 @@ class WeightedFit(keras.Model):
         loss = self._sum_loss(y, y_pred, weights)
         return sum((self._aggregate_additional_loss(more) for more in self.losses), start=loss)
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Config:
+    def compute_metrics(self, x: object, y: object, y_pred: object, sample_weight: object = None) -> Config:
         """As in Keras; the weight of a row is that of each of its real labels."""
         weights = None if sample_weight is None else self._label_weights(y, sample_weight)
         return super().compute_metrics(x, y, y_pred, weights)
 
-    def fit(self, *args: Any, class_weight: dict[int, float] | None = None, **kwargs: Any) -> Any:
+    def fit(self, *args: object, class_weight: dict[int, float] | None = None, **kwargs: object) -> Any:
         """As in Keras.
 
         Raises:
@@ -88,7 +93,12 @@ class WeightedFit(keras.Model):
         return super().fit(*args, class_weight=class_weight, **kwargs)
 
     def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+        self,
+        x: object,
+        y: object = None,
+        sample_weight: object = None,
+        class_weight: object = None,
+        return_dict: bool = False,
     ) -> Any:
         """As in Keras.
 
@@ -121,7 +131,7 @@ class WeightedFit(keras.Model):
             return ops.expand_dims(weights, -1) * self._real_labels(labels)
         return weights
 
-    def _check_class_weight(self, class_weight: Any) -> None:
+    def _check_class_weight(self, class_weight: object) -> None:
         if class_weight is not None and not self._rows_have_labels():
             raise ValueError(
                 "`class_weight` must be left out, for Keras would take the labels (B, T) of tokens for classes of "
@@ -234,7 +244,7 @@ class _TensorFlowFit(WeightedFit):
     def _normalized(self, weights: Tensor) -> Tensor:
         return weights  # `_weighted` has normalized them over all replicas
 
-    def _counts(self, inputs: Any) -> Tensor | None:
+    def _counts(self, inputs: object) -> Tensor | None:
         """What the auxiliary losses count in the whole batch; None if there are none, or one pass sees all of it."""
         context = tf.distribute.get_replica_context()
         is_whole = self.micro_batches == 1 and context.num_replicas_in_sync == 1
@@ -256,11 +266,11 @@ class _TensorFlowFit(WeightedFit):
         )
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_parts, axis=0))
 
-    def _passes(self, data: Any) -> Any:
+    def _passes(self, data: object) -> Any:
         """The rows that pass the model in a step: with R-Drop each twice."""
         return auxiliary_losses.twice(data) if self.r_drop else data
 
-    def _rows_of_a_part(self, data: Any) -> Tensor:
+    def _rows_of_a_part(self, data: object) -> Tensor:
         """The number of rows of a micro-batch; the last may have fewer."""
         return -(-tf.shape(tf.nest.flatten(data)[0])[0] // self.micro_batches)
 
@@ -275,7 +285,7 @@ class _TensorFlowFit(WeightedFit):
         return gradients
 
     def _gradients(
-        self, inputs: Any, labels: Tensor, weights: Tensor, counts: Tensor | None
+        self, inputs: object, labels: Tensor, weights: Tensor, counts: Tensor | None
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         with tf.GradientTape() as tape:
             with auxiliary_losses.collected() as found:
@@ -293,7 +303,7 @@ class _TensorFlowFit(WeightedFit):
         # A tied embedding's gradient comes as slices, but the output projection makes it dense.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, logits
 
-    def _loss_of(self, *data: Any, training: bool) -> Tensor:
+    def _loss_of(self, *data: object, training: bool) -> Tensor:
         # Float32, whatever `keras.config.floatx()`: so are what is added to it and what it is divided by.
         return ops.cast(self._compute_loss(*data, training=training), "float32")
 
@@ -318,7 +328,7 @@ class _TensorFlowFit(WeightedFit):
         self._loss_tracker.update_state(tf.math.divide_no_nan(loss, share), sample_weight=share)
 
     def _track_metrics(
-        self, inputs: Any, labels: Tensor, logits: Tensor, weights: Tensor | None, is_first: Tensor
+        self, inputs: object, labels: Tensor, logits: Tensor, weights: Tensor | None, is_first: Tensor
     ) -> None:
         def track() -> Tensor:
             self.compute_metrics(inputs, labels, logits, sample_weight=weights)
@@ -339,7 +349,7 @@ class _TensorFlowFit(WeightedFit):
         """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
         self._maybe_symbolic_build()
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def _maybe_symbolic_build(self, iterator: object = None, data_batch: object = None) -> None:
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=self.symbolic_batch())
 
@@ -348,7 +358,7 @@ class _TensorFlowFit(WeightedFit):
 ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else WeightedFit
 
 
-def _part_of(data: Any, part: Tensor, rows: Tensor) -> Any:
+def _part_of(data: object, part: Tensor, rows: Tensor) -> Any:
     """The rows of one micro-batch, each micro-batch with `rows` rows."""
     return tf.nest.map_structure(lambda whole: whole[part * rows : (part + 1) * rows], data)
 

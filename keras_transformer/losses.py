@@ -138,7 +138,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         sample_weight: of the shape of the labels, or None.
     """
 
-    def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: Any):
+    def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: object):
         super().__init__(name=name, reduction="sum", **{k: v for k, v in kwargs.items() if k != "reduction"})
         if not 0 <= label_smoothing < 1:
             raise ValueError(

@@ -37,7 +37,7 @@ class _TokenMean(keras.metrics.Mean):
 class TokenAccuracy(_TokenMean):
     """The share of real target tokens to which the model gives the highest probability (teacher forcing)."""
 
-    def __init__(self, name: str = "accuracy", **kwargs: Any):
+    def __init__(self, name: str = "accuracy", **kwargs: object):
         super().__init__(name=name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class TokenAccuracy(_TokenMean):
 class Perplexity(_TokenMean):
     """exp of the mean cross-entropy of the real target tokens, without label smoothing."""
 
-    def __init__(self, name: str = "perplexity", **kwargs: Any):
+    def __init__(self, name: str = "perplexity", **kwargs: object):
         super().__init__(name=name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class _RankMean(_TokenMean):
         k: ranks after the k-th count as 0.
     """
 
-    def __init__(self, k: int, name: str, **kwargs: Any):
+    def __init__(self, k: int, name: str, **kwargs: object):
         super().__init__(name=name, **kwargs)
         self.k = k
 
@@ -79,7 +79,7 @@ class _RankMean(_TokenMean):
 class RecallAt(_RankMean):
     """The share of labels among the k items of the highest scores, of all items."""
 
-    def __init__(self, k: int = 10, name: str = "recall", **kwargs: Any):
+    def __init__(self, k: int = 10, name: str = "recall", **kwargs: object):
         super().__init__(k, name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class RecallAt(_RankMean):
 class NDCGAt(_RankMean):
     """The mean of 1 / log2(1 + rank) of the labels, 0 beyond the k-th rank, with all items ranked."""
 
-    def __init__(self, k: int = 10, name: str = "ndcg", **kwargs: Any):
+    def __init__(self, k: int = 10, name: str = "ndcg", **kwargs: object):
         super().__init__(k, name, **kwargs)
 
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @contextmanager
-def on(back_end: Any) -> Iterator[None]:
+def on(back_end: object) -> Iterator[None]:
     """Within, the back end has the operations."""
     token = _current.set(back_end)
     try:
@@ -55,7 +55,7 @@ def replaceable(function: Function) -> Function:
     """A function that a back end may do in its own way, with the same result."""
 
     @wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> Any:
         ways = getattr(_current.get(), "ways", {})
         return ways.get(function.__name__, function)(*arguments, **named)
 
@@ -121,7 +121,7 @@ class _Numpy:
         return getattr(np, name)
 
     @staticmethod
-    def cast(values: Any, dtype: str) -> np.ndarray:
+    def cast(values: object, dtype: str) -> np.ndarray:
         return np.asarray(values).astype(dtype)
 
     @staticmethod

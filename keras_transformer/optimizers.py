@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_transformer.errors import load_tensorflow
 from keras_transformer.lazy import tf
 
@@ -37,11 +35,11 @@ class Adam(keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: object = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.98,
         epsilon: float = 1e-9,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
 
@@ -66,7 +64,7 @@ class Adam(keras.optimizers.Adam):
             grad=tf.cast(gradient, dtype),
         )
 
-    def finalize_variable_values(self, var_list: Any) -> None:
+    def finalize_variable_values(self, var_list: object) -> None:
         """Leaves the weights as they are; whoever writes them chooses between weights and moving average."""
 
     def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:

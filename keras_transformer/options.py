@@ -23,7 +23,7 @@ class Fault(ValueError):
         received: values, or texts of them, by such names without braces; by "" a value that has none.
     """
 
-    def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: Any):
+    def __init__(self, text: str, received: Mapping[str, Any] | None = None, **more: object):
         super().__init__(text)
         self.text = text
         self.received = {**(received or {}), **more}

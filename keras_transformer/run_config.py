@@ -101,7 +101,7 @@ def _complete(model: Config, config: Config) -> Config:
     raise ValueError(unknown)
 
 
-def _check(config: Any) -> None:
+def _check(config: object) -> None:
     """Raises ValueError or Unreadable unless sections, keys and format are known."""
     if not isinstance(config, dict) or not {"format", "model", "settings"} <= config.keys():
         raise ValueError(f"expected an object with the keys {sorted(CONFIG_KEYS)}")
@@ -135,7 +135,7 @@ def _check_sections(config: Config) -> None:
                 raise ValueError(f"expected {TYPES[types[name]]} under {section}.{name}; received {value!r:.60}")
 
 
-def _check_labels(labels: Any) -> None:
+def _check_labels(labels: object) -> None:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ValueError("expected a list of texts under 'labels'")
     "".join(labels).encode()  # raises UnicodeEncodeError, a ValueError, for a label that cannot be printed
@@ -143,7 +143,7 @@ def _check_labels(labels: Any) -> None:
         raise ValueError("expected each label once under 'labels'")
 
 
-def _check_answer_length(length: Any, model: Config) -> None:
+def _check_answer_length(length: object, model: Config) -> None:
     """Raises ValueError unless the context of a language model holds such answers, a piece and the separator."""
     if not family.KINDS[model["kind"]].can_answer:
         raise ValueError(f"expected 'answer_length' of a language model alone; received it of a {model['kind']}")

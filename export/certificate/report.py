@@ -123,7 +123,7 @@ def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) 
     return paths
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """The value with None in place of the numbers that JSON lacks: infinities and NaN."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}

@@ -21,7 +21,7 @@ def prepare(task: dict[str, Any]) -> Callable[[], tuple]:
         loaded = tf.saved_model.load(*task["paths"])
 
         def answers_of(name: str) -> Callable[[Any], dict[str, np.ndarray]]:
-            def run(batch: Any) -> dict[str, np.ndarray]:
+            def run(batch: object) -> dict[str, np.ndarray]:
                 # Looked up for each batch: a signature alone does not keep its variables alive.
                 signature = loaded.signatures[name]
                 return {key: value.numpy() for key, value in signature(**{task["input"]: constant(batch)}).items()}

@@ -95,7 +95,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         return model_of(r, [TOKENS, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
 
 
-def _memory_inputs(r: Recorder, model: Any, precision: str) -> tuple[list[ValueInfo], Config]:
+def _memory_inputs(r: Recorder, model: object, precision: str) -> tuple[list[ValueInfo], Config]:
     """The inputs that the encoder gives, and the part of the model's cache that they make."""
     infos = memory_infos(model, precision)
     values, bias = [r.input(info) for info in infos], r.input(BIAS)

@@ -84,7 +84,7 @@ class Graph:
         self.nodes.append(helper.make_node(operator, given, names, name=names[0], domain=domain, **attributes))
         return names if outputs else names[0]
 
-    def value(self, value: Any) -> Value:
+    def value(self, value: object) -> Value:
         """The name of a value. A number or an array becomes a constant: int64, float32, or of the array's type."""
         if isinstance(value, str):
             return value

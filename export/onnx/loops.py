@@ -29,7 +29,7 @@ def _while_loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: An
     return loop(r, cond, body, loop_vars, r.as_type(cond(*loop_vars), "bool"))
 
 
-def loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: Any, starts: Any) -> Any:
+def loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: object, starts: object) -> Any:
     """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins.
 
     The body is recorded again until the sizes that change and the variables that do not are known.
@@ -84,7 +84,7 @@ def _known(r: Recorder, variable: Variable, inside: Any, after: Any) -> Variable
     return variable if known.count(None) == variable.sizes.count(None) else variable._replace(sizes=known)
 
 
-def _name(r: Recorder, graph: Graph, value: Any) -> str:
+def _name(r: Recorder, graph: Graph, value: object) -> str:
     return value.name if isinstance(value, Recorded) else graph.value(r.array(value))
 
 
@@ -132,17 +132,17 @@ class _Rounds:
     def state_of(self, values: Any) -> Any:
         return self.state_type(*values)
 
-    def is_result(self, name: str, value: Any) -> bool:
+    def is_result(self, name: str, value: object) -> bool:
         """Whether a field of the state has a place for each sentence in the results."""
         return name != "cache" and bool(self.r.sizes_of(value))
 
-    def of_sentences(self, function: Callable[[Any], Any], nest: Any) -> Any:
+    def of_sentences(self, function: Callable[[Any], Any], nest: object) -> Any:
         """The nest with a function of each value that has a row for each sentence."""
         return keras.tree.map_structure(
             lambda value: function(value) if value is not None and self.r.sizes_of(value) else value, nest
         )
 
-    def kept(self, state: Any, nest: Any) -> Any:
+    def kept(self, state: object, nest: object) -> Any:
         """Of the nest the rows of the sentences that are not done."""
         is_left = self.r.logical_not(self._is_done(state))
         left = self.r.squeeze(self.r.emit("NonZero", is_left, dtype="int64", sizes=[1, None]), 0)
@@ -170,7 +170,7 @@ class _Rounds:
         state, given, seen = self.of_sentences(sized, (state, given, seen))
         given = self.given_type(*given)
 
-        def goes_on(seen: Recorded | None, *fields: Any) -> Recorded:
+        def goes_on(seen: Recorded | None, *fields: object) -> Recorded:
             # Negative while fewer than one in `DONE_SHARE` are done.
             return r.less(r.sum(r.where(self._is_done(self.state_of(fields)), DONE_SHARE - 1, -1)), 0)
 
@@ -190,7 +190,7 @@ class _Rounds:
         ]
         return results, self.kept(new, (places, tuple(new), tuple(given), seen))
 
-    def count_beams(self, nest: Any) -> None:
+    def count_beams(self, nest: object) -> None:
         """Gives the axis of beams one size in all values (A, K, ...): beams that share keys begin as one."""
         values = [one for one in keras.tree.flatten(nest) if isinstance(one, Recorded) and self.r.num_sharing > 1]
         unknown = [one for one in values if one.ndim > 1 and one.sizes[1] is None]

@@ -49,7 +49,7 @@ def binary(r: Recorder, operator: str, one: Any, other: Any, dtype: str | None =
     return r.emit(operator, one, other, dtype=gives or dtype, sizes=broadcast(r, one, other))
 
 
-def beside_whole(r: Recorder, x: Any, y: Any) -> Any:
+def beside_whole(r: Recorder, x: object, y: object) -> Any:
     """What y is beside the value that x is a view of: the two give the same numbers as x and y. None: nothing is."""
     if not isinstance(x, Recorded) or x.base is None:
         return None
@@ -66,7 +66,7 @@ def beside_whole(r: Recorder, x: Any, y: Any) -> Any:
     return None
 
 
-def broadcast(r: Recorder, *values: Any) -> list[Size]:
+def broadcast(r: Recorder, *values: object) -> list[Size]:
     """The sizes of what values broadcast to."""
     return broadcast_sizes(*map(r.sizes_of, values))
 
@@ -84,7 +84,7 @@ def broadcast_sizes(*shapes: Sequence[Size]) -> list[Size]:
     return found
 
 
-def _is_neutral(r: Recorder, value: Any, number: float) -> bool:
+def _is_neutral(r: Recorder, value: object, number: float) -> bool:
     return not isinstance(value, Recorded) and np.ndim(r.array(value)) == 0 and r.array(value) == number
 
 
@@ -105,7 +105,7 @@ def _add(r: Recorder, one: Any, other: Any) -> Recorded:
     return made
 
 
-def _is_positive(r: Recorder, x: Any) -> bool:
+def _is_positive(r: Recorder, x: object) -> bool:
     """Whether numbers are known not to be negative."""
     return x.whole.name in r.positive if isinstance(x, Recorded) else bool(np.all(r.array(x) >= 0))
 
@@ -119,7 +119,7 @@ def _multiply(r: Recorder, one: Any, other: Any) -> Any:
 
 
 @operation
-def _divide(r: Recorder, one: Any, other: Any) -> Recorded:
+def _divide(r: Recorder, one: object, other: object) -> Recorded:
     dtype = r.type_of(one, other)
     is_exact = isinstance(other, float) and math.frexp(other)[0] == 0.5  # a power of two
     if is_exact and isinstance(one, Recorded) and (made := r.precision.divided(r, one, other)) is not None:
@@ -140,14 +140,14 @@ def _floor_divide(r: Recorder, one: Any, other: Any) -> Recorded:
 
 
 @operation
-def _mod(r: Recorder, one: Any, other: Any) -> Recorded:
+def _mod(r: Recorder, one: object, other: object) -> Recorded:
     if r.type_of(one, other).startswith("float"):  # ONNX has the remainder of another sign
         return r.subtract(one, r.multiply(r.floor_divide(one, other), other))
     return binary(r, "Mod", one, other)
 
 
 @operation
-def _where(r: Recorder, condition: Any, one: Any, other: Any) -> Recorded:
+def _where(r: Recorder, condition: object, one: object, other: object) -> Recorded:
     dtype = r.type_of(one, other)
     one, other, condition = r.as_type(one, dtype), r.as_type(other, dtype), r.as_type(condition, "bool")
     if dtype == "bool":  # ONNX Runtime has no `Where` of truths
@@ -255,7 +255,7 @@ def _top_k(r: Recorder, x: Recorded, k: int, sorted: bool = True) -> Any:
 
 
 @operation
-def _matmul(r: Recorder, one: Any, other: Any) -> Recorded:
+def _matmul(r: Recorder, one: object, other: object) -> Recorded:
     dtype = r.type_of(one, other)
     left, right = r.sizes_of(one), r.sizes_of(other)
     sizes = [*broadcast_sizes(left[:-2], right[:-2]), left[-2], right[-1]]

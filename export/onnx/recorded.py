@@ -88,7 +88,7 @@ class Recorded:
     def __iter__(self) -> Any:
         raise self.recorder.unrecordable("a loop over a value that is known only when the graph runs")
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: object) -> Any:
         raise self.recorder.unrecordable(
             "an operation that is not of `keras_transformer.ops`: import `ops` from keras_transformer, not from keras"
         )
@@ -98,7 +98,7 @@ class Recorded:
     def __repr__(self) -> str:
         return f"Recorded({self._name}, {self.dtype}, {self.shape})"
 
-    def __getitem__(self, key: Any) -> Recorded:
+    def __getitem__(self, key: object) -> Recorded:
         return self.recorder.part(self, key)
 
     def __neg__(self) -> Recorded:
@@ -109,7 +109,7 @@ class Recorded:
 
 
 def _operator(operation: str, is_reflected: bool = False) -> Callable[[Recorded, Any], Any]:
-    def apply(self: Recorded, other: Any) -> Any:
+    def apply(self: Recorded, other: object) -> Any:
         if other is None:  # no operand: `None in sizes` is a question of Python
             return NotImplemented
         operands = (other, self) if is_reflected else (self, other)
@@ -140,7 +140,7 @@ def all_same(some: list[Size], others: list[Size]) -> bool:
     return len(some) == len(others) and all(map(same, some, others))
 
 
-def holds_recorded(nest: Any) -> bool:
+def holds_recorded(nest: object) -> bool:
     """Whether a recorded value is among the values of a nest."""
     return any(isinstance(value, Recorded) for value in keras.tree.flatten(nest))
 
@@ -155,7 +155,7 @@ class Precision:
     def __init__(self, dtype: str = "float32"):
         self.dtype = dtype
 
-    def product(self, r: Recorder, x: Recorded, weight: np.ndarray, bias: Any = None) -> Recorded:
+    def product(self, r: Recorder, x: Recorded, weight: np.ndarray, bias: object = None) -> Recorded:
         """Rows (R, in), a weight (in, out) and a bias (out,) → (R, out). A weight may be a transposed table."""
         weight = weight if x.dtype == "float32" else r.derived(in_half, weight)
         if bias is not None:
@@ -164,14 +164,14 @@ class Precision:
         r.products[made.name] = x, weight
         return made
 
-    def _gemm(self, r: Recorder, x: Recorded, weight: np.ndarray, *addend: Any) -> Recorded:
+    def _gemm(self, r: Recorder, x: Recorded, weight: np.ndarray, *addend: object) -> Recorded:
         is_table = weight.flags.f_contiguous and not weight.flags.c_contiguous
         given = r.derived(np.transpose, weight) if is_table else weight
         options: Config = {"transB": 1} if is_table else {}
         sizes = [x.sizes[0], weight.shape[1]]
         return r.emit("Gemm", x, given, *addend, dtype=x.dtype, sizes=sizes, **options)
 
-    def added(self, r: Recorder, x: Recorded, y: Any) -> Recorded | None:
+    def added(self, r: Recorder, x: Recorded, y: object) -> Recorded | None:
         """x + y in one node, if x is a product without an addend and y is a vector, or as large as x."""
         if x.whole.name not in r.products:
             return None
@@ -204,7 +204,7 @@ class Int8(Precision):
     states have 7 bits: see `sums_overflow`.
     """
 
-    def product(self, r: Recorder, x: Recorded, weight: np.ndarray, bias: Any = None) -> Recorded:
+    def product(self, r: Recorder, x: Recorded, weight: np.ndarray, bias: object = None) -> Recorded:
         integers, scales = r.derived(by_columns, weight)
         is_positive = x.whole.name in r.positive
         largest = r.max(x if is_positive else r.abs(x), axis=1, keepdims=True)  # (R, 1)

@@ -94,7 +94,7 @@ class Recorder:
         if name.startswith("_"):
             raise AttributeError(name)
 
-        def apply(*arguments: Any, **named: Any) -> Any:
+        def apply(*arguments: object, **named: object) -> Any:
             if not holds_recorded((arguments, named)):
                 return self.computed(getattr(keras.ops, name), *arguments, **named)
             if name not in OPERATIONS:
@@ -103,15 +103,15 @@ class Recorder:
 
         return apply
 
-    def part(self, x: Recorded, key: Any) -> Recorded:
+    def part(self, x: Recorded, key: object) -> Recorded:
         """`x[key]`."""
         return part(self, x, key)
 
-    def map_structure(self, function: Callable[..., Any], *nests: Any) -> Any:
+    def map_structure(self, function: Callable[..., Any], *nests: object) -> Any:
         """As Keras's own."""
         return keras.tree.map_structure(function, *nests)
 
-    def computed(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def computed(self, function: Callable[..., Any], *arguments: object, **named: object) -> Any:
         """What Keras computes of constants, as arrays."""
         with ops.on(None):
             return keras.tree.map_structure(
@@ -135,7 +135,7 @@ class Recorder:
         finally:
             self._path.pop()
 
-    def _in_compute_type(self, value: Any) -> Any:
+    def _in_compute_type(self, value: object) -> Any:
         """What Keras makes of an argument of a layer."""
         is_float = isinstance(value, Recorded) and value.dtype.startswith("float")
         return self.cast(value, self.compute_dtype) if is_float else value
@@ -217,7 +217,7 @@ class Recorder:
             self._derived[key] = arrays, make(*arrays)
         return self._derived[key][1]
 
-    def array(self, value: Any, dtype: str | None = None) -> np.ndarray:
+    def array(self, value: object, dtype: str | None = None) -> np.ndarray:
         """A number, an array, or a weight as a constant; each weight gives the same array again."""
         if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
             if id(value) not in self._arrays:
@@ -228,7 +228,7 @@ class Recorder:
             return value if value.dtype == dtype else value.astype(dtype)
         return value.astype("float32") if value.dtype == np.float64 else value
 
-    def type_of(self, *values: Any) -> str:
+    def type_of(self, *values: object) -> str:
         """The common type of operands. A weight takes that of recorded values; a Python number has none of its own."""
         typed = [str(value.dtype) for value in values if isinstance(value, Recorded | np.ndarray | np.generic)]
         floats = [dtype.replace("64", "32") for dtype in typed if dtype.startswith("float")]
@@ -239,13 +239,13 @@ class Recorder:
         is_truth = {*typed} == {"bool"} and not any(type(value) is int for value in values)
         return next((dtype for dtype in ("int64", "int32", "uint8") if dtype in typed), "bool" if is_truth else "int64")
 
-    def as_type(self, value: Any, dtype: str) -> Any:
+    def as_type(self, value: object, dtype: str) -> Any:
         """A value in another type; of no recorded value, a constant."""
         return self.cast(value, dtype) if isinstance(value, Recorded) else self.array(value, dtype)
 
     # Sizes and views
 
-    def sizes_of(self, value: Any) -> list[Size]:
+    def sizes_of(self, value: object) -> list[Size]:
         """The sizes of any value."""
         return value.sizes if isinstance(value, Recorded) else [*np.shape(self.array(value))]
 

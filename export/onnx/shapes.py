@@ -106,7 +106,7 @@ def _pad(r: Recorder, x: Recorded, pad_width: Any, mode: str = "constant", const
 
 
 @operation
-def _broadcast_to(r: Recorder, x: Any, shape: Sequence[Size]) -> Recorded:
+def _broadcast_to(r: Recorder, x: object, shape: Sequence[Size]) -> Recorded:
     dtype = x.dtype if isinstance(x, Recorded) else str(r.array(x).dtype)
     return r.emit("Expand", x, r.vector(shape), dtype=dtype, sizes=[*shape])
 
@@ -123,7 +123,7 @@ def _repeat(r: Recorder, x: Recorded, repeats: int, axis: int | None = None) -> 
 # Parts
 
 
-def part(r: Recorder, x: Recorded, key: Any) -> Recorded:
+def part(r: Recorder, x: Recorded, key: object) -> Recorded:
     """`x[key]`."""
     kept: list[int] = []
     added: list[int] = []
@@ -152,7 +152,7 @@ def part(r: Recorder, x: Recorded, key: Any) -> Recorded:
     return r.expand_dims(x, added) if added else x
 
 
-def _each_axis(r: Recorder, x: Recorded, key: Any) -> list[Any]:
+def _each_axis(r: Recorder, x: Recorded, key: object) -> list[Any]:
     """The parts of a key, one for each axis, and None for each new one."""
     keys = [*key] if isinstance(key, tuple) else [key]
     places = [place for place, one in enumerate(keys) if one is Ellipsis]
@@ -166,7 +166,7 @@ def _each_axis(r: Recorder, x: Recorded, key: Any) -> list[Any]:
     return keys
 
 
-def _is(value: Any, number: int) -> bool:
+def _is(value: object, number: int) -> bool:
     return isinstance(value, int) and value == number
 
 
@@ -178,7 +178,7 @@ def _sliced(size: Size, one: slice) -> Size:
 
 
 @operation
-def _take(r: Recorder, x: Any, indices: Any, axis: int | None = None) -> Recorded:
+def _take(r: Recorder, x: object, indices: object, axis: int | None = None) -> Recorded:
     if axis is None:
         raise r.unrecordable("`ops.take` without an axis")
     x, indices = (each if isinstance(each, Recorded) else r.array(each) for each in (x, indices))
@@ -189,7 +189,7 @@ def _take(r: Recorder, x: Any, indices: Any, axis: int | None = None) -> Recorde
 
 
 @operation
-def _take_along_axis(r: Recorder, x: Any, indices: Any, axis: int = -1) -> Recorded:
+def _take_along_axis(r: Recorder, x: object, indices: object, axis: int = -1) -> Recorded:
     x, indices = (each if isinstance(each, Recorded) else r.array(each) for each in (x, indices))
     old, given = r.sizes_of(x), r.sizes_of(indices)
     axis %= len(old)
@@ -205,7 +205,7 @@ def _take_along_axis(r: Recorder, x: Any, indices: Any, axis: int = -1) -> Recor
 
 
 @operation
-def _arange(r: Recorder, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Recorded:
+def _arange(r: Recorder, start: object, stop: object = None, step: object = 1, dtype: object = None) -> Recorded:
     """Integers are int64, so that no node needs a cast."""
     start, stop = (0, start) if stop is None else (start, stop)
     if _is(start, 0) and _is(step, 1):
@@ -216,7 +216,7 @@ def _arange(r: Recorder, start: Any, stop: Any = None, step: Any = 1, dtype: Any
     return r.cast(values, dtype) if dtype is not None and str(dtype).startswith("float") else values
 
 
-def counted(r: Recorder, size: Any, **how: int) -> Recorded:
+def counted(r: Recorder, size: object, **how: int) -> Recorded:
     """Numbers that count places (size,). Not by `Range`, which on a GPU reads its numbers on the host."""
     one = numpy_helper.from_array(np.ones(1, "int64"))
     ones = r.emit("ConstantOfShape", r.vector([size]), dtype="int64", sizes=[size], value=one)

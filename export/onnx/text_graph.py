@@ -7,7 +7,6 @@ loop would not load.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -157,6 +156,6 @@ def size(g: Graph, value: Value, axis: int) -> Value:
     return g("Shape", value, start=axis, end=axis + 1)
 
 
-def joined(g: Graph, *values: Any, axis: int = 0) -> Value:
+def joined(g: Graph, *values: object, axis: int = 0) -> Value:
     """The values, concatenated along an axis."""
     return g("Concat", *values, axis=axis)

@@ -15,7 +15,7 @@ from .recorded import Recorded, Recorder, same
 from .shapes import counted
 
 
-def product(r: Recorder, x: Recorded, weight: Any, bias: Any = None, transposed: bool = False) -> Recorded:
+def product(r: Recorder, x: Recorded, weight: object, bias: object = None, transposed: bool = False) -> Recorded:
     """In the recorder's precision, on rows."""
     array = r.array(weight)
     array = r.derived(np.transpose, array) if transposed else array
@@ -23,7 +23,7 @@ def product(r: Recorder, x: Recorded, weight: Any, bias: Any = None, transposed:
     return r.view(made, [*x.sizes[:-1], made.sizes[-1]])
 
 
-def rows(r: Recorder, table: Any, ids: Recorded) -> Recorded:
+def rows(r: Recorder, table: object, ids: Recorded) -> Recorded:
     """In the recorder's precision, of ids in one row."""
     r.shape(ids)
     flat = r.reshape(ids, (-1,))
@@ -87,7 +87,7 @@ def first_beams(r: Recorder, state: Any) -> Any:
     )
 
 
-def follow(r: Recorder, cache: Any, beams: Recorded) -> Any:
+def follow(r: Recorder, cache: object, beams: Recorded) -> Any:
     """Shared keys stay."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
@@ -148,7 +148,7 @@ def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None 
     return seen if size is None else r.part(seen, (..., slice(-size * r.num_sharing, None)))
 
 
-def seen_softmax(r: Recorder, logits: Recorded, attention_mask: Any) -> Recorded:
+def seen_softmax(r: Recorder, logits: Recorded, attention_mask: object) -> Recorded:
     """A query that sees no key gets any scores."""
     if attention_mask is None:
         return r.softmax(logits)
@@ -156,7 +156,7 @@ def seen_softmax(r: Recorder, logits: Recorded, attention_mask: Any) -> Recorded
     return r.softmax(r.add(logits, hidden))
 
 
-def gather_beams(r: Recorder, values: Recorded, beams: Any) -> Recorded:
+def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:
     """By an operator of ONNX."""
     places = r.as_type(beams, "int64")
     sizes = [*r.sizes_of(places), *values.sizes[2:]]

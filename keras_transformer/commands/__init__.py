@@ -56,7 +56,7 @@ class Deed:
 
     place: str
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         module, _, function = self.place.partition(":")
         return getattr(import_module(module), function)(*arguments)
 
@@ -140,6 +140,6 @@ def refuse_foreign(arguments: argparse.Namespace, task: str, several: Mapping[st
             )
 
 
-def is_given(value: Any, default: Any) -> bool:
+def is_given(value: object, default: object) -> bool:
     """Whether an option was given: 0 is a value, and an empty list of files is none."""
     return value != default and value is not None and value is not False and value != []

@@ -119,7 +119,7 @@ class Ranking(NamedTuple):
         """The likeliest choice."""
         return next(iter(self.probabilities))
 
-    def gap(self, choice: Any, probability: float) -> float:
+    def gap(self, choice: object, probability: float) -> float:
         """How far a probability is from the model's for this choice."""
         if choice in self.probabilities:
             return abs(probability - self.probabilities[choice])
@@ -131,7 +131,7 @@ class Ranking(NamedTuple):
         others = max([self.others, *(probability for _, probability in listed[MOST_STORED:])])
         return Ranking(dict(listed[:MOST_STORED]), others)
 
-    def loss(self, choice: Any) -> float:
+    def loss(self, choice: object) -> float:
         """How much less probable the model finds a choice than its best one."""
         return self.probabilities[self.best] - self.probabilities.get(choice, 0.0)
 

@@ -75,7 +75,7 @@ def run_loop(
         begin: makes of `state` what the first step takes.
     """
 
-    def goes_on(*fields: Any) -> Tensor:
+    def goes_on(*fields: object) -> Tensor:
         return ops.logical_not(ops.all(done(state._make(fields))))
 
     def body(*fields: Any) -> tuple:
@@ -94,7 +94,7 @@ class Bounds(NamedTuple):
 
 
 def fit(
-    limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str, num_read: Any = None
+    limits: Tensor, max_length: int | Tensor | None, prefix_ids: Tensor | None, dtype: str, num_read: object = None
 ) -> Bounds:
     """The bounds of a loop; L is by default the largest limit."""
     if max_length is None:
@@ -148,7 +148,7 @@ def pick(values: Tensor, places: Tensor) -> Tensor:
 
 
 @ops.replaceable
-def follow(cache: Any, beams: Tensor) -> Any:
+def follow(cache: object, beams: Tensor) -> Any:
     """The cache, a nest of (B, K, ...), of the beams (B, K) that others continue."""
     return ops.map_structure(lambda values: gather_beams(values, beams), cache)
 

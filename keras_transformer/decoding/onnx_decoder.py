@@ -172,7 +172,7 @@ class OnnxDecoder(Decoder):
         ]
         return {"beams": empty, "sentences": memory}
 
-    def _advance(self, token_ids: np.ndarray, cache: Cache, index: Any) -> tuple[np.ndarray, Cache]:
+    def _advance(self, token_ids: np.ndarray, cache: Cache, index: object) -> tuple[np.ndarray, Cache]:
         """The `Step` of a search: one position for the hypotheses (B, K) of each sentence."""
         feeds = {"token_ids": token_ids.astype("int32"), "index": np.array(index, "int32"), **cache["sentences"]}
         for argument, past in zip(self._past, cache["beams"], strict=True):

@@ -108,7 +108,7 @@ class Attention(NamedTuple):
 
 
 def translation_attention(
-    model: Any, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
+    model: object, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Attention]:
     """The attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
     encoded, read, written = [*source, END], [START, *target], [*target, END]
@@ -122,7 +122,7 @@ def translation_attention(
     )
 
 
-def text_attention(model: Any, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
+def text_attention(model: object, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
     """The attention of a model of one stack for a text in pieces."""
     tokens = Tokens.of_pieces(tokenizer.pieces(ids))
     return attention_of(model, {"ids": padded([ids])}, {"self": (tokens, tokens)})

@@ -186,7 +186,7 @@ def _told(entry: Any) -> tuple[Any, Any, Any, Runtime] | None:
         return None
 
 
-def checked_list(value: Any, least: int, most: int) -> list[Any]:
+def checked_list(value: object, least: int, most: int) -> list[Any]:
     """Raises ValueError unless the value is a list of so many."""
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise ValueError(f"expected a list of {least:,} to {most:,}; received {value!r:.60}")

@@ -132,7 +132,7 @@ class Decoding:
         return replace(self, n_best=1)
 
 
-def own_search(options: Any) -> Config:
+def own_search(options: object) -> Config:
     """The options of the search that a model brings, checked.
 
     Raises:
@@ -147,13 +147,13 @@ def own_search(options: Any) -> Config:
     return own
 
 
-def require(name: str, value: Any, holds: bool, expected: str) -> None:
+def require(name: str, value: object, holds: bool, expected: str) -> None:
     """Raises RequestError unless the condition holds."""
     if not holds:
         raise RequestError(f"{name} must be {expected}; received: {value!r:.60}")
 
 
-def require_number(name: str, value: Any, holds: Callable[[Any], bool], expected: str) -> None:
+def require_number(name: str, value: object, holds: Callable[[Any], bool], expected: str) -> None:
     """Raises RequestError unless the value is a number for which the condition holds."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     require(name, value, is_number and holds(value), f"a number {expected}")

@@ -64,7 +64,7 @@ def with_end(pieces: Any) -> Tensor:
     return tf.where(end, END, ids)
 
 
-def between_ends(pieces: Any) -> Tensor:
+def between_ends(pieces: object) -> Tensor:
     """A tokenizer's ragged ids (B, pieces) → ids (B, S), with the start id and the end id, padded."""
     return tf.pad(with_end(pieces), [[0, 0], [1, 0]], constant_values=START)
 
@@ -256,14 +256,14 @@ class Searching(Signature):
         best = ops.take(texts(ids[:, 0]), ops.arange(ops.shape(scores)[0]))
         return {next(iter(self.text_outputs)): best, "score": scores[:, 0]}
 
-    def n_best(self, pieces: Any, texts: Detokenize) -> Outputs:
+    def n_best(self, pieces: object, texts: Detokenize) -> Outputs:
         """The texts (B, n) and scores (B, n) of the best hypotheses."""
         ids, scores = self.search(self.ids_of(pieces), self.decoding)
         rows = ops.reshape(ids, (-1, ops.shape(ids)[2]))
         found = ops.reshape(texts(rows), ops.shape(scores)), scores
         return dict(zip(self.outputs("n_best", True), found, strict=True))
 
-    def ids_of(self, pieces: Any) -> Tensor:
+    def ids_of(self, pieces: object) -> Tensor:
         """What the search takes of ragged ids (B, pieces)."""
         raise NotImplementedError
 

@@ -114,7 +114,7 @@ class Options:
         self.where = where
         self._values = dict(values)
 
-    def pop(self, name: str, default: Any = None) -> Any:
+    def pop(self, name: str, default: object = None) -> Any:
         """Takes an option out; `default` if it is not there."""
         return self._values.pop(name, default)
 
@@ -189,7 +189,7 @@ class Options:
         if left:
             raise self.refusal(min(left), self._values[min(left)], "only options that this importer knows")
 
-    def refusal(self, name: str, received: Any, expected: str) -> RequestError:
+    def refusal(self, name: str, received: object, expected: str) -> RequestError:
         """The error that names an option."""
         return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
 

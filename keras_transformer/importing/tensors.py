@@ -104,7 +104,7 @@ def open_safetensors(path: Path) -> TensorFile:
     return tensors
 
 
-def _place_of_entry(name: str, entry: Any, start: int) -> Place:
+def _place_of_entry(name: str, entry: object, start: int) -> Place:
     """Where a tensor lies; the numbers of all tensors begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"expected type, shape and offsets of the tensor {name!r:.80}; received {entry!r:.80}")

@@ -80,7 +80,7 @@ class Weights:
                 f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
             )
 
-    def assign_to(self, model: Any) -> None:
+    def assign_to(self, model: object) -> None:
         """Sets the weights of our model."""
         for weight in self.table:
             variable = variable_at(model, weight.ours)

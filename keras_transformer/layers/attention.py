@@ -151,7 +151,7 @@ class MultiHeadAttention(SelfAttention):
         inner_norm: str | Config | None = None,
         gain: float = 1.0,
         num_key_value_heads: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, key_dim=key_dim, num_key_value_heads=num_key_value_heads)
@@ -176,7 +176,7 @@ class MultiHeadAttention(SelfAttention):
         self.scores_dropout = Dropout(dropout, dtype=self.dtype_policy)
         self.inner_norm = None if inner_norm is None else make_part("norm", inner_norm, self.dtype_policy, sizes)
 
-    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         query_dim, memory_dim = query_shape[-1], (memory_shape or query_shape)[-1]
         heads_dim, groups_dim = self.num_heads * self.key_dim, self.num_groups * self.key_dim
         self.query_kernel, self.query_bias = self._projection("query", query_dim, heads_dim)

@@ -40,7 +40,7 @@ class _Block(Layer):
         activation: PartConfig = "relu",
         attention_bias: bool = False,
         gain: float = 1.0,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_rates(dropout=dropout, attention_dropout=attention_dropout)
@@ -205,7 +205,7 @@ class DecoderBlock(_Block):
         self.feed_forward = self._feed_forward()
         self.feed_forward_residual = self._residual()
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         self.self_attention.build(x_shape)
         self.cross_attention.build(x_shape, memory_shape)
         self.feed_forward.build(x_shape)

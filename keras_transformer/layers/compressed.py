@@ -68,7 +68,7 @@ class CompressedAttention(MultiHeadAttention):
         self.width = width
         self.is_causal = is_causal
 
-    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+    def build(self, query_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         super().build(query_shape, memory_shape)
         self.key_convolution = self._convolution("key_convolution")
         self.value_convolution = self._convolution("value_convolution")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 
@@ -17,7 +16,7 @@ from keras_transformer.options import Config
 class Activation(Layer):
     """The base of activations: a function of each number, without weights: (...) → (...)."""
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.built = True
@@ -90,7 +89,7 @@ class FeedForward(Layer):
         activation: str | Config = "relu",
         inner_norm: str | Config | None = None,
         gain: float = 1.0,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_positive(intermediate_dim=intermediate_dim)
@@ -163,7 +162,7 @@ class GatedFeedForward(FeedForward):
         inner_norm: str | Config | None = None,
         gain: float = 1.0,
         use_bias: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(intermediate_dim, activation, inner_norm, gain, **kwargs)
         self.use_bias = use_bias
@@ -238,7 +237,7 @@ class Experts(Layer):
         alpha: float = 0.01,
         inner_norm: str | Config | None = None,
         gain: float = 1.0,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_positive(intermediate_dim=intermediate_dim, num_experts=num_experts, top_k=top_k)

@@ -26,7 +26,7 @@ class Replaceable:
     its own.
     """
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         own = ops.back_end()
         if own is None:
             return super().__call__(*arguments, **named)  # type: ignore[misc]
@@ -86,7 +86,7 @@ class LayerNorm(Replaceable, keras.layers.LayerNormalization):
         epsilon: ε, added to the variance.
     """
 
-    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
+    def __init__(self, epsilon: float = EPSILON, **kwargs: object):
         super().__init__(epsilon=epsilon, **kwargs)
 
 
@@ -100,7 +100,7 @@ class RmsNorm(Replaceable, keras.layers.RMSNormalization):
         epsilon: ε, added to the mean of the squares.
     """
 
-    def __init__(self, epsilon: float = EPSILON, **kwargs: Any):
+    def __init__(self, epsilon: float = EPSILON, **kwargs: object):
         super().__init__(epsilon=epsilon, **kwargs)
         self.supports_masking = True  # Keras's layer would lose the mask
 
@@ -156,7 +156,7 @@ class Residual(Layer):
     closes_stack = False  # True: the stack ends with another norm
     has_inner_norm = False  # True: self-attention and feed-forward have a norm before their last kernel
 
-    def __init__(self, dropout: float = 0.0, norm: str | Config = "layer", **kwargs: Any):
+    def __init__(self, dropout: float = 0.0, norm: str | Config = "layer", **kwargs: object):
         super().__init__(**kwargs)
         require_rates(dropout=dropout)
         self.supports_masking = True

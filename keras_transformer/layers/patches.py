@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_transformer import ops
@@ -36,7 +34,7 @@ class Patches(Layer):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, patch_size: int, channels: int, hidden_dim: int, **kwargs: Any):
+    def __init__(self, patch_size: int, channels: int, hidden_dim: int, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(patch_size=patch_size, channels=channels, hidden_dim=hidden_dim)
         self.patch_size = patch_size
@@ -98,7 +96,7 @@ class ImageAttention(Layer):
         ValueError: `reduction` is not positive.
     """
 
-    def __init__(self, reduction: int = 8, **kwargs: Any):
+    def __init__(self, reduction: int = 8, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(reduction=reduction)
         self.reduction = reduction
@@ -154,7 +152,7 @@ class AttentiveStem(Layer):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, patch_size: int, channels: int, hidden_dim: int, filters: int = 16, **kwargs: Any):
+    def __init__(self, patch_size: int, channels: int, hidden_dim: int, filters: int = 16, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(patch_size=patch_size, channels=channels, hidden_dim=hidden_dim, filters=filters)
         self.patch_size = patch_size

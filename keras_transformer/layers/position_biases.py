@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -31,7 +30,7 @@ class AlibiPositions(Positions):
 
     bias_is_relative = True
 
-    def __init__(self, num_heads: int, **kwargs: Any):
+    def __init__(self, num_heads: int, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads)
         self.num_heads = num_heads
@@ -63,7 +62,9 @@ class BucketPositions(Positions):
 
     bias_is_relative = True
 
-    def __init__(self, num_heads: int, hidden_dim: int, num_buckets: int = 32, max_distance: int = 128, **kwargs: Any):
+    def __init__(
+        self, num_heads: int, hidden_dim: int, num_buckets: int = 32, max_distance: int = 128, **kwargs: object
+    ):
         super().__init__(**kwargs)
         require_positive(num_heads=num_heads, hidden_dim=hidden_dim)
         self.num_heads = num_heads

@@ -42,7 +42,7 @@ class TokenEmbedding(Layer):
         hidden_dim: int,
         scale: float | None = None,
         output_bias: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
@@ -162,7 +162,7 @@ class Positions(Layer):
 class NoPositions(Positions):
     """No position encoding: the decoder knows the order of tokens by its mask alone, the encoder not at all."""
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__(**kwargs)
         self.built = True
 
@@ -192,7 +192,7 @@ class SinusoidalPositions(Positions):
     (None, None, 512)
     """
 
-    def __init__(self, hidden_dim: int, offset: int = 0, interpolation: float = 1.0, **kwargs: Any):
+    def __init__(self, hidden_dim: int, offset: int = 0, interpolation: float = 1.0, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(hidden_dim=hidden_dim)
         require_at_least(1, interpolation=interpolation)
@@ -238,7 +238,7 @@ class LearnedPositions(Positions):
         ValueError: a size is not positive.
     """
 
-    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, separate: bool = False, **kwargs: Any):
+    def __init__(self, max_length: int, hidden_dim: int, offset: int = 0, separate: bool = False, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(max_length=max_length, hidden_dim=hidden_dim)
         self.max_length: int = max_length
@@ -296,7 +296,7 @@ class RotaryPositions(Positions):
         ValueError: `key_dim` is odd or not positive, or `base` is less than 1.
     """
 
-    def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: Any):
+    def __init__(self, key_dim: int, base: float = 10_000.0, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(key_dim=key_dim)
         require_at_least(1, base=base)
@@ -333,7 +333,7 @@ class XposPositions(RotaryPositions):
         ValueError: `key_dim` is odd, a size is not positive, or `base` is less than 1.
     """
 
-    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: Any):
+    def __init__(self, key_dim: int, base: float = 10_000.0, scale_base: int = 512, **kwargs: object):
         super().__init__(key_dim, base, **kwargs)
         require_positive(scale_base=scale_base)
         self.scale_base = scale_base

@@ -6,7 +6,6 @@ Those with weights have one set for all heads of a layer. Each head projects que
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 
@@ -110,7 +109,7 @@ class Location(Score):
 
     compares_keys = False
 
-    def __init__(self, max_length: int = 1024, **kwargs: Any):
+    def __init__(self, max_length: int = 1024, **kwargs: object):
         super().__init__(**kwargs)
         require_positive(max_length=max_length)
         self.max_length = max_length

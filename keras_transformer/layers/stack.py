@@ -49,7 +49,7 @@ class Stack(Layer):
         is_decoder: bool = False,
         other_layers: int = 0,
         has_memory: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         require_positive(num_layers=num_layers)
@@ -112,7 +112,7 @@ class Stack(Layer):
         bias = positions.bias(ops.reshape(index, (1,)), keys, is_causal=True)
         return Shared(bias, positions.rotation(index, is_causal=True))
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         for block in self.blocks:
             block.build(*([x_shape, memory_shape or x_shape] if self.has_memory else [x_shape]))
         if self.norm is not None:
@@ -224,7 +224,7 @@ class Stack(Layer):
             x = apply(layer, x)
         return x
 
-    def _block_inputs(self, attention_mask: Any, memory: Any, memory_mask: Any) -> Config:
+    def _block_inputs(self, attention_mask: object, memory: object, memory_mask: object) -> Config:
         """The arguments of a block beside its states."""
         if not self.has_memory:
             return {"attention_mask": attention_mask}
@@ -238,7 +238,7 @@ class Stack(Layer):
         """The layers that `summary(expand_nested=True)` shows."""
         return [*self.blocks, *([] if self.norm is None else [self.norm])]
 
-    def compute_output_shape(self, x_shape: tuple, *_: Any, **__: Any) -> tuple:
+    def compute_output_shape(self, x_shape: tuple, *_: object, **__: object) -> tuple:
         return x_shape
 
 
@@ -286,7 +286,7 @@ class UniversalStack(Stack):
         adaptive: bool = True,
         epsilon: float = 0.01,
         ponder_cost: float = 0.01,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(num_layers, block, is_decoder, other_layers, has_memory, **kwargs)
         require_rates(epsilon=epsilon, ponder_cost=ponder_cost)
@@ -305,7 +305,7 @@ class UniversalStack(Stack):
     def blocks_in_order(self) -> Sequence[Any]:
         return [self.blocks[0]] * self.num_layers
 
-    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: Any) -> None:
+    def build(self, x_shape: tuple, memory_shape: tuple | None = None, **_: object) -> None:
         if x_shape[-1] % 2:
             raise ValueError(
                 "`hidden_dim` must be even: each frequency of a coordinate takes a sine and a cosine. "

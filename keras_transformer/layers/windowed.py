@@ -212,12 +212,12 @@ class LocalAttention(WindowedAttention):
     # The cache holds one block, of which the later positions are hidden.
     _empty_cache = staticmethod(ops.plain(empty_cache))
 
-    def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: Any):
+    def __init__(self, num_heads: int, key_dim: int, width: int = 256, is_causal: bool = False, **kwargs: object):
         super().__init__(num_heads, key_dim, width, is_causal, **kwargs)
         self.num_before = 0
         self.num_keys = width
 
-    def positions_of_keys(self, cache: Any, index: Tensor) -> Tensor:
+    def positions_of_keys(self, cache: object, index: Tensor) -> Tensor:
         return ops.add(index - ops.mod(index, self.width), ops.arange(self.width))
 
     def _extended(self, cache: Tensor, new: Tensor, index: Tensor) -> Tensor:

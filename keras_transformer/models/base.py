@@ -30,7 +30,7 @@ BLOCK_ARGUMENTS = (
 )
 
 
-def make_layers(config: Config, dtype: Any) -> Config:
+def make_layers(config: Config, dtype: object) -> Config:
     """The layers of a model by their names in the model. They are not built.
 
     Args:
@@ -46,7 +46,7 @@ def make_layers(config: Config, dtype: Any) -> Config:
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_one_stack(config: Config, dtype: Any, is_decoder: bool) -> Config:
+def make_layers_of_one_stack(config: Config, dtype: object, is_decoder: bool) -> Config:
     """The layers of a model of one stack that takes ids, by their names in the model. They are not built.
 
     Args:
@@ -60,7 +60,7 @@ def make_layers_of_one_stack(config: Config, dtype: Any, is_decoder: bool) -> Co
     return layers | _own_output(config, dtype)
 
 
-def make_layers_of_images(config: Config, dtype: Any) -> Config:
+def make_layers_of_images(config: Config, dtype: object) -> Config:
     """The layers of a model of one stack that takes images, by their names in the model. They are not built.
 
     Args:
@@ -73,7 +73,7 @@ def make_layers_of_images(config: Config, dtype: Any) -> Config:
     return layers | _one_stack(config, dtype, num_patches + 1, is_decoder=False)
 
 
-def _embeddings(config: Config, dtype: Any) -> Config:
+def _embeddings(config: Config, dtype: object) -> Config:
     """The embeddings of target, source and output, which share one matrix unless the configuration separates them."""
     target = _tied_embedding(config, dtype)
     embeddings = {"target_embedding": target, "source_embedding": target, "output_embedding": target}
@@ -82,27 +82,27 @@ def _embeddings(config: Config, dtype: Any) -> Config:
     return embeddings
 
 
-def _tied_embedding(config: Config, dtype: Any) -> TokenEmbedding:
+def _tied_embedding(config: Config, dtype: object) -> TokenEmbedding:
     """The embedding whose matrix is that of the output too, unless the output has its own."""
     return _embedding(config["vocabulary_size"], config, dtype, config["output_bias"] and config["tied_output"])
 
 
-def _own_output(config: Config, dtype: Any) -> Config:
+def _own_output(config: Config, dtype: object) -> Config:
     """The output's own matrix, if it has one."""
     if config["tied_output"]:
         return {}
     return {"output_embedding": _embedding(config["vocabulary_size"], config, dtype, config["output_bias"])}
 
 
-def _embedding_norm(config: Config, dtype: Any) -> Any:
+def _embedding_norm(config: Config, dtype: object) -> Any:
     return make_part("norm", config["norm"], dtype, {}) if config["embedding_norm"] else None
 
 
-def _embedding(size: int, config: Config, dtype: Any, output_bias: bool = False) -> TokenEmbedding:
+def _embedding(size: int, config: Config, dtype: object, output_bias: bool = False) -> TokenEmbedding:
     return TokenEmbedding(size, config["hidden_dim"], config["embedding_scale"], output_bias, dtype=dtype)
 
 
-def _positions_and_dropout(config: Config, dtype: Any, max_length: int) -> Config:
+def _positions_and_dropout(config: Config, dtype: object, max_length: int) -> Config:
     sizes = {
         "hidden_dim": config["hidden_dim"],
         "num_heads": config["num_heads"],
@@ -115,7 +115,7 @@ def _positions_and_dropout(config: Config, dtype: Any, max_length: int) -> Confi
     }
 
 
-def _stacks(config: Config, dtype: Any) -> Config:
+def _stacks(config: Config, dtype: object) -> Config:
     encoder_layers, decoder_layers = family.depths(config)
     encoder_block = _block(config)
     decoder_block = {**encoder_block, "attention": config["decoder_attention"] or config["attention"]}
@@ -127,7 +127,7 @@ def _stacks(config: Config, dtype: Any) -> Config:
     }
 
 
-def _one_stack(config: Config, dtype: Any, max_length: int, is_decoder: bool) -> Config:
+def _one_stack(config: Config, dtype: object, max_length: int, is_decoder: bool) -> Config:
     """Positions, dropout, the only stack of a model, and the norm before it."""
     layers = _positions_and_dropout(config, dtype, max_length)
     stack = {"num_layers": config["num_layers"], "block": _block(config), "is_decoder": is_decoder, "has_memory": False}
@@ -153,13 +153,13 @@ class FamilyModel(ReplicatedFit):
 
     kind: str  # a key of `family.KINDS`
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         kind = family.kind_at(home_of(cls))
         if kind is not None:  # a user's own subclass has the kind of its base
             cls.kind = kind
 
-    def __init__(self, arguments: Config, **kwargs: Any):
+    def __init__(self, arguments: Config, **kwargs: object):
         if keras.config.floatx() in ("float16", "bfloat16"):
             raise ValueError(
                 "`keras.config.floatx()` must be 'float32' or 'float64', for positions would be counted in 16 bits: "
@@ -173,20 +173,20 @@ class FamilyModel(ReplicatedFit):
                 f"Received: dtype={self.dtype_policy.name!r}"
             )
 
-    def build(self, *_: Any) -> None:
+    def build(self, *_: object) -> None:
         """Does nothing: the constructor has built the layers."""
 
-    def summary(self, *args: Any, expand_nested: bool = True, **kwargs: Any) -> None:
+    def summary(self, *args: object, expand_nested: bool = True, **kwargs: object) -> None:
         """As in Keras, but it shows the blocks of the stacks unless `expand_nested=False`."""
         super().summary(*args, expand_nested=expand_nested, **kwargs)
 
     def export(
         self,
-        filepath: Any,
+        filepath: object,
         format: str = "tf_saved_model",
         verbose: bool | None = None,
-        input_signature: Any = None,
-        **kwargs: Any,
+        input_signature: object = None,
+        **kwargs: object,
     ) -> None:
         """As in Keras: writes what `call` computes. The artefact takes batches and lengths of any size.
 
@@ -210,14 +210,14 @@ class FamilyModel(ReplicatedFit):
             input_signature = [specs]
         super().export(filepath, format, verbose, input_signature, **kwargs)
 
-    def quantize(self, mode: Any = None, config: Any = None, **kwargs: Any) -> None:
+    def quantize(self, mode: object = None, config: object = None, **kwargs: object) -> None:
         """Raises ValueError: Keras quantizes the weights of its own layers alone."""
         raise ValueError(
             "`quantize` is for Keras's own layers, and would leave the model's weights as they are. Export int8 "
             f"instead, with `{command_line('export')} RUN --format onnx --precision int8`. Received: mode={mode!r}"
         )
 
-    def enable_lora(self, rank: int, *_: Any, **__: Any) -> None:
+    def enable_lora(self, rank: int, *_: object, **__: object) -> None:
         """Raises ValueError: the layers have no low-rank adapters."""
         raise ValueError(
             "`enable_lora` is not available: the model's layers have no low-rank adapters. Fine-tune all weights "
@@ -232,6 +232,6 @@ class FamilyModel(ReplicatedFit):
         return {**super().get_config(), **self.arguments()}
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     """A copy of an argument. Keras keeps lists and dictionaries as types of its own."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value

@@ -35,7 +35,7 @@ class HeadLayer(Layer):
         self,
         activation: str | Config | None = None,
         norm: str | Config | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         self.activation_config = activation
@@ -90,7 +90,7 @@ class Encoder(TokenModel):
         context_length: int = 256,
         num_labels: int | None = None,
         head_layer: bool = False,
-        **arguments: Any,
+        **arguments: object,
     ):
         super().__init__(vocabulary_size, context_length, num_labels=num_labels, head_layer=head_layer, **arguments)
         self.num_labels = num_labels
@@ -121,7 +121,7 @@ class Encoder(TokenModel):
         return inputs, keras.KerasTensor((None,), dtype="int32"), keras.KerasTensor((None,), dtype="float32")
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: Any) -> Config:
+    def make_layers(cls, config: Config, dtype: object) -> Config:
         parts = {"activation": config["activation"], "norm": config["norm"]} if config["num_labels"] is None else {}
         head_layer = HeadLayer(**parts, dtype=dtype) if config["head_layer"] else None
         return {**super().make_layers(config, dtype), "head_layer": head_layer}
@@ -179,7 +179,7 @@ class ImageClassifier(StackModel):
         image_size: int = 224,
         patch_size: int = 16,
         channels: int = 3,
-        **arguments: Any,
+        **arguments: object,
     ):
         layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
         sizes = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_labels": num_labels}
@@ -191,7 +191,7 @@ class ImageClassifier(StackModel):
             self.head.build((None, self.hidden_dim))
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: Any) -> Config:
+    def make_layers(cls, config: Config, dtype: object) -> Config:
         return make_layers_of_images(config, dtype)
 
     @property

@@ -28,7 +28,7 @@ def difference(model: Any) -> Difference | None:
     return difference_in_kind(model) or difference_in_parts(model, make_model(model_config(model)))
 
 
-def difference_in_kind(model: Any) -> Difference | None:
+def difference_in_kind(model: object) -> Difference | None:
     """The model's type if it is none of the family's, such as a subclass of `Transformer`; else None."""
     classes = [family.load(kind.home) for kind in family.KINDS.values()]
     if type(model) in classes:
@@ -37,7 +37,7 @@ def difference_in_kind(model: Any) -> Difference | None:
     return Difference("model", " or ".join(near or [one.__name__ for one in classes]), type(model).__name__)
 
 
-def difference_in_parts(model: Any, twin: Any) -> Difference | None:
+def difference_in_parts(model: object, twin: object) -> Difference | None:
     """The first part, or option of a part, in which two models differ; None if there is none.
 
     Args:

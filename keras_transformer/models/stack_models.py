@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from keras_transformer import ops
@@ -32,7 +30,7 @@ class StackModel(FamilyModel):
     norm: keras.layers.Layer | None
     stack: Stack
 
-    def __init__(self, arguments: Config, **kwargs: Any):
+    def __init__(self, arguments: Config, **kwargs: object):
         super().__init__(arguments, **kwargs)
         self.num_layers = self._config["num_layers"]
         self.hidden_dim = self._config["hidden_dim"]
@@ -46,7 +44,7 @@ class StackModel(FamilyModel):
         self.built = True
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: Any) -> Config:
+    def make_layers(cls, config: Config, dtype: object) -> Config:
         """The layers of the model by their names in it, see `assembly`."""
         raise NotImplementedError
 
@@ -100,7 +98,7 @@ class TokenModel(StackModel):
     embedding: TokenEmbedding
     output_embedding: TokenEmbedding
 
-    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: Any):
+    def __init__(self, vocabulary_size: int, context_length: int = 256, **arguments: object):
         layer_arguments = {name: arguments.pop(name) for name in ("name", "dtype", "trainable") if name in arguments}
         given = {"vocabulary_size": vocabulary_size, "context_length": context_length, **arguments}
         super().__init__(given, **layer_arguments)
@@ -116,7 +114,7 @@ class TokenModel(StackModel):
         return self.output_embedding.logits(self.states(inputs["ids"], training=training))
 
     @classmethod
-    def make_layers(cls, config: Config, dtype: Any) -> Config:
+    def make_layers(cls, config: Config, dtype: object) -> Config:
         return make_layers_of_one_stack(config, dtype, cls.is_decoder)
 
     def _build_vectors(self) -> None:

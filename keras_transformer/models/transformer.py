@@ -103,7 +103,7 @@ class Transformer(FamilyModel):
         activation: PartConfig = "relu", stack: PartConfig = "layers",
         attention_bias: bool = False, output_bias: bool = False, tied_output: bool = True,
         embedding_scale: float | None = None, embedding_norm: bool = False, num_control_ids: int = 4,
-        **kwargs: Any,
+        **kwargs: object,
     ):  # fmt: skip
         given = locals()
         super().__init__({name: given[name] for name in family.ARGUMENTS}, **kwargs)

@@ -199,7 +199,7 @@ def _draw_map(figure: Figure, axes: Any, values: Any, title: str, names: tuple[s
     figure.colorbar(image, ax=axes)
 
 
-def _array(tensor: Any) -> Any:
+def _array(tensor: object) -> Any:
     return keras.ops.convert_to_numpy(tensor)
 
 

@@ -179,7 +179,7 @@ class RowPlan(BatchPlan):
     def __init__(self, corpus: Any, token_budget: int, *arguments: Any, **options: Any):
         super().__init__(corpus, token_budget, *arguments, **options)
 
-    def row(self, corpus: Any, row: int, random: np.random.Generator) -> tuple[Any, Any]:
+    def row(self, corpus: object, row: int, random: np.random.Generator) -> tuple[Any, Any]:
         """The ids (S,) of a row of the corpus, and its labels, PAD where there is none; `random` is the batch's."""
         raise NotImplementedError
 

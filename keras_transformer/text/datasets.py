@@ -42,9 +42,9 @@ def datasets_from_files(
     token_budget: int = 4096,
     seed: int = 0,
     initial_epoch: int = 0,
-    strategy: Any = None,
+    strategy: object = None,
     cache: PathLike | None = None,
-    **plan_options: Any,
+    **plan_options: object,
 ) -> tuple[Dataset, Dataset]:
     """The datasets for training and validation, from parallel text (UTF-8 files, plain or .gz, one sentence a line):
 

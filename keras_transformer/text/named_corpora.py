@@ -176,7 +176,7 @@ class Wmt14:
         """Validation pairs."""
         return self._pairs(self._valid)
 
-    def _pairs(self, split: Any) -> Iterator[tuple[str, str]]:
+    def _pairs(self, split: object) -> Iterator[tuple[str, str]]:
         import tensorflow_datasets as tfds
 
         for example in tfds.as_numpy(split):

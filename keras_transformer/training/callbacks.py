@@ -162,7 +162,7 @@ class Interrupt(keras.callbacks.Callback):
         self.restore_handlers()
         raise Stopped(number, f"stopped and saved; go on with: {self.resume_command}")
 
-    def _receive(self, number: int, frame: Any) -> None:
+    def _receive(self, number: int, frame: object) -> None:
         if self.received is not None:
             raise KeyboardInterrupt
         say("finishing the step, then saving")

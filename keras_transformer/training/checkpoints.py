@@ -65,7 +65,7 @@ class Checkpoints:
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
-    def save(self, step: int, model: Any, progress: Mapping[str, Any], best_step: int | None = None) -> None:
+    def save(self, step: int, model: object, progress: Mapping[str, Any], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
@@ -240,7 +240,7 @@ def _arrays(variables: Mapping[str, Any]) -> Arrays:
     return {name: np.asarray(variable) for name, variable in variables.items()}
 
 
-def _json_array(value: Any) -> np.ndarray:
+def _json_array(value: object) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
@@ -254,7 +254,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         ) from error
 
 
-def _read_weights(path: Path, model: Any) -> Arrays:
+def _read_weights(path: Path, model: object) -> Arrays:
     """Reads the weights of a checkpoint, with their present names, in the order of the model."""
     return _read_arrays(path, weight_arrays(model))
 

@@ -29,7 +29,7 @@ SettingsClass = TypeVar("SettingsClass", bound=type)
 
 def flag(
     group: str,
-    default: Any,
+    default: object,
     help: str,
     check: Callable[[Any], bool] | None = None,
     expected: str = "",
@@ -38,7 +38,7 @@ def flag(
     is_inherited: bool = True,
     is_kept: bool = True,
     slot: str = "",
-    **options: Any,
+    **options: object,
 ) -> Any:
     """A setting with its flag.
 
@@ -65,7 +65,7 @@ def count(group: str, default: Any, help: str, least: int = 1, **facts: Any) -> 
     return flag(group, default, help, lambda x: least <= x <= 10**15, expected, type=int, metavar="N", **facts)
 
 
-def rate(group: str, default: Any, help: str) -> Any:
+def rate(group: str, default: object, help: str) -> Any:
     """A setting from 0 to 1, without 1."""
     expected = "a number of at least 0 and less than 1"
     return flag(group, default, help, lambda x: 0 <= x < 1, expected, type=float, metavar="X")
@@ -316,7 +316,7 @@ def check(settings: Settings) -> None:
     settings.check_together()
 
 
-def _check_value(setting: Field, value: Any) -> None:
+def _check_value(setting: Field, value: object) -> None:
     valid, choices = setting.metadata["check"], setting.metadata["options"].get("choices")
     if value is not None and valid is not None and not valid(value):
         raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
@@ -356,7 +356,7 @@ def _slot_of(settings: type[Any], name: str) -> str:
     return settings.__dataclass_fields__[name].metadata["slot"]
 
 
-def _parsed(settings: type[Any], name: str, value: Any) -> Any:
+def _parsed(settings: type[Any], name: str, value: object) -> Any:
     """The value of a setting; for a part its configuration."""
     slot = _slot_of(settings, name)
     return family.parse(value, slot, name) if slot and isinstance(value, str) else value

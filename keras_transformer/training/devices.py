@@ -202,7 +202,7 @@ def _found_by_chief(facts: Config, addresses: tuple[str, ...], end: float) -> li
         return answer
 
 
-def _differing(number: int, theirs: Any, facts: Config) -> str:
+def _differing(number: int, theirs: object, facts: Config) -> str:
     theirs = theirs if isinstance(theirs, dict) else {}
     names = [name for name in {**facts, **theirs} if theirs.get(name) != facts.get(name)]
     told = ", ".join(f"{name} {theirs.get(name)!s:.60} (the chief: {facts.get(name)!s:.60})" for name in names)
@@ -228,7 +228,7 @@ def _told_by_chief(message: Config, address: str, end: float) -> list[str]:
     return ["WorkerLost", f"the chief, {address}, did not come in time: start all workers together"]
 
 
-def _send(connection: socket.socket, message: Any) -> None:
+def _send(connection: socket.socket, message: object) -> None:
     connection.settimeout(MESSAGE_SECONDS)
     connection.sendall(json.dumps(message).encode() + b"\n")
 

@@ -152,7 +152,7 @@ def validation_pairs(run: Run) -> list[Pair]:
 
 
 def tokenized(
-    run: Run, cache: Path, valid_pairs: list[Pair], tokenizers: Tokenizers, keep_text: bool = False, **options: Any
+    run: Run, cache: Path, valid_pairs: list[Pair], tokenizers: Tokenizers, keep_text: bool = False, **options: object
 ) -> tuple[TokenizedCorpus, TokenizedCorpus]:
     """The pairs of training and of validation as ids, each tokenised once.
 
@@ -344,7 +344,7 @@ def record_vocabularies(run: Run, tokenizers: Tokenizers) -> None:
 
 
 def _tokenized(
-    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: Settings, **options: Any
+    folder: Path, pairs: Iterable[Pair], tokenizers: Tokenizers, settings: Settings, **options: object
 ) -> TokenizedCorpus:
     try:
         return TokenizedCorpus.open(folder)

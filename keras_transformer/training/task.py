@@ -46,24 +46,24 @@ class TaskModule(Protocol):
     SCORE: str
     UNIT: str
 
-    def corpus(self, settings: Any) -> Corpus[Any]:
+    def corpus(self, settings: object) -> Corpus[Any]:
         """The corpus that the settings name."""
 
     def prepare(self, run: Run, cache: Path, num_replicas: int) -> Any:
         """Prepares the data, see `Prepared`."""
 
-    def loss(self, settings: Any) -> keras.losses.Loss:
+    def loss(self, settings: object) -> keras.losses.Loss:
         """The loss."""
 
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics beside the loss."""
 
     def validation(
-        self, run: Run, data: Any, model: Any, progress: Progress, show: Callable[[int, str], None] | None
+        self, run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
     ) -> list[keras.callbacks.Callback]:
         """What happens after the validation of a round: samples, which `show` takes, and early stopping."""
 
-    def measured(self, run: Run, data: Any, model: Any) -> dict[str, float]:
+    def measured(self, run: Run, data: object, model: object) -> dict[str, float]:
         """What is measured on the model that a run ends with."""
 
 

@@ -82,7 +82,7 @@ class Watch(keras.callbacks.Callback):
         self.validated.append(time.monotonic())
 
 
-def tell_time(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: Any) -> bool:
+def tell_time(run: Run, data: Prepared, model: object, batches: object, valid_batches: object) -> bool:
     """Says how long a new run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
 
     What the timed steps change is put back.
@@ -140,7 +140,7 @@ def estimate(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: 
     )
 
 
-def _recording_seconds(run: Run, model: Any) -> float:
+def _recording_seconds(run: Run, model: object) -> float:
     """How long it takes to write a checkpoint and to draw the curves."""
     drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
     history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}

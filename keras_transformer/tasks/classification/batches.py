@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class LabelledPlan(BatchPlan):
 
     like = Batch({"ids": NO_IDS}, np.zeros(0, "int32"), np.zeros(0, "float32"))
 
-    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: Any, **options: Any):
+    def __init__(self, corpus: LabelledRows, token_budget: int, *arguments: object, **options: object):
         super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
 
     def batch(self, place: Place) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.errors import say, warn
 from keras_transformer.files import write_text
@@ -88,7 +88,7 @@ def metrics() -> list[keras.metrics.Metric]:
 
 
 def validation(
-    run: Run, data: Any, model: Any, progress: Progress, show: Callable[[int, str], None] | None
+    run: Run, data: object, model: object, progress: Progress, show: Callable[[int, str], None] | None
 ) -> list[keras.callbacks.Callback]:
     """Early stopping by the validation loss."""
     return [Loss(progress, run.settings.patience)]

@@ -144,7 +144,7 @@ class PairPlan(BatchPlan):
 
     like = Batch({"ids": NO_IDS}, NO_IDS, NO_IDS.astype("float32"))
 
-    def __init__(self, corpus: PairRows, token_budget: int, *arguments: Any, **options: Any):
+    def __init__(self, corpus: PairRows, token_budget: int, *arguments: object, **options: object):
         super().__init__(corpus, token_budget, *arguments, **options)  # type: ignore[arg-type]
 
     def batch(self, place: Place) -> Batch:

@@ -72,7 +72,7 @@ class Answering(Continuation):
     is_one_line = True
     closing = SEPARATOR
 
-    def ids_of(self, pieces: Any) -> Tensor:
+    def ids_of(self, pieces: object) -> Tensor:
         return with_end(pieces)
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:

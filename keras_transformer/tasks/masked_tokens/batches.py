@@ -37,7 +37,9 @@ class MaskedPlan(RowPlan):
         arguments: see `BatchPlan`.
     """
 
-    def __init__(self, corpus: MaskedRows, pieces: tuple[int, int], token_budget: int, *arguments: Any, **options: Any):
+    def __init__(
+        self, corpus: MaskedRows, pieces: tuple[int, int], token_budget: int, *arguments: object, **options: object
+    ):
         super().__init__(corpus, token_budget, *arguments, **options)
         self.pieces = pieces
 

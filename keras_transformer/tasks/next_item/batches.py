@@ -58,9 +58,9 @@ class HistoryPlan(RowPlan):
         histories: Sequence[Sequence[int]],
         context_length: int,
         token_budget: int,
-        *arguments: Any,
+        *arguments: object,
         tells_last: bool = False,
-        **options: Any,
+        **options: object,
     ):
         lengths = np.array([len(history) for history in histories if history], "int64")
         if not len(lengths):

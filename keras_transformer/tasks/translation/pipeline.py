@@ -154,12 +154,12 @@ class Translator(Pipeline):
         return written[0] if isinstance(lines, str) else written
 
     def n_best(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: Any
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, **options: object
     ) -> list[list[Hypothesis]]:
         """`stream` as a list, with the fields of `SearchOptions` as keyword arguments."""
         return list(self.stream(lines, self.search_options(**options), prefixes))
 
-    def search_options(self, **given: Any) -> SearchOptions:
+    def search_options(self, **given: object) -> SearchOptions:
         """`SearchOptions` with the model's own options where none are given, or None is.
 
         Raises:

@@ -42,7 +42,7 @@ class Translation(Searching):
 
     ids_outputs, text_outputs = {"target_ids": IDS, "score": SCORE}, {"translation": TEXT, "score": SCORE}
 
-    def ids_of(self, pieces: Any) -> Tensor:
+    def ids_of(self, pieces: object) -> Tensor:
         return with_end(pieces)
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
