@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_transformer.decoding.pipelines import Pipeline
 from keras_transformer.decoding.search_options import Decoding as Decoding
@@ -22,6 +22,9 @@ from keras_transformer.run_folder import read_config
 from keras_transformer.tasks import TASKS, task_named, task_of
 from keras_transformer.text.tokenizer import Tokenizer, plain
 from keras_transformer.version import __version__
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 # (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
@@ -44,7 +47,7 @@ class TrainedRun:
     name: str = ""
 
     @property
-    def model(self) -> Any:
+    def model(self) -> FamilyModel:
         """The model, in float32; of several runs an `Ensemble`."""
         return self.pipeline.exported_model
 
@@ -165,7 +168,7 @@ def unwritable(format: str, precision: str, found: Difference) -> Unwritable:
     )
 
 
-def model_of_precision(model: Any, precision: str) -> Any:
+def model_of_precision(model: FamilyModel, precision: str) -> FamilyModel:
     """For float32 the model itself; for float16 a copy that computes in half, except for softmax, norms and search."""
     if precision == "float32":
         return model

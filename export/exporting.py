@@ -9,6 +9,7 @@ from pathlib import Path
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import write_folder_whole
+from keras_transformer.models.base import FamilyModel
 from keras_transformer.text.lines import read_lines
 
 from .artefacts import Decoding, TrainedRun, import_optional, open_run, require_own_parts, require_precision
@@ -110,7 +111,7 @@ def planned(formats: Sequence[str], precisions: Sequence[str]) -> list[tuple[str
     return plan
 
 
-def check_parts(model: object, plan: Sequence[tuple[str, str]]) -> None:
+def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
     """Raises RequestError if a format of the plan cannot write a part of the model."""
     for format, precision in plan:
         if format == "onnx":

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import ops
@@ -28,6 +28,9 @@ from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
 from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts, require_precision, stem
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
@@ -122,7 +125,7 @@ def _misread(tokenizer: Tokenizer) -> str:
     return ""
 
 
-def _with_int8_embeddings(model: Any) -> Any:
+def _with_int8_embeddings(model: FamilyModel) -> Any:
     require_own_parts(model, "tflite", "int8")
     twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor  # late, as `--help` counts nothing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer import family
 from keras_transformer.errors import load_tensorflow
@@ -96,7 +96,7 @@ def auto_row(num_pairs: int) -> int:
     return max(least for least in AUTO_ROWS if least <= num_pairs)
 
 
-def make_model(config: Config, dtype: str = "float32") -> Any:
+def make_model(config: Config, dtype: str = "float32") -> FamilyModel:
     """The model that a configuration describes.
 
     Args:

@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_transformer import family, run_config
 from keras_transformer.errors import RequestError, command_line, warn
@@ -36,6 +36,7 @@ from keras_transformer.run_config import writer as writer
 from keras_transformer.tasks import TASKS, task_named, task_of
 
 if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.transformer import Transformer
     from keras_transformer.text.tokenizer import Tokenizer
 
@@ -167,7 +168,7 @@ def save_model(run: RunFolder, model: Transformer) -> None:
         model.save(aside)
 
 
-def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None) -> Any:
+def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None) -> FamilyModel:
     """Makes the run's model in float32 from `config.json`, and loads the weights in `model.keras`.
 
     It does not read the configuration in `model.keras`. From an untrusted file it reads only arrays whose names and
@@ -247,7 +248,9 @@ def read_tokenizers(folder: RunFolder, source_size: int | None, target_size: int
     return source, target
 
 
-def write_run(path: Path, task: str, model: Any, sections: Config, write_files: Callable[[RunFolder], None]) -> None:
+def write_run(
+    path: Path, task: str, model: FamilyModel, sections: Config, write_files: Callable[[RunFolder], None]
+) -> None:
     """Writes a run folder, whole or not at all.
 
     Args:
@@ -292,7 +295,7 @@ def check_place(path: Path, overwrite: bool) -> None:
         check_writable(written)
 
 
-def twin_of(model: Any) -> Any:
+def twin_of(model: FamilyModel) -> FamilyModel:
     """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
 
     Raises:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from .graph import TEXT, Model, ValueInfo, write_model
 from .recorded import Recorded
 from .recorder import Recorder, Unrecordable, model_of, recorder_of
 from .text_graph import detokenized, tokenized
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 SOURCE = ValueInfo("source_ids", np.int32, ["batch", "source"])
 LIMIT = ValueInfo("limit", np.int32, ["batch"])
@@ -47,7 +50,7 @@ def encoder_model(run: TrainedRun, precision: str) -> Model:
         return model_of(r, [SOURCE], [*outputs, (LIMIT, limits_of(ids, None))])
 
 
-def memory_infos(model: Any, precision: str) -> list[ValueInfo]:
+def memory_infos(model: FamilyModel, precision: str) -> list[ValueInfo]:
     """The keys of all layers (batch, heads, key_dim, source), then the values (batch, heads, source, key_dim)."""
     heads = [block.cross_attention.num_groups for block in model.decoder_stack.blocks_in_order()]
     dtype, size = recorder_of(model, precision).compute_dtype, model.key_dim
@@ -95,7 +98,7 @@ def step_model(run: TrainedRun, precision: str) -> Model:
         return model_of(r, [TOKENS, INDEX, *(pasts[path] for path in in_order(pasts)), *memories], outputs)
 
 
-def _memory_inputs(r: Recorder, model: object, precision: str) -> tuple[list[ValueInfo], Config]:
+def _memory_inputs(r: Recorder, model: FamilyModel, precision: str) -> tuple[list[ValueInfo], Config]:
     """The inputs that the encoder gives, and the part of the model's cache that they make."""
     infos = memory_infos(model, precision)
     values, bias = [r.input(info) for info in infos], r.input(BIAS)
@@ -192,7 +195,7 @@ def write_graph(run: TrainedRun, path: Path, name: str, decoding: Decoding, prec
     return write_model(path, model, run.metadata(decoding, precision))
 
 
-def require_recordable(model: Any) -> None:
+def require_recordable(model: FamilyModel) -> None:
     """Raises Unrecordable, which names the layer, unless a recorder takes the calls of all layers.
 
     Models with layers from outside this package are recorded once, to see it.
@@ -211,7 +214,7 @@ def require_recordable(model: Any) -> None:
             _record_once(member)
 
 
-def _record_once(model: Any) -> None:
+def _record_once(model: FamilyModel) -> None:
     run: Any = SimpleNamespace(model=model)
     if hasattr(model, "encode"):
         encoder_model(run, "float32")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -25,12 +25,15 @@ from .recorded import PRECISION, Precision, Recorded, Size, all_same, holds_reco
 from .shapes import part
 from .ways import FORMS_OF_KERAS, WAYS
 
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
+
 
 class Unrecordable(Unwritable):
     """A model computes something that has no form in ONNX here."""
 
 
-def recorder_of(model: Any, precision: str) -> Recorder:
+def recorder_of(model: FamilyModel, precision: str) -> Recorder:
     """A recorder for a model, with tables of all its positions."""
     members = members_of(model)
     if hasattr(model, "max_source_length"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
@@ -19,6 +19,9 @@ from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.ops import Tensor
 from keras_transformer.text.tokenizer import PAD
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class Start(NamedTuple):
     num_read: Tensor | None  # (B,) how much of a beginning is read, and not emitted: a language model reads its prompt
 
 
-def start_of(model: Any, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
+def start_of(model: FamilyModel, source_ids: Tensor, prefix_ids: Tensor, num_beams: int) -> Start:
     """The start over source ids (B, S) with beginnings (B, L) and K beams; a language model has no source."""
     max_length = ops.shape(prefix_ids)[1]
     if not hasattr(model, "encode"):

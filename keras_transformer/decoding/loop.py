@@ -8,12 +8,15 @@ output, P the longest prefix.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from keras_transformer import ops
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD, START
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 # {"beams": nest of tensors (B, K, ...), "sentences": nest of tensors (B, ...)}. When beams change places, what is under
 # "beams" moves with them; what is under "sentences" stays.
@@ -173,7 +176,7 @@ class Prompted:
         prompt_ids: (B, P), padded with 0.
     """
 
-    def __init__(self, model: Any, prompt_ids: Tensor):
+    def __init__(self, model: FamilyModel, prompt_ids: Tensor):
         self.model = model
         self.prompt_ids = prompt_ids
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_
 from keras_transformer.tasks import TASKS, task_of
 from keras_transformer.text.lines import string_of
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, LINE_BREAK, SPACE, START, UNKNOWN, Tokenizer
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 
 class Tokens(NamedTuple):
@@ -108,7 +111,7 @@ class Attention(NamedTuple):
 
 
 def translation_attention(
-    model: object, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
+    model: FamilyModel, source: Ids, target: Ids, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Attention]:
     """The attentions of a translator for a source and its translation in pieces, see `Translator.attention`."""
     encoded, read, written = [*source, END], [START, *target], [*target, END]
@@ -122,14 +125,14 @@ def translation_attention(
     )
 
 
-def text_attention(model: object, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
+def text_attention(model: FamilyModel, ids: Ids, tokenizer: Tokenizer) -> dict[str, Attention]:
     """The attention of a model of one stack for a text in pieces."""
     tokens = Tokens.of_pieces(tokenizer.pieces(ids))
     return attention_of(model, {"ids": padded([ids])}, {"self": (tokens, tokens)})
 
 
 def attention_of(
-    model: Any, inputs: Mapping[str, np.ndarray], tokens: Mapping[str, tuple[Tokens, Tokens]]
+    model: FamilyModel, inputs: Mapping[str, np.ndarray], tokens: Mapping[str, tuple[Tokens, Tokens]]
 ) -> dict[str, Attention]:
     """The attentions of a model for one text.
 
@@ -206,7 +209,7 @@ class Pipeline:
         raise NotImplementedError
 
     @property
-    def exported_model(self) -> Any:
+    def exported_model(self) -> FamilyModel:
         """The model that artefacts are made of."""
         return self.model
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from keras_transformer import ops
 from keras_transformer.decoding.answers import Searched, Seen
@@ -23,6 +23,9 @@ from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 
 def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
@@ -127,7 +130,9 @@ class Signature:
     ids_outputs: ClassVar[dict[str, Output]]  # what the file that takes ids gives
     text_outputs: ClassVar[dict[str, Output]]
 
-    def __init__(self, pipeline: Any, model: Any, decoding: Decoding | None = None, index_dtype: str | None = None):
+    def __init__(
+        self, pipeline: Any, model: FamilyModel, decoding: Decoding | None = None, index_dtype: str | None = None
+    ):
         self.pipeline = pipeline
         self.model = model
         self.decoding = decoding or Decoding.of(pipeline)
@@ -196,7 +201,7 @@ class Signature:
         return Texts(long_texts(line, most, lambda text: len(tokenizer.encode([text])[0])), odd_texts(tokenizer), kept)
 
     @classmethod
-    def most_read(cls, model: Any) -> int:
+    def most_read(cls, model: FamilyModel) -> int:
         """The most pieces of a text that a model reads."""
         return model.context_length - 2
 

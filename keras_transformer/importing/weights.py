@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from keras_transformer.importing.tensors import TensorFile, open_safetensors, op
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.tasks import task_named
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 TRANSPOSED = (1, 0)  # of a kernel that has outputs before inputs
 FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
@@ -80,7 +83,7 @@ class Weights:
                 f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
             )
 
-    def assign_to(self, model: object) -> None:
+    def assign_to(self, model: FamilyModel) -> None:
         """Sets the weights of our model."""
         for weight in self.table:
             variable = variable_at(model, weight.ours)
@@ -174,7 +177,7 @@ def open_weights(folder: ModelFolder) -> TensorFile:
     raise RequestError(f"expected weights, {' or '.join(FILES)}; found neither in {folder.path}: download them too")
 
 
-def variable_at(model: Any, path: str) -> Any:
+def variable_at(model: FamilyModel, path: str) -> Any:
     """The variable at a path of attributes."""
     for name in path.split("."):
         model = model[int(name)] if name.isdecimal() else getattr(model, name)
@@ -205,7 +208,7 @@ class Imported(NamedTuple):
         """The task that the model was trained for, a key of `tasks.TASKS`."""
         return task_named(None, self.config.get("kind", family.DEFAULT_KIND), {"labels"} if self.labels else ())
 
-    def model(self) -> Any:
+    def model(self) -> FamilyModel:
         """The model, with its weights."""
         model = make_model(self.config)
         self.weights.assign_to(model)

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
 from keras_transformer.training.devices import num_workers
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 MAX_PROGRESS_BYTES = 100_000
 # In each file. Version 0.1 wrote no format, and its order of weights had the final norms of both stacks last.
@@ -65,7 +68,7 @@ class Checkpoints:
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
-    def save(self, step: int, model: object, progress: Mapping[str, Any], best_step: int | None = None) -> None:
+    def save(self, step: int, model: FamilyModel, progress: Mapping[str, Any], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
@@ -80,7 +83,7 @@ class Checkpoints:
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: Any, like: Mapping[str, Any]) -> Config | None:
+    def restore(self, model: FamilyModel, like: Mapping[str, Any]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
         If a checkpoint is damaged, a warning names it, and the one before it is restored.
@@ -115,7 +118,7 @@ class Checkpoints:
             raise JobError(f"no checkpoint in {self.folder} is whole: start again with --overwrite")
         return None
 
-    def mean(self, steps: Iterable[int], model: Any) -> list[np.ndarray]:
+    def mean(self, steps: Iterable[int], model: FamilyModel) -> list[np.ndarray]:
         """The mean of the weights at `steps`, in the order of the model's trainable variables.
 
         Raises:
@@ -187,7 +190,7 @@ def average(run: str | Path, last: int) -> list[int]:
 
 
 @contextmanager
-def unchanged(model: Any) -> Iterator[None]:
+def unchanged(model: FamilyModel) -> Iterator[None]:
     """Puts back what training changes within: weights, seeds, optimizer and metrics of a compiled model."""
     variables = [*model.trainable_variables, *_state_variables(model).values()]
     values = [np.array(variable) for variable in variables]
@@ -196,26 +199,26 @@ def unchanged(model: Any) -> Iterator[None]:
         variable.assign(value)
 
 
-def present_weights(model: Any) -> list[np.ndarray]:
+def present_weights(model: FamilyModel) -> list[np.ndarray]:
     """The weights to validate with: their moving average if the optimizer keeps one."""
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     variables = optimizer._model_variables_moving_average if optimizer.use_ema else model.trainable_variables
     return [np.asarray(variable) for variable in variables]
 
 
-def set_weights(model: Any, weights: Iterable[np.ndarray]) -> None:
+def set_weights(model: FamilyModel, weights: Iterable[np.ndarray]) -> None:
     """Puts weights into the model's trainable variables, in their order."""
     for variable, value in zip(model.trainable_variables, weights, strict=True):
         variable.assign(value)
 
 
-def write_model(run: RunFolder, config: Config, model: Any, origin: Config) -> None:
+def write_model(run: RunFolder, config: Config, model: FamilyModel, origin: Config) -> None:
     """Writes `model.keras`, and the origin of its weights to `config.json`."""
     save_model(run, model)
     write_config(run, {**config, "weights": origin})
 
 
-def weight_arrays(model: Any) -> Arrays:
+def weight_arrays(model: FamilyModel) -> Arrays:
     """The trainable weights by name. The names depend on the configuration of the model alone."""
     return _arrays(_weight_names(model.trainable_variables))
 
@@ -224,7 +227,7 @@ def _weight_names(variables: Iterable[Any]) -> Config:
     return {f"{i:04d}-{v.name}": v for i, v in enumerate(variables)}
 
 
-def _state_variables(model: Any) -> Config:
+def _state_variables(model: FamilyModel) -> Config:
     """All that training changes beside the weights: dropout seeds, optimizer (with its moving average), metrics.
 
     With several workers the metrics are left out: each worker has counted a part, and the chief saves alone. The counts
@@ -254,7 +257,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         ) from error
 
 
-def _read_weights(path: Path, model: object) -> Arrays:
+def _read_weights(path: Path, model: FamilyModel) -> Arrays:
     """Reads the weights of a checkpoint, with their present names, in the order of the model."""
     return _read_arrays(path, weight_arrays(model))
 

@@ -118,7 +118,7 @@ def _has_checkpoint(run: Run) -> bool:
     return run.is_resumed and bool(Checkpoints(run.folder.checkpoints).whole_steps())
 
 
-def _begin(run: Run, model: Any) -> None:
+def _begin(run: Run, model: FamilyModel) -> None:
     """Gives a model what it begins with, besides random weights."""
 
     settings = run.settings

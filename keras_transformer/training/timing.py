@@ -8,7 +8,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -24,6 +24,9 @@ from keras_transformer.training.records import clock
 from keras_transformer.training.request import warn_of_a_long_warm_up
 from keras_transformer.training.stored_settings import fitting_warm_up
 from keras_transformer.training.task import Prepared, Run
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 MOST_STEPS, LEAST_STEPS, MOST_SECONDS = 12, 2, 20.0  # that are timed, after the first, which traces the graph
 SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as the run
@@ -82,7 +85,7 @@ class Watch(keras.callbacks.Callback):
         self.validated.append(time.monotonic())
 
 
-def tell_time(run: Run, data: Prepared, model: object, batches: object, valid_batches: object) -> bool:
+def tell_time(run: Run, data: Prepared, model: FamilyModel, batches: object, valid_batches: object) -> bool:
     """Says how long a new run will take. With `--hours` it sets the steps that fit, in the run and in its folder.
 
     What the timed steps change is put back.
@@ -117,7 +120,7 @@ def tell_time(run: Run, data: Prepared, model: object, batches: object, valid_ba
     return run.settings.warmup_steps != before.warmup_steps
 
 
-def estimate(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: Any) -> Estimate:
+def estimate(run: Run, data: Prepared, model: FamilyModel, batches: Any, valid_batches: Any) -> Estimate:
     """Times the first steps, some batches of validation, and a checkpoint; see `tell_time`."""
     settings, task, watch = run.settings, run.task, Watch()
     with unchanged(model):
@@ -140,7 +143,7 @@ def estimate(run: Run, data: Prepared, model: Any, batches: Any, valid_batches: 
     )
 
 
-def _recording_seconds(run: Run, model: object) -> float:
+def _recording_seconds(run: Run, model: FamilyModel) -> float:
     """How long it takes to write a checkpoint and to draw the curves."""
     drawn = ("loss", "val_loss", "perplexity", "val_perplexity", "accuracy", "val_accuracy", "learning_rate")
     history = {"step": [1.0, 2.0], **dict.fromkeys(drawn, [1.0, 2.0])}

@@ -34,6 +34,7 @@ from keras_transformer.training.task import Run
 if TYPE_CHECKING:
     import keras
 
+    from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import LanguageModel
     from keras_transformer.training.callbacks import Progress
 
@@ -121,7 +122,7 @@ def measured(run: Run, data: Prose | Pairs, model: LanguageModel) -> dict[str, f
     return {"val_loss": mean_loss(model, data.valid_plan)}
 
 
-def mean_loss(model: Any, plan: Plan) -> float:
+def mean_loss(model: FamilyModel, plan: Plan) -> float:
     """The mean cross entropy of a plan's first epoch by a model of tokens, in nats a label."""
     computations, log_prob, count = CompiledComputations(model), 0.0, 0
     for _, batch in islice(plan.iterate(), plan.num_batches(0)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.next_item.corpus import Items
 from keras_transformer.tasks.next_item.pipeline import Recommender
 from keras_transformer.text.tokenizer import PAD, START
+
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
 
 SEED = 1  # of made histories
 
@@ -79,7 +82,7 @@ class Recommending(Signature):
         return folder.items
 
 
-def num_listed(model: Any) -> int:
+def num_listed(model: FamilyModel) -> int:
     """How many items a model of histories lists."""
     return min(NUM_ITEMS, model.vocabulary_size - model.num_control_ids)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.lines import read_lines
 from keras_transformer.text.tokenizer import END
 
+if TYPE_CHECKING:
+    from keras_transformer.models.base import FamilyModel
+
 
 class Translation(Searching):
     """A translator: source ids → target ids and their score."""
@@ -49,7 +52,7 @@ class Translation(Searching):
         return translate_ids(self.model, ids, decoding, self.index_dtype)
 
     @classmethod
-    def most_read(cls, model: Any) -> int:
+    def most_read(cls, model: FamilyModel) -> int:
         return model.max_source_length
 
     @classmethod
