@@ -80,4 +80,6 @@ __all__ = [
     "load_recognizer", "load_recommender", "register_part",
 ]  # fmt: skip
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_keras=("Option", "Tokenizer", "Translator", "load"))
+    __getattr__, __dir__ = lazy_names(
+        __name__, _HOMES, without_keras=("Option", "Tokenizer", "Translator", "load", "plots")
+    )

@@ -1,5 +1,6 @@
 """The documents say what is there: links and anchors, commands and their flags, versions."""
 
+import ast
 import re
 import shlex
 import tomllib
@@ -131,6 +132,20 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
         message for title in re.findall(r"^\*\*(.*?)\*\*", page, re.MULTILINE) for message in title.split("`")[1::2]
     ]
     assert len(messages) > 12 and not [message for message in messages if message not in code]
+
+
+def test_the_walk_through_the_source_names_functions_and_lines_that_are_there():
+    page = (ROOT / "docs/read_this_first.md").read_text(encoding="utf-8")
+    stops = re.findall(r"^\d+\. `([\w/]+\.py)`, `(\w+)`:\s+`([^`]+)`", page, re.MULTILINE)
+    assert len(stops) == len(re.findall(r"^\d+\. ", page, re.MULTILINE)) > 20
+    for file, name, line in stops:
+        source = (ROOT / "keras_transformer" / file).read_text(encoding="utf-8")
+        functions = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == name]
+        assert any(line in (ast.get_source_segment(source, function) or "") for function in functions), (
+            file,
+            name,
+            line,
+        )
 
 
 def test_there_is_one_version():

@@ -12,8 +12,8 @@ from keras_transformer import family
 from keras_transformer.models import Encoder, ImageClassifier, Transformer
 from keras_transformer.options import parameters_of
 from keras_transformer.tasks import TASKS
-from keras_transformer.training.common_settings import model_settings, resolve
 from keras_transformer.training.flags import parser
+from keras_transformer.training.resolution import model_arguments, model_settings, resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [(slot, name) for slot, parts in family.ALL_SLOTS.items() for name in parts]
@@ -174,10 +174,10 @@ def test_a_flag_becomes_an_argument():
     flags = ["--positions", "learned:offset=2", "--norm", "layer:epsilon=1e-3", "--decoder-layers", "1"]
     flags += ["--attention-bias", "--no-tied-output", "--embedding-scale", "2", "--residual", "pre_norm"]
     settings = resolve(vars(parser().parse_args(flags)), {})
-    config = family.complete({**settings.model_arguments(), **SMALLEST})
+    config = family.complete({**model_arguments(settings), **SMALLEST})
     assert (settings.positions, settings.norm) == ("learned:offset=2", "layer:epsilon=0.001")
     assert config == {
-        **family.complete({**resolve({}, {}).model_arguments(), **SMALLEST}),
+        **family.complete({**model_arguments(resolve({}, {})), **SMALLEST}),
         "positions": {"name": "learned", "offset": 2, "separate": False},
         "norm": {"name": "layer", "epsilon": 0.001},
         "decoder_layers": 1,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import keras
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 
+from keras_transformer import ops
 from keras_transformer.errors import warn
 from keras_transformer.options import Config
 
@@ -200,7 +200,7 @@ def _draw_map(figure: Figure, axes: Any, values: Any, title: str, names: tuple[s
 
 
 def _array(tensor: object) -> Any:
-    return keras.ops.convert_to_numpy(tensor)
+    return ops.convert_to_numpy(tensor)
 
 
 POINTS = 400  # of a curve

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
+from keras_transformer.making import PRESETS
 from keras_transformer.options import Config, Option
 from keras_transformer.options import flag_of as flag_of
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
@@ -178,20 +177,6 @@ class Settings:
         """The corpus's name: the named one, or "files" for the user's own."""
         return self.dataset if self.dataset and not any(getattr(self, own) for own in own_data(self)) else "files"
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
-        rate = min(step**-0.5, step * self.warmup_steps**-1.5)
-        return self.learning_rate_factor * self.hidden_dim**-0.5 * rate
-
-    def model_arguments(self) -> Config:
-        """The arguments of the model, with complete dictionaries for its parts.
-
-        Raises:
-            RequestError: a part is unknown, or an option of a part.
-        """
-        with told_as_flags():
-            return {name: _parsed(type(self), name, getattr(self, name)) for name in model_settings(type(self))}
-
     def as_dict(self) -> Config:
         """The settings that config.json keeps."""
         kept = {setting.name for setting in fields(self) if setting.metadata["is_kept"]}
@@ -252,126 +237,3 @@ def _fields_of(settings: Any) -> tuple[Field, ...]:
 def own_data(settings: Any) -> dict[str, str]:
     """The settings that name the user's own data, and what that is."""
     return {one.name: one.metadata["own"] for one in fields(settings) if one.metadata["own"]}
-
-
-def model_settings(settings: type[Any]) -> list[str]:
-    """The settings of a task that are arguments of its model."""
-    return [one.name for one in fields(settings) if one.name in family.KINDS[settings.kind].arguments]
-
-
-def settings_of(task: str) -> type[Any]:
-    """The class of a task's settings.
-
-    Raises:
-        RequestError: there is no such task.
-    """
-    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
-        raise RequestError(f"--task must be one of {', '.join(TASKS)}; received: {task!s:.60}")
-    return TASKS[task].settings
-
-
-def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_pairs: int = 0) -> Any:
-    """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
-
-    Args:
-        given: the flags; None for a flag that was not given.
-        recipe: the settings that the corpus brings.
-        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given, which then is
-            `tiny`.
-        num_pairs: of training, by which the preset `auto` goes.
-
-    Returns:
-        Those of the task that `given` names, or `inherited`.
-
-    Raises:
-        RequestError: a value is out of its bounds, or two values exclude each other.
-    """
-    is_new, inherited = inherited is None, inherited or {}
-    cls = settings_of(given.get("task") or inherited.get("task", DEFAULT_TASK))
-    known = {setting.name: setting for setting in fields(cls)}
-    given = as_given(given, cls)
-    cls.check_given(given)
-    preset = given.get("preset", known["preset"].default if is_new else "tiny")
-    _check_value(known["preset"], preset)
-    usual: Config = {}
-    if preset != AUTO:
-        usual = PRESETS[preset]
-    elif "steps" not in recipe:  # a recipe that says how long to train is whole
-        usual = AUTO_ROWS[auto_row(num_pairs)]
-    usual = {name: value for name, value in usual.items() if name in known} | {"preset": preset, **cls.defaults}
-    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
-    below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
-    settings = cls(**{**below, **own_text, **recipe, **given})
-    settings = settings.settled()
-    check(settings)
-    return settings
-
-
-def check(settings: Settings) -> None:
-    """Raises RequestError unless a run can have these settings."""
-    for setting in fields(settings):
-        _check_value(setting, getattr(settings, setting.name))
-    with told_as_flags():
-        family.complete(settings.model_arguments(), settings.kind)
-    settings.check_together()
-
-
-def _check_value(setting: Field, value: object) -> None:
-    valid, choices = setting.metadata["check"], setting.metadata["options"].get("choices")
-    if value is not None and valid is not None and not valid(value):
-        raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
-    if value is not None and choices is not None and value not in choices:
-        raise RequestError(f"{flag_of(setting.name)} must be one of {', '.join(choices)}; received: {value}")
-
-
-def as_given(given: Config, settings: type[Any]) -> Config:
-    """The flags that were given, with parts spelled as config.json spells them.
-
-    Raises:
-        RequestError: the task has no such setting, or a part is unknown.
-    """
-    given = {name: value for name, value in given.items() if value is not None}
-    known = {setting.name: setting for setting in fields(settings)}
-    if unknown := [name for name in given if name not in known]:
-        flag, task = flag_of(unknown[0]), known["task"].default
-        owners = owners_of(flag)
-        raise RequestError(foreign(flag, owners, str(task)) if owners else f"there is no flag {flag}")
-    parts = [name for name in given if known[name].metadata["slot"]]
-    with told_as_flags():
-        return given | {name: spelled(settings, name, _parsed(settings, name, given[name])) for name in parts}
-
-
-def owners_of(flag: str) -> list[str]:
-    """The tasks that have a flag."""
-    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
-
-
-def foreign(flag: str, owners: list[str], task: str) -> str:
-    """That a flag is of other tasks than the one that is asked for."""
-    return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}"
-
-
-def _slot_of(settings: type[Any], name: str) -> str:
-    return settings.__dataclass_fields__[name].metadata["slot"]
-
-
-def _parsed(settings: type[Any], name: str, value: object) -> Any:
-    """The value of a setting; for a part its configuration."""
-    slot = _slot_of(settings, name)
-    return family.parse(value, slot, name) if slot and isinstance(value, str) else value
-
-
-def spelled(settings: type[Any], name: str, value: Any) -> Any:
-    """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
-    slot = _slot_of(settings, name)
-    return family.spelled(value, slot) if slot and value is not None else value
-
-
-@contextmanager
-def told_as_flags() -> Iterator[None]:
-    """Tells an error of the family in the words of a command line."""
-    try:
-        yield
-    except family.Fault as error:
-        raise RequestError(error.in_flags()) from error

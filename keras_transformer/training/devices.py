@@ -13,11 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.lazy import tf
 from keras_transformer.options import Config
+
+if TYPE_CHECKING:
+    from keras_transformer.training.common_settings import Settings
 
 
 class Devices(NamedTuple):
@@ -48,6 +51,26 @@ def parse_devices(text: str) -> Devices:
         "`devices` must be `auto`, `cpu`, `cpu:N` for N replicas on the processor, or GPU numbers such as `0,1`. "
         f"Received: {text!r}"
     )
+
+
+@contextmanager
+def started(settings: Settings, facts: Config) -> Iterator[tf.distribute.Strategy]:
+    """Starts the devices, seeds all random numbers, meets the other workers, and yields the strategy to train under.
+
+    Args:
+        settings: `devices`, `threads` and `seed`.
+        facts: what all workers must have the same, see `meet`.
+
+    Raises:
+        RequestError: a GPU is not there, or a worker differs from the chief.
+        WorkerLost: another worker did not come, or was lost within.
+    """
+    configure(settings.devices, settings.threads)
+    say(describe_devices(settings.devices))
+    seed(settings.seed)
+    meet(facts)
+    with lost_workers():
+        yield strategy(settings.devices)
 
 
 def configure(devices: str = "auto", threads: int = 0, deterministic: bool = True) -> None:

@@ -18,7 +18,8 @@ from keras_transformer.making import PRESETS
 from keras_transformer.options import Config
 from keras_transformer.own_parts import FLAG, HELP
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
-from keras_transformer.training.common_settings import GROUPS, flag_of, foreign, owners_of, settings_of
+from keras_transformer.training.common_settings import GROUPS, flag_of
+from keras_transformer.training.resolution import foreign, owners_of, settings_of
 from keras_transformer.version import __version__
 
 # What other toolkits call some flags.

@@ -9,7 +9,6 @@ from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
-from keras_transformer.files import check_writable
 from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
@@ -19,17 +18,20 @@ from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import Settings, as_given, flag_of, own_data, resolve, settings_of
-from keras_transformer.training.stored_settings import (
+from keras_transformer.training.common_settings import Settings, flag_of, own_data
+from keras_transformer.training.resolution import (
     describe_inheritance,
-    fine_tuned,
-    fitting_warm_up,
-    inherited_from,
+    model_arguments,
+    resolve,
     resumed,
+    settings_of,
+    settled,
+    warn_of_a_long_warm_up,
+    warn_of_settings_that_cannot_pay,
 )
 from keras_transformer.training.task import Run
 from keras_transformer.training.text_settings import TextSettings
-from keras_transformer.training.workspace import check_apart, check_free, locked, restore_replaced
+from keras_transformer.training.workspace import begun_folder, free_folder
 
 
 def open_run(given: Config) -> Run | None:
@@ -57,35 +59,12 @@ def open_run(given: Config) -> Run | None:
 
 def _new_run(given: Config) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
-    task = given.get("task") or (inherited_from(parent["settings"]).get("task") if parent else None) or DEFAULT_TASK
-    given = as_given(given, settings_of(task))
-    usual = resolve(given, {}, parent and {"task": task})
-    corpus = _corpus(usual)
-    if parent is None:
-        settings = resolve(given, corpus.recipe, num_pairs=corpus.num_pairs)
-    else:
-        settings = fine_tuned(given, corpus.recipe, parent, corpus.num_pairs)
+    given, settings, corpus = settled(given, parent, _corpus)
     is_chief = _check_devices(settings)
-    check_apart(settings)
-    if parent is not None:
-        check_model(RunFolder(given["init_from"]))
     _check_vocabulary_files(settings)
-    folder = RunFolder(settings.folder)
-    if is_chief and (settings.overwrite or not folder.is_run()):
-        with locked(folder.path):
-            restore_replaced(folder)
-    # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
-    check_free(folder, settings.overwrite)
+    folder = free_folder(settings, is_chief)
     if is_chief:
-        check_writable(folder.path, "choose another folder with --out")
-        if parent is not None:
-            say(describe_inheritance(given, corpus.recipe, settings))
-        if given.get("preset", AUTO) != AUTO:
-            _say_what_the_recipe_overrides(given, corpus, settings)
-        elif parent is None:
-            _say_what_auto_takes(corpus, settings)
-        warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
-        _warn_of_settings_that_cannot_pay(settings)
+        _tell(given, corpus, settings)
     config = {
         "model": _model_config(settings, parent),
         "settings": settings.as_dict(),
@@ -105,15 +84,7 @@ def _check_vocabulary_files(settings: Settings) -> None:
 
 
 def _resumed_run(given: Config) -> Run | None:
-    folder = RunFolder(_folder_to_resume(given))
-    if devices.worker_index() == 0:
-        with locked(folder.path):
-            if not folder.is_run():
-                restore_replaced(folder)
-    if not folder.is_run():
-        raise RequestError(
-            f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
-        )
+    folder = begun_folder(_folder_to_resume(given), devices.worker_index() == 0)
     config = read_config(folder)
     settings = replace(resumed(config["settings"], given, writer(config)), out=str(folder.path))
     if is_finished(config, settings.steps) and _has_model(folder):
@@ -127,7 +98,7 @@ def _resumed_run(given: Config) -> Run | None:
             "run with --out"
         )
     if is_chief:
-        _warn_of_settings_that_cannot_pay(settings)
+        warn_of_settings_that_cannot_pay(settings)
     config["settings"] = settings.as_dict()
     return Run(settings, folder, corpus, config, is_chief, is_resumed=True)
 
@@ -182,6 +153,38 @@ def _corpus(settings: Settings) -> Corpus[Any]:
     return TASKS[settings.task].module("training").corpus(settings)
 
 
+def _model_config(settings: Settings, parent: Config | None) -> Config:
+    config = model_arguments(settings)
+    if isinstance(settings, TextSettings) and settings.tokenizer:
+        config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
+    if settings.has_two_vocabularies:
+        config["source_vocabulary_size"] = config["vocabulary_size"]
+    if parent is not None:
+        inherited = ("source_vocabulary_size", "num_control_ids")
+        config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
+    return {"kind": settings.kind, **family.complete(config, settings.kind)}
+
+
+def _corpus_config(corpus: Corpus[Any]) -> Config:
+    return {
+        "name": corpus.name,
+        "identity": corpus.identity,
+        "source_language": corpus.source_language,
+        "target_language": corpus.target_language,
+    }
+
+
+def _tell(given: Config, corpus: Corpus[Any], settings: Settings) -> None:
+    if settings.init_from:
+        say(describe_inheritance(given, corpus.recipe, settings))
+    if given.get("preset", AUTO) != AUTO:
+        _say_what_the_recipe_overrides(given, corpus, settings)
+    elif not settings.init_from:
+        _say_what_auto_takes(corpus, settings)
+    warn_of_a_long_warm_up(settings)  # a run that is resumed keeps its own
+    warn_of_settings_that_cannot_pay(settings)
+
+
 def _say_what_the_recipe_overrides(given: Config, corpus: Corpus[Any], settings: Settings) -> None:
     asked = resolve(given, {})
     won = [name for name, value in corpus.recipe.items() if getattr(settings, name) == value != getattr(asked, name)]
@@ -200,40 +203,3 @@ def _say_what_auto_takes(corpus: Corpus[Any], settings: Settings) -> None:
         f"vocabulary {settings.vocabulary_size:,}, {settings.steps:,} steps (its choice from "
         f"{auto_row(corpus.num_pairs):,} pairs on; a flag wins)"
     )
-
-
-def warn_of_a_long_warm_up(settings: Settings) -> None:
-    """Warns if the learning rate still rises when the run ends."""
-    if settings.hours is None and settings.warmup_steps > settings.steps:  # with hours the steps are not known yet
-        fitting = fitting_warm_up(settings, settings.learning_rate(settings.warmup_steps), shortens=True)
-        flags = " ".join(f"{flag_of(name)} {value}" for name, value in fitting.items())
-        warn(
-            f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
-            f"{settings.steps}; a shorter warm-up to the same learning rate: {flags}"
-        )
-
-
-def _warn_of_settings_that_cannot_pay(settings: Settings) -> None:
-    if settings.xla and getattr(settings, "static_shapes", None) == 0:
-        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
-
-
-def _model_config(settings: Settings, parent: Config | None) -> Config:
-    config = settings.model_arguments()
-    if isinstance(settings, TextSettings) and settings.tokenizer:
-        config["vocabulary_size"] = Tokenizer.load(settings.tokenizer).vocabulary_size
-    if settings.has_two_vocabularies:
-        config["source_vocabulary_size"] = config["vocabulary_size"]
-    if parent is not None:
-        inherited = ("source_vocabulary_size", "num_control_ids")
-        config |= {name: parent["model"][name] for name in inherited if name in parent["model"]}
-    return {"kind": settings.kind, **family.complete(config, settings.kind)}
-
-
-def _corpus_config(corpus: Corpus[Any]) -> Config:
-    return {
-        "name": corpus.name,
-        "identity": corpus.identity,
-        "source_language": corpus.source_language,
-        "target_language": corpus.target_language,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from keras_transformer.errors import load_tensorflow, say
+from keras_transformer.errors import load_tensorflow
 from keras_transformer.options import Config
 
 load_tensorflow()
@@ -36,12 +36,7 @@ def train(given: Config) -> None:
     run = open_run(given)
     if run is None:
         return
-    devices.configure(run.settings.devices, run.settings.threads)
-    say(devices.describe_devices(run.settings.devices))
-    devices.seed(run.settings.seed)
-    devices.meet(shared_facts(run))
-    with devices.lost_workers():
-        strategy = devices.strategy(run.settings.devices)
+    with devices.started(run.settings, shared_facts(run)) as strategy:
         _train(run, strategy)
 
 

@@ -6,7 +6,6 @@ import math
 import shlex
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,10 +18,9 @@ from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import write_config
 from keras_transformer.text.feeding import Place, Plan
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.common_settings import Settings, flag_of
+from keras_transformer.training.common_settings import flag_of
 from keras_transformer.training.records import clock
-from keras_transformer.training.request import warn_of_a_long_warm_up
-from keras_transformer.training.stored_settings import fitting_warm_up
+from keras_transformer.training.resolution import with_steps
 from keras_transformer.training.task import Prepared, Run
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ def tell_time(run: Run, data: Prepared, model: FamilyModel, batches: object, val
         return False
     found = estimate(run, data, model, batches, valid_batches)
     if before.hours is not None:
-        run.settings = settings = _fitting(before, found.steps_within(before.hours * 3600), run.given)
+        run.settings = settings = with_steps(before, found.steps_within(before.hours * 3600), run.given)
         run.config["settings"] = settings.as_dict()
         write_config(run.folder, run.config)
     steps = run.settings.steps
@@ -186,18 +184,6 @@ def _as_words(given: Config) -> list[str]:
 
 def _is_asked_for(run: Run) -> bool:
     return bool({"steps", "hours", "preset"} & run.given.keys()) or "steps" in run.corpus.recipe
-
-
-def _fitting(settings: Settings, steps: int, given: Config) -> Settings:
-    """The settings with so many steps, and where the user did not give a warm-up with one that fits."""
-    settings = replace(settings, steps=steps, hours=None)
-    if settings.warmup_steps > steps:
-        if "warmup_steps" in given:
-            warn_of_a_long_warm_up(settings)
-        else:
-            peak = settings.learning_rate(settings.warmup_steps)
-            settings = replace(settings, **fitting_warm_up(settings, peak, shortens=True))
-    return settings
 
 
 def _positions(plan: Plan, place: Place) -> int:

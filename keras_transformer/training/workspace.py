@@ -12,11 +12,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_transformer.errors import RequestError, say
-from keras_transformer.run_folder import RunFolder, read_config, write_config
+from keras_transformer.files import check_writable
+from keras_transformer.run_folder import RunFolder, check_model, read_config, write_config
 from keras_transformer.training.common_settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from keras_transformer.training.task import Run
+
+
+def free_folder(settings: Settings, is_chief: bool) -> RunFolder:
+    """The folder of a new run, which may be written. A run that a killed process had set aside there comes back.
+
+    Raises:
+        RequestError: the folder holds something else, or what the run reads; or the model that it begins with is
+            damaged.
+    """
+    check_apart(settings)
+    if settings.init_from:
+        check_model(RunFolder(settings.init_from))
+    folder = RunFolder(settings.folder)
+    if is_chief and (settings.overwrite or not folder.is_run()):
+        with locked(folder.path):
+            restore_replaced(folder)
+    # Each worker looks: the chief writes after all have met, and would not come to meet them if it alone refused.
+    check_free(folder, settings.overwrite)
+    if is_chief:
+        check_writable(folder.path, "choose another folder with --out")
+    return folder
+
+
+def begun_folder(path: Path, is_chief: bool) -> RunFolder:
+    """The folder of a run that goes on. A run that a killed process had set aside there comes back.
+
+    Raises:
+        RequestError: there is no run.
+    """
+    folder = RunFolder(path)
+    if is_chief:
+        with locked(folder.path):
+            if not folder.is_run():
+                restore_replaced(folder)
+    if not folder.is_run():
+        raise RequestError(
+            f"--resume: there is no run in {str(folder.path)!r}: check --out, or leave out --resume to begin one"
+        )
+    return folder
 
 
 def check_apart(settings: Settings) -> None:

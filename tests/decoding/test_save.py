@@ -17,6 +17,7 @@ from keras_transformer.models.transformer import Transformer
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.text.tokenizer import Tokenizer
+from keras_transformer.training.resolution import learning_rate
 from keras_transformer.training.run import compiled_model, open_run
 from tests.tiny_corpus import write_corpus
 from tests.tiny_text import lines
@@ -85,7 +86,7 @@ def test_training_begins_with_it_and_does_not_resume_it(fitted, saved, tmp_path,
         assert run.config["model"] == {**model_config(fitted.model), "dropout": dropout}
         assert run.config["settings"]["positions"] == "learned:offset=2" and run.settings.dropout == dropout
         assert f"fine-tuning {saved}: {flags['steps']} steps with a warm-up of {warmup}" in capsys.readouterr().err
-        assert run.settings.learning_rate(warmup) == pytest.approx(5e-5, rel=0.01)
+        assert learning_rate(run.settings, warmup) == pytest.approx(5e-5, rel=0.01)
     assert run is not None and have_same_weights(fitted.model, compiled_model(run))
     assert train.main(["--resume", "--out", str(saved)]) == 2
     assert "--resume: this run was imported or saved from Python: fine-tune it with" in capsys.readouterr().err

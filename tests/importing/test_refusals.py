@@ -18,7 +18,7 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"model_type": "roberta"}, "an architecture among .*marian.*; received 'roberta'"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "'auto_map' asks for code"),
         ({"normalize_before": True}, "'normalize_before': expected False alone; received: True"),
-        ({"activation_function": "tanh"}, "'activation_function': expected one of swish, .*; received: 'tanh'"),
+        ({"activation_function": "tanh"}, "'activation_function': expected one of gelu, .*; received: 'tanh'"),
         ({"quantization_config": {}}, "'quantization_config': expected only options that this importer knows"),
         ({"encoder_layers": 3}, "model.encoder.layers.2.self_attn.q_proj.weight .* received none"),
         ({"encoder_layers": 1}, "received 'model.encoder.layers.1.fc1.bias' too"),

@@ -13,7 +13,6 @@ import pytest
 
 from keras_transformer.bleu import bleu
 from keras_transformer.errors import JobError, Stopped
-from keras_transformer.plots import pictures
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.training import callbacks
 from keras_transformer.training import records as progress_line
@@ -161,7 +160,7 @@ def test_a_record_that_cannot_be_written_is_named_and_no_part_of_it_is_left(tmp_
         raise OSError(28, "No space left on device")
 
     run = RunFolder(tmp_path)
-    monkeypatch.setattr(pictures, "learning_curves", lambda history: SimpleNamespace(savefig=full))
+    monkeypatch.setattr(progress_line, "learning_curves", lambda history: SimpleNamespace(savefig=full))
     with pytest.raises(OSError, match="No space left") as raised:
         rounds_of(Records(run, Progress(step=1)), {"loss": 3.0})
     assert raised.value.filename == str(run.curves)

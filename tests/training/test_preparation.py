@@ -14,8 +14,7 @@ from keras_transformer.run_folder import read_config
 from keras_transformer.text.cleaning import REASONS
 from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 from keras_transformer.training import preparation
-from keras_transformer.training.common_settings import resolve
-from keras_transformer.training.stored_settings import inherited_from
+from keras_transformer.training.resolution import inherited_from, resolve
 from tests.golden.cases import write_lines
 from tests.tiny_corpus import tiny_flags, write_corpus
 from tests.tiny_text import lines as words

@@ -22,9 +22,15 @@ from keras_transformer.tasks.language_modelling import corpus as prose
 from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
-from keras_transformer.training.common_settings import check, resolve
 from keras_transformer.training.request import open_run
-from keras_transformer.training.stored_settings import fitting_warm_up, inherited_from, resumed
+from keras_transformer.training.resolution import (
+    check,
+    fitting_warm_up,
+    inherited_from,
+    learning_rate,
+    resolve,
+    resumed,
+)
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
 from tests.tiny_corpus import write_corpus
@@ -204,7 +210,7 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent
     assert {name for name in before if before[name] != child[name]} <= own
     assert run.config["model"]["max_source_length"] == 24
     assert (child["sampling"], child["dropout"], child["steps"], child["warmup_steps"]) == (0.3, 0.2, 40, 4)
-    peak, ended = run.settings.learning_rate(4), float(InverseSquareRootDecay(16, 100, 0.5)(1199))
+    peak, ended = learning_rate(run.settings, 4), float(InverseSquareRootDecay(16, 100, 0.5)(1199))
     assert peak == pytest.approx(ended, rel=0.01)
     line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith(f"fine-tuning {parent}: "))
     assert f"40 steps with a warm-up of 4, up to a learning rate of {peak:.2g} (--learning-rate-factor" in line
@@ -218,7 +224,7 @@ def test_fine_tuning_inherits_the_settings_of_the_run_that_it_begins_with(parent
 
 def test_the_learning_rate_of_fine_tuning_rises_to_where_the_other_run_ended():
     for steps in (900, 100):  # past its warm-up, and within it
-        ended = Settings(hidden_dim=64, steps=steps, warmup_steps=200, learning_rate_factor=0.7).learning_rate(steps)
+        ended = learning_rate(Settings(hidden_dim=64, steps=steps, warmup_steps=200, learning_rate_factor=0.7), steps)
         assert ended == pytest.approx(float(InverseSquareRootDecay(64, 200, 0.7)(steps - 1)))
         for wanted, fits in ((5, True), (200, False)):
             fitting = fitting_warm_up(Settings(hidden_dim=64, steps=59, warmup_steps=200), ended, fits)
@@ -258,7 +264,7 @@ def test_a_warm_up_that_exceeds_the_steps_is_warned_of(parent, opened, capsys):
         assert told.startswith(warning)
         ((warmup, factor),) = re.findall(r"--warmup-steps (\d+) --learning-rate-factor (\S+)$", told)
         advised = opened(given, steps=9, warmup_steps=int(warmup), learning_rate_factor=float(factor)).settings
-        assert advised.learning_rate(int(warmup)) == pytest.approx(settings.learning_rate(10), rel=0.01)
+        assert learning_rate(advised, int(warmup)) == pytest.approx(learning_rate(settings, 10), rel=0.01)
         opened(given, steps=10)
         assert "warning" not in capsys.readouterr().err
 

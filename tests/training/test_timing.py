@@ -14,6 +14,7 @@ from keras_transformer.tasks.translation.settings import Settings
 from keras_transformer.text.feeding import Place
 from keras_transformer.training import timing
 from keras_transformer.training.flags import parser
+from keras_transformer.training.resolution import learning_rate, with_steps
 from keras_transformer.training.timing import Estimate
 from tests.tiny_corpus import tiny_flags
 from tests.training.runs import assert_same_end, trained
@@ -40,11 +41,11 @@ def test_hours_set_the_steps_and_a_seed_still_fixes_the_run(tmp_path, monkeypatc
 
 def test_a_warm_up_that_was_given_stays_and_is_warned_of(capsys):
     settings = Settings(warmup_steps=20, steps=100, hours=1.0)
-    assert timing._fitting(settings, 10, {"warmup_steps": 20}).warmup_steps == 20
+    assert with_steps(settings, 10, {"warmup_steps": 20}).warmup_steps == 20
     assert "still rising" in capsys.readouterr().err
-    fitted = timing._fitting(settings, 10, {})
+    fitted = with_steps(settings, 10, {})
     assert (fitted.steps, fitted.warmup_steps, fitted.hours) == (10, 1, None)
-    assert fitted.learning_rate(1) == pytest.approx(settings.learning_rate(20), rel=0.01)
+    assert learning_rate(fitted, 1) == pytest.approx(learning_rate(settings, 20), rel=0.01)
 
 
 def test_the_steps_within_a_time_are_the_most_that_it_holds():

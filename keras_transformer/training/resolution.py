@@ -1,0 +1,388 @@
+"""From flags to the settings of a run: a new one, one that fine-tunes another, and one that goes on.
+
+A flag wins over the recipe of the corpus, the recipe over the run that is fine-tuned, this over the preset, and the
+preset over the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import Field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from keras_transformer import family
+from keras_transformer.errors import RequestError, warn
+from keras_transformer.making import AUTO, AUTO_ROWS, PRESETS, auto_row
+from keras_transformer.options import Config
+from keras_transformer.tasks import DEFAULT_TASK, TASKS
+from keras_transformer.training.common_settings import Settings, flag_of, own_data
+
+if TYPE_CHECKING:
+    from keras_transformer.text.corpora import Corpus
+
+# A run that is fine-tuned keeps the parent's sizes, except for these.
+NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
+# The peak of the learning rate where nobody knows how the parent was trained, as of an imported model: the default of
+# Hugging Face's trainer. From 2e-5 to 1e-4 is usual.
+USUAL_PEAK = 5e-5
+
+
+def settled(
+    given: Config, parent: Config | None, corpus_of: Callable[[Settings], Corpus[Any]]
+) -> tuple[Config, Settings, Corpus[Any]]:
+    """The settings of a new run, which need what the corpus brings, and the corpus.
+
+    Args:
+        given: the flags; None for a flag that was not given.
+        parent: the configuration of the run that is fine-tuned; None for a run that begins with random weights.
+        corpus_of: the corpus that settings name.
+
+    Returns:
+        The flags that were given, the settings, and the corpus.
+
+    Raises:
+        RequestError: see `resolve` and `fine_tuned`.
+    """
+    inherited = inherited_from(parent["settings"]) if parent else {}
+    task = given.get("task") or inherited.get("task") or DEFAULT_TASK
+    given = as_given(given, settings_of(task))
+    corpus = corpus_of(resolve(given, {}, {"task": task} if parent else None))
+    if parent is None:
+        return given, resolve(given, corpus.recipe, num_pairs=corpus.num_pairs), corpus
+    return given, fine_tuned(given, corpus.recipe, parent, corpus.num_pairs), corpus
+
+
+def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_pairs: int = 0) -> Any:
+    """The settings: flags win over the recipe, the recipe over the preset, the preset over the defaults.
+
+    Args:
+        given: the flags; None for a flag that was not given.
+        recipe: the settings that the corpus brings.
+        inherited: the settings of a run that is fine-tuned; they win over a preset that was not given, which then is
+            `tiny`.
+        num_pairs: of training, by which the preset `auto` goes.
+
+    Returns:
+        Those of the task that `given` names, or `inherited`.
+
+    Raises:
+        RequestError: a value is out of its bounds, or two values exclude each other.
+    """
+    is_new, inherited = inherited is None, inherited or {}
+    cls = settings_of(given.get("task") or inherited.get("task", DEFAULT_TASK))
+    known = {setting.name: setting for setting in fields(cls)}
+    given = as_given(given, cls)
+    cls.check_given(given)
+    preset = given.get("preset", known["preset"].default if is_new else "tiny")
+    _check_value(known["preset"], preset)
+    usual: Config = {}
+    if preset != AUTO:
+        usual = PRESETS[preset]
+    elif "steps" not in recipe:  # a recipe that says how long to train is whole
+        usual = AUTO_ROWS[auto_row(num_pairs)]
+    usual = {name: value for name, value in usual.items() if name in known} | {"preset": preset, **cls.defaults}
+    own_text: Config = {"dataset": None} if own_data(cls).keys() & given.keys() else {}
+    below = {**inherited, **usual} if "preset" in given else {**usual, **inherited}
+    settings = cls(**{**below, **own_text, **recipe, **given})
+    settings = settings.settled()
+    check(settings)
+    return settings
+
+
+def as_given(given: Config, settings: type[Any]) -> Config:
+    """The flags that were given, with parts spelled as config.json spells them.
+
+    Raises:
+        RequestError: the task has no such setting, or a part is unknown.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {setting.name: setting for setting in fields(settings)}
+    if unknown := [name for name in given if name not in known]:
+        flag, task = flag_of(unknown[0]), known["task"].default
+        owners = owners_of(flag)
+        raise RequestError(foreign(flag, owners, str(task)) if owners else f"there is no flag {flag}")
+    parts = [name for name in given if known[name].metadata["slot"]]
+    with told_as_flags():
+        return given | {name: spelled(settings, name, _parsed(settings, name, given[name])) for name in parts}
+
+
+def check(settings: Settings) -> None:
+    """Raises RequestError unless a run can have these settings."""
+    for setting in fields(settings):
+        _check_value(setting, getattr(settings, setting.name))
+    with told_as_flags():
+        family.complete(model_arguments(settings), settings.kind)
+    settings.check_together()
+
+
+def _check_value(setting: Field, value: object) -> None:
+    valid, choices = setting.metadata["check"], setting.metadata["options"].get("choices")
+    if value is not None and valid is not None and not valid(value):
+        raise RequestError(f"{flag_of(setting.name)} must be {setting.metadata['expected']}; received: {value}")
+    if value is not None and choices is not None and value not in choices:
+        raise RequestError(f"{flag_of(setting.name)} must be one of {', '.join(choices)}; received: {value}")
+
+
+def resumed(stored: Config, given: Config, version: str = "unknown") -> Any:
+    """The settings of a run that goes on: those that it began with, and perhaps more steps.
+
+    Args:
+        stored: the settings in config.json.
+        given: the flags.
+        version: the version that wrote config.json.
+
+    Raises:
+        RequestError: a flag contradicts a stored setting, or a stored setting is damaged or unknown.
+    """
+    if not stored:
+        raise RequestError("--resume: this run was imported or saved from Python: fine-tune it with --init-from")
+    cls = settings_of(stored.get("task", DEFAULT_TASK))
+    kept = {setting.name: setting for setting in fields(cls) if setting.metadata["is_kept"]}
+    names = kept.keys()
+    if unknown := sorted(stored.keys() - names):
+        raise RequestError(
+            f"--resume: version {version} of keras-transformer wrote the run, with a setting that this version does "
+            f"not know, {unknown[0]}: install that version"
+        )
+    check_types(stored, cls)
+    # An older version knew fewer settings; its vocabularies have their own normalization.
+    defaults = {name: None if name == "normalization" else setting.default for name, setting in kept.items()}
+    stored = {**defaults, **stored}
+    given = as_given(given, cls)
+    for name in sorted(names & given.keys()):
+        may_change = name == "data_dir" or (name == "steps" and given[name] > stored[name])
+        if given[name] != stored[name] and not may_change:
+            raise RequestError(
+                f"--resume: {flag_of(name)} was {stored[name]} when the run began; received: {given[name]}; "
+                "leave it out, or start another run with --out"
+            )
+    settings = cls(**{**stored, **given})
+    check(settings)
+    return settings
+
+
+def check_types(stored: Config, settings: type[Any]) -> None:
+    """Raises RequestError for a setting that no flag could have given: config.json was edited, or is damaged."""
+    for setting in fields(settings):
+        if not setting.metadata["is_kept"] or setting.name not in stored:
+            continue
+        value = stored[setting.name]
+        # Of the user's own text, and of a vocabulary that the run did not learn.
+        may_be_none = setting.default is None or setting.name in ("dataset", "normalization")
+        if not (may_be_none if value is None else _may_be_given(setting, value)):
+            raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
+
+
+def _may_be_given(setting: Field, value: Any) -> bool:
+    options, holds = setting.metadata["options"], setting.metadata["check"]
+    kind = bool if "action" in options else options.get("type", str)
+    kinds = (kind,) if kind in (bool, int, str) else (int, float)
+    values = value if isinstance(value, list) and not isinstance(kind, type) else [value]  # a number, or several
+    of_kind = all(type(one) in kinds for one in values) and value in options.get("choices", [value])
+    return of_kind and (kind is not str or _is_argument(value)) and (holds is None or holds(value))
+
+
+def _is_argument(text: str) -> bool:
+    """Whether a command line can hold the text."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0) -> Any:
+    """The settings of a run that fine-tunes another.
+
+    The sizes are the parent's. A flag wins over the recipe of the corpus, the recipe over the parent's settings, these
+    over the preset.
+
+    Args:
+        given: the flags that were given.
+        recipe: what the corpus brings.
+        parent: the configuration of the run that is fine-tuned.
+        num_pairs: of training, for `--preset auto`.
+
+    Raises:
+        RequestError: a flag asks for another size than the parent's, or the settings are wrong.
+    """
+    task = given.get("task") or parent["settings"].get("task", DEFAULT_TASK)
+    if task not in [*TASKS] or TASKS[task].kind != parent["model"]["kind"]:
+        raise RequestError(f"--init-from: that run holds a {parent['model']['kind']}; received --task {task}")
+    cls = TASKS[task].settings
+    sizes = _sizes_of(parent["model"], cls)
+    for name, size in sizes.items():
+        if name in given and given[name] != size:
+            flag = flag_of(name)
+            raise RequestError(f"--init-from: that run has {flag} {size}; received: {given[name]}; leave {flag} out")
+    stored, model = inherited_from(parent["settings"]), parent["model"]
+    # A run that was imported, or saved from a notebook, does not tell how it was trained, but for its model.
+    inherited = stored or {name: model[name] for name in ("dropout", "attention_dropout") if name in model}
+    settings = resolve({**given, **sizes}, recipe, inherited, num_pairs)
+    asked = {*given, *sizes}
+    if stored and "steps" not in given:  # The recipe's warm-up is for the recipe's steps.
+        asked |= recipe.keys()
+    peak = USUAL_PEAK
+    if stored:
+        parent_settings = cls(**{**stored, "hidden_dim": settings.hidden_dim})
+        peak = learning_rate(parent_settings, parent_settings.steps)
+    fitting = fitting_warm_up(settings, peak, shortens="warmup_steps" not in asked)
+    return replace(settings, **{name: value for name, value in fitting.items() if name not in asked})
+
+
+def _sizes_of(model: Config, settings: type[Any]) -> Config:
+    names = {setting.name for setting in fields(settings)}
+    sizes = {name: spelled(settings, name, model[name]) for name in _fixed_by_parent(settings)}
+    if "vocabulary_size" in names and "vocabulary_size" in model:
+        sizes["vocabulary_size"] = model["vocabulary_size"]
+    if "separate_vocabularies" in names:
+        sizes["separate_vocabularies"] = model.get("source_vocabulary_size") is not None
+    return sizes
+
+
+def _fixed_by_parent(settings: type[Any]) -> list[str]:
+    """The settings of the model that a run which is fine-tuned hands on."""
+    return [name for name in model_settings(settings) if name not in NOT_FIXED]
+
+
+def inherited_from(stored: Config) -> Config:
+    """What a run hands on to a run that fine-tunes it, from the settings in its `config.json`.
+
+    Raises:
+        RequestError: a setting has a value that no flag could have given.
+    """
+    if not stored:
+        return {}
+    settings = settings_of(stored.get("task", DEFAULT_TASK))
+    known = {setting.name: setting for setting in fields(settings) if setting.name in stored}
+    check_types({name: stored[name] for name in known}, settings)
+    return {name: stored[name] for name, setting in known.items() if setting.metadata["is_inherited"]}
+
+
+def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> Config:
+    """A warm-up of a tenth of the steps.
+
+    Args:
+        settings: of the run.
+        peak: the learning rate to rise to.
+        shortens: whether the warm-up may change; if not, the learning rate alone is fitted.
+
+    Returns:
+        `warmup_steps` and `learning_rate_factor`.
+    """
+    warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if shortens else settings.warmup_steps
+    usual = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
+    return {"warmup_steps": warmup, "learning_rate_factor": float(f"{peak / usual:.3g}")}
+
+
+def describe_inheritance(given: Config, recipe: Config, settings: Settings) -> str:
+    """One line for people: the learning rate, and which settings the parent changed."""
+    usual = resolve(given, recipe, {"task": settings.task}).as_dict()
+    own = {*_fixed_by_parent(type(settings)), "preset", "vocabulary_size", "separate_vocabularies"}
+    own |= {setting.name for setting in fields(settings) if not setting.metadata["is_inherited"]}
+    own |= {"warmup_steps", "learning_rate_factor"}  # the line begins with them
+    kept = [f"{name} {value}" for name, value in settings.as_dict().items() if name not in own and value != usual[name]]
+    highest = learning_rate(settings, min(settings.warmup_steps, settings.steps))
+    return (
+        f"fine-tuning {settings.init_from}: {settings.steps} steps with a warm-up of {settings.warmup_steps}, up to a "
+        f"learning rate of {highest:.2g} (--learning-rate-factor {settings.learning_rate_factor:.3g}); from that run, "
+        f"besides its sizes: {', '.join(kept) or 'nothing'}; a flag wins"
+    )
+
+
+def with_steps(settings: Settings, steps: int, given: Config) -> Settings:
+    """The settings with so many steps, and where the user did not give a warm-up with one that fits."""
+    settings = replace(settings, steps=steps, hours=None)
+    if settings.warmup_steps > steps:
+        if "warmup_steps" in given:
+            warn_of_a_long_warm_up(settings)
+        else:
+            peak = learning_rate(settings, settings.warmup_steps)
+            settings = replace(settings, **fitting_warm_up(settings, peak, shortens=True))
+    return settings
+
+
+def warn_of_a_long_warm_up(settings: Settings) -> None:
+    """Warns if the learning rate still rises when the run ends."""
+    if settings.hours is None and settings.warmup_steps > settings.steps:  # with hours the steps are not known yet
+        fitting = fitting_warm_up(settings, learning_rate(settings, settings.warmup_steps), shortens=True)
+        flags = " ".join(f"{flag_of(name)} {value}" for name, value in fitting.items())
+        warn(
+            f"the learning rate is still rising when the run ends: --warmup-steps is {settings.warmup_steps}, --steps "
+            f"{settings.steps}; a shorter warm-up to the same learning rate: {flags}"
+        )
+
+
+def warn_of_settings_that_cannot_pay(settings: Settings) -> None:
+    """Warns of a setting that only costs time without another."""
+    if settings.xla and getattr(settings, "static_shapes", None) == 0:
+        warn("--xla compiles anew for every shape of a batch: give --static-shapes too, such as --static-shapes 8")
+
+
+def settings_of(task: str) -> type[Any]:
+    """The class of a task's settings.
+
+    Raises:
+        RequestError: there is no such task.
+    """
+    if task not in [*TASKS]:  # a list, because an unhashable name cannot be looked up in a dictionary
+        raise RequestError(f"--task must be one of {', '.join(TASKS)}; received: {task!s:.60}")
+    return TASKS[task].settings
+
+
+def owners_of(flag: str) -> list[str]:
+    """The tasks that have a flag."""
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    return [task for task, its in TASKS.items() if any(one.name == name for one in fields(its.settings))]
+
+
+def foreign(flag: str, owners: list[str], task: str) -> str:
+    """That a flag is of other tasks than the one that is asked for."""
+    return f"{flag} belongs to --task {' or '.join(owners)}; received --task {task}"
+
+
+def model_settings(settings: type[Any]) -> list[str]:
+    """The settings of a task that are arguments of its model."""
+    return [one.name for one in fields(settings) if one.name in family.KINDS[settings.kind].arguments]
+
+
+def model_arguments(settings: Settings) -> Config:
+    """The arguments of a model, with complete dictionaries for its parts.
+
+    Raises:
+        RequestError: a part is unknown, or an option of a part.
+    """
+    with told_as_flags():
+        return {name: _parsed(type(settings), name, getattr(settings, name)) for name in model_settings(type(settings))}
+
+
+def _slot_of(settings: type[Any], name: str) -> str:
+    return settings.__dataclass_fields__[name].metadata["slot"]
+
+
+def _parsed(settings: type[Any], name: str, value: object) -> Any:
+    """The value of a setting; for a part its configuration."""
+    slot = _slot_of(settings, name)
+    return family.parse(value, slot, name) if slot and isinstance(value, str) else value
+
+
+def spelled(settings: type[Any], name: str, value: Any) -> Any:
+    """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
+    slot = _slot_of(settings, name)
+    return family.spelled(value, slot) if slot and value is not None else value
+
+
+@contextmanager
+def told_as_flags() -> Iterator[None]:
+    """Tells an error of the family in the words of a command line."""
+    try:
+        yield
+    except family.Fault as error:
+        raise RequestError(error.in_flags()) from error
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """The learning rate at a step, counted from 1 (paper, equation 3). `schedules` has it for training."""
+    rate = min(step**-0.5, step * settings.warmup_steps**-1.5)
+    return settings.learning_rate_factor * settings.hidden_dim**-0.5 * rate
