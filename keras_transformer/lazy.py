@@ -4,7 +4,8 @@ names of a package."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -56,3 +57,12 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def computed_after(tensors: Sequence[Any]) -> AbstractContextManager:
+    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
+    import keras
+
+    if keras.config.backend() != "tensorflow":
+        return nullcontext()
+    return tf.control_dependencies(tensors)

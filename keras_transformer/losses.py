@@ -16,8 +16,8 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention_ops import real_labels
+from keras_transformer.lazy import computed_after
 from keras_transformer.ops import Tensor
-from keras_transformer.ordering import computed_after
 
 __all__ = ["SmoothedCrossEntropy"]
 

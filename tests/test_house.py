@@ -41,7 +41,7 @@ keras_transformer.layers keras_transformer.optimizers keras_transformer.schedule
 keras_transformer.own_parts
 keras_transformer.family
 keras_transformer.slots keras_transformer.files keras_transformer.bleu keras_transformer.auxiliary_losses
-keras_transformer.export_folder keras_transformer.ordering keras_transformer.tasks
+keras_transformer.export_folder keras_transformer.tasks
 keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version

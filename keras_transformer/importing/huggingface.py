@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import JobError, RequestError
-from keras_transformer.importing import bart, bert, gpt2, llama, marian, t5, vit
+from keras_transformer.importing import bart_models, causal_models, encoder_models, t5
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.weights import Imported
 from keras_transformer.tasks import TASKS
@@ -61,13 +61,13 @@ def download(name: str, folder: Path) -> None:
 
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
-    "bart": bart.read,
-    "bert": bert.read,
-    "gpt2": gpt2.read,
-    "llama": llama.read,
-    "marian": marian.read,
+    "bart": bart_models.read_bart,
+    "bert": encoder_models.read_bert,
+    "gpt2": causal_models.read_gpt2,
+    "llama": causal_models.read_llama,
+    "marian": bart_models.read_marian,
     "t5": t5.read,
-    "vit": vit.read,
+    "vit": encoder_models.read_vit,
 }
 
 

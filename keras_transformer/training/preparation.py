@@ -23,9 +23,8 @@ from keras_transformer.text.normalization import normalizer_of, split_normalizat
 from keras_transformer.text.splitting import usual_count
 from keras_transformer.text.tokenized import TokenizedCorpus
 from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarge, plain
-from keras_transformer.training.common_settings import Settings
+from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
-from keras_transformer.training.text_settings import PairSettings
 
 EXAMPLE_CHARACTERS = 60  # of an example on standard error
 

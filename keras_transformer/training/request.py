@@ -18,7 +18,7 @@ from keras_transformer.text.normalization import split_normalization
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import check_word_vectors
 from keras_transformer.training import devices
-from keras_transformer.training.common_settings import Settings, flag_of, own_data
+from keras_transformer.training.common_settings import Settings, TextSettings, flag_of, own_data
 from keras_transformer.training.resolution import (
     describe_inheritance,
     model_arguments,
@@ -30,7 +30,6 @@ from keras_transformer.training.resolution import (
     warn_of_settings_that_cannot_pay,
 )
 from keras_transformer.training.task import Run
-from keras_transformer.training.text_settings import TextSettings
 from keras_transformer.training.workspace import begun_folder, free_folder
 
 

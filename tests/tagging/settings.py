@@ -1,7 +1,6 @@
 """The settings of training a tagger."""
 
-from keras_transformer.training.common_settings import DATA, flag, task_settings
-from keras_transformer.training.text_settings import OneLanguageSettings
+from keras_transformer.training.common_settings import DATA, OneLanguageSettings, flag, task_settings
 
 
 @task_settings("tagging", "encoder", label_smoothing=0.0)

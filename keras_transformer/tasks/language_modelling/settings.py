@@ -6,8 +6,14 @@ from dataclasses import replace
 
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
-from keras_transformer.training.common_settings import DATA, flag, task_settings
-from keras_transformer.training.text_settings import OneLanguageSettings, PairSettings, TextSettings
+from keras_transformer.training.common_settings import (
+    DATA,
+    OneLanguageSettings,
+    PairSettings,
+    TextSettings,
+    flag,
+    task_settings,
+)
 
 
 @task_settings("language-model", "language-model", dataset="pydoc-topics", label_smoothing=0.0)

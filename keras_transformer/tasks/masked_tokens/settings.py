@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from keras_transformer.training.common_settings import DATA, flag, task_settings
-from keras_transformer.training.text_settings import OneLanguageSettings
+from keras_transformer.training.common_settings import DATA, OneLanguageSettings, flag, task_settings
 
 
 @task_settings("masked-tokens", "encoder", dataset="pydoc-topics", label_smoothing=0.0)

@@ -11,6 +11,8 @@ from keras_transformer.training.common_settings import (
     MODEL,
     RUN,
     TRAINING,
+    PairSettings,
+    TextSettings,
     count,
     file,
     flag,
@@ -18,7 +20,6 @@ from keras_transformer.training.common_settings import (
     switch,
     task_settings,
 )
-from keras_transformer.training.text_settings import PairSettings, TextSettings
 
 
 @task_settings("translation", "translator", dataset="numbers:en-de")

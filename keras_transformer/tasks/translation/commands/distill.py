@@ -12,7 +12,7 @@ import io
 import json
 
 from keras_transformer.commands.streams import read_both
-from keras_transformer.decoding.processes import apart
+from keras_transformer.decoding.decoder import apart
 from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config

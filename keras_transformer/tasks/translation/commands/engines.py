@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
 from keras_transformer.commands.streams import export_module
-from keras_transformer.decoding.decoder import num_cores
+from keras_transformer.decoding.decoder import ProcessDecoder, num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes
-from keras_transformer.decoding.processes import ProcessDecoder
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
 from keras_transformer.export_folder import ExportFolder, Graphs, file_name
