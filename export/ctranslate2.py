@@ -17,7 +17,6 @@ from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.blocks import DecoderBlock, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward, GatedFeedForward, Gelu, GeluTanh, Relu, Silu
 from keras_transformer.layers.layer import Dropout, LayerNorm, PostNorm, PreNorm, RmsNorm
-from keras_transformer.layers.position_biases import BucketPositions
 from keras_transformer.layers.positions import (
     LearnedPositions,
     NoPositions,
@@ -25,7 +24,7 @@ from keras_transformer.layers.positions import (
     SinusoidalPositions,
     TokenEmbedding,
 )
-from keras_transformer.layers.score import Dot, ScaledDot
+from keras_transformer.layers.score import BucketPositions, Dot, ScaledDot
 from keras_transformer.layers.stack import Stack
 from keras_transformer.lengths import EXTRA_LENGTH, longest
 from keras_transformer.models.transformer import Transformer

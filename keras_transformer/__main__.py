@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_transformer.commands import Command, runs, verbs
-from keras_transformer.commands.streams import export_module
+from keras_transformer.commands import Command, export_module, runs, verbs
 from keras_transformer.errors import command_line, exit_status
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 from keras_transformer.training import flags

@@ -166,11 +166,11 @@ SLOTS: dict[str, dict[str, Part]] = {
             _BASE, _needs_even_key_dim,
         ),
         "alibi": Part(
-            f"{LAYERS}.position_biases:AlibiPositions", "logits less the distance times a slope for each head",
+            f"{LAYERS}.score:AlibiPositions", "logits less the distance times a slope for each head",
             "arXiv 2108.12409",
         ),
         "buckets": Part(
-            f"{LAYERS}.position_biases:BucketPositions", "T5's learned bias for each head and bucket of distances",
+            f"{LAYERS}.score:BucketPositions", "T5's learned bias for each head and bucket of distances",
             "arXiv 1910.10683",
             {
                 "num_buckets": Option(32, "buckets of distances, an even number", least=4, most=1_024),

@@ -46,6 +46,7 @@ keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version
 """
+MOST_MODULES = 190  # of the package and of export
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder")}
@@ -59,6 +60,7 @@ BACKEND_FREE = """
 options slots family auxiliary_losses lengths ops layers models decoding.computations decoding.loop decoding.search
 losses metrics schedules
 """
+ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 # The export builds graphs; this module runs them, where it is asked to.
 RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_decoder")
@@ -177,7 +179,8 @@ def is_misplaced(found: Import) -> bool:
     if library in EXPORT_ONLY:
         return (library, found.module) != RUNS_GRAPHS
     is_free = any(under(found.module, f"{PACKAGE}.{name}") for name in BACKEND_FREE.split())
-    return is_free and (library in ("tensorflow", "jax", "torch") or under(found.name, f"{PACKAGE}.lazy"))
+    is_lazy = under(found.name, f"{PACKAGE}.lazy") and found.module != ORDERS_ITS_CHUNKS
+    return is_free and (library in ("tensorflow", "jax", "torch") or is_lazy)
 
 
 def test_libraries_stay_where_they_belong() -> None:
@@ -209,7 +212,7 @@ THE_STACK = {
     "export/artefacts.py", "export/certificate/comparison.py", "export/onnx/export.py",
     *(f"{PACKAGE}/{name}.py" for name in (
         "decoding/pipelines", "decoding/onnx_decoder", "importing/layouts", "importing/t5",
-        "layers/position_biases", "models/transformer", "plots/page",
+        "layers/score", "models/transformer", "plots/page",
     )),
 }  # fmt: skip
 
@@ -243,6 +246,15 @@ def test_a_task_is_named_outside_its_folder_in_two_files_at_most(task: str) -> N
     found = named_in(names, f"{its.package.replace('.', '/')}/") | named_in({its.kind}, f"{PACKAGE}/tasks/")
     # The one table of the tasks, and the list of the package's public names.
     assert len(found - {f"{PACKAGE}/tasks/__init__.py", f"{PACKAGE}/__init__.py"}) <= 2, found
+
+
+def test_no_two_files_have_one_name_but_the_tasks_and_there_are_few() -> None:
+    paths = [path for path in python_files(PACKAGE, "export") if path.suffix == ".py"]
+    shared = {"__init__.py", "__main__.py"}
+    names = [path.name for path in paths if path.name not in shared and "tasks" not in path.parts]
+    assert sorted(names) == sorted(set(names))
+    assert not set(names) & {path.name for path in paths if "tasks" in path.parts} - shared
+    assert len(paths) <= MOST_MODULES
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:

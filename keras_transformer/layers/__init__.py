@@ -25,7 +25,6 @@ from keras_transformer.layers.layer import (
     SubNorm,
 )
 from keras_transformer.layers.patches import AttentiveStem, ClassToken, ImageAttention, Patches
-from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions
 from keras_transformer.layers.positions import (
     LearnedPositions,
     NoPositions,
@@ -36,7 +35,7 @@ from keras_transformer.layers.positions import (
     XposPositions,
     positions_of,
 )
-from keras_transformer.layers.score import Additive, Dot, General, Location, ScaledDot
+from keras_transformer.layers.score import Additive, AlibiPositions, BucketPositions, Dot, General, Location, ScaledDot
 from keras_transformer.layers.stack import Stack, UniversalStack
 from keras_transformer.layers.windowed import LocalAttention, WindowedAttention
 

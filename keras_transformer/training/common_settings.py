@@ -1,4 +1,5 @@
-"""The settings that all tasks share, and those of tasks of text: default, help and bounds of each. `config.json` keeps them.
+"""The settings that all tasks share, and those of tasks of text: default, help and bounds of each. `config.json` keeps
+them.
 
 A task's own settings are in its folder, in a class made by `task_settings`.
 """

@@ -13,9 +13,9 @@ import pytest
 
 from export.artefacts import Decoding, TrainedRun, open_run
 from export.onnx import export_onnx
+from keras_transformer import commands as streams
 from keras_transformer.__main__ import main
 from keras_transformer.bleu import paired_quality
-from keras_transformer.commands import streams
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, read_config, write_config
 from keras_transformer.tasks.translation.commands import engines

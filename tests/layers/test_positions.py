@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers.attention_ops import rotate
-from keras_transformer.layers.position_biases import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
 from keras_transformer.layers.positions import (
     LearnedPositions,
     RotaryPositions,
@@ -15,6 +14,7 @@ from keras_transformer.layers.positions import (
     XposPositions,
     positions_of,
 )
+from keras_transformer.layers.score import AlibiPositions, BucketPositions, alibi_slopes, relative_buckets
 from tests.layer_check import array, assert_close, assert_equal, built, random, weights_of
 
 HIDDEN_DIM = 6

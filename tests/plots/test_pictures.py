@@ -10,7 +10,7 @@ from matplotlib import font_manager
 
 from keras_transformer import plots
 from keras_transformer.decoding.pipelines import Attention, Tokens
-from keras_transformer.layers import position_biases, positions
+from keras_transformer.layers import positions, score
 from keras_transformer.layers import positions as rotary
 from keras_transformer.plots import WordLines, pictures
 from keras_transformer.plots.pictures import PANELS, certificate_picture, learning_curves
@@ -97,7 +97,7 @@ def test_positions_show_what_they_add_or_turn():
 def test_biases_show_a_map_for_each_of_the_first_heads(tmp_path):
     distance = np.arange(5)[:, None] - np.arange(5)
     for is_causal in (False, True):
-        figure: Any = plots.positions_picture(position_biases.AlibiPositions(8), length=5, is_causal=is_causal)
+        figure: Any = plots.positions_picture(score.AlibiPositions(8), length=5, is_causal=is_causal)
         shown = {title: numbers for title, numbers in maps(figure).items() if title}
         assert list(shown) == [f"head {head}" for head in (1, 2, 3, 4)]
         seen = distance >= 0 if is_causal else np.ones_like(distance, bool)

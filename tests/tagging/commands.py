@@ -2,8 +2,7 @@
 
 import argparse
 
-from keras_transformer.commands import Command
-from keras_transformer.commands.streams import standard_input
+from keras_transformer.commands import Command, standard_input
 
 
 def tag(arguments: argparse.Namespace) -> None:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command, Importing
-from keras_transformer.commands.streams import add_batch_size
+from keras_transformer.commands import Command, Importing, add_batch_size
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, say, warn
 
 if TYPE_CHECKING:

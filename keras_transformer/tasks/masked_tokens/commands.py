@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from keras_transformer.commands import Command
-from keras_transformer.commands.streams import add_batch_size, standard_input
+from keras_transformer.commands import Command, add_batch_size, standard_input
 from keras_transformer.errors import load_tensorflow
 from keras_transformer.tasks.classification.commands import EMBED
 

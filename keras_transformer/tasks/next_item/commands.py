@@ -7,8 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands import Command
-from keras_transformer.commands.streams import add_batch_size, add_vector_options, standard_input, write_vectors
+from keras_transformer.commands import Command, add_batch_size, add_vector_options, standard_input, write_vectors
 from keras_transformer.errors import RequestError, load_tensorflow
 
 if TYPE_CHECKING:

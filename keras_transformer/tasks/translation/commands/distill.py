@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 
-from keras_transformer.commands.streams import read_both
+from keras_transformer.commands import read_both
 from keras_transformer.decoding.decoder import apart
 from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.making import count_parameters

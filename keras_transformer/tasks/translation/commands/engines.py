@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
-from keras_transformer.commands.streams import export_module
+from keras_transformer.commands import export_module
 from keras_transformer.decoding.decoder import ProcessDecoder, num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keras_transformer.bleu import paired_quality
-from keras_transformer.commands.streams import read_both
+from keras_transformer.commands import read_both
 from keras_transformer.decoding.pipelines import Score
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
 from keras_transformer.export_folder import ExportFolder

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from keras_transformer.commands.streams import TextLines, counted, read_both
+from keras_transformer.commands import TextLines, counted, read_both
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError, say
 from keras_transformer.options import Config
