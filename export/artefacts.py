@@ -252,7 +252,7 @@ def artefacts_in(folder: str | os.PathLike[str]) -> list[Artefact]:
 
 
 def known_files() -> Iterator[tuple[str, str, str, str]]:
-    """Of all artefacts that a task may have: path without precision and suffix, suffix, format, and what it takes."""
+    """For each artefact that a task may have: path without precision and suffix, suffix, format, and what it takes."""
     signatures = [one for task in TASKS.values() for one in task.module("signature").SIGNATURES]
     yield "saved_model", "", "saved_model", "text"
     stems = [pair for one in signatures for pair in ((one.ids_stem, "ids"), (one.text_stem, "text")) if pair[0]]

@@ -32,7 +32,7 @@ from .artefacts import Decoding, TrainedRun, import_optional, require_own_parts,
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-INTEGERS = "int32"  # of the search: LiteRT reads 64-bit integers as 32-bit ones, without an error
+INTEGERS = "int32"  # the search's type: LiteRT reads 64-bit integers as 32-bit ones, without an error
 
 
 class Int8Rows:
@@ -56,7 +56,7 @@ class Int8Rows:
 def export_tflite(
     run: TrainedRun, folder: str | os.PathLike[str], decoding: Decoding | None = None, precision: str = "float32"
 ) -> list[Path]:
-    """Writes a model of ids and, for unigram vocabularies, one of text: of a translator `tflite/translate.tflite` and
+    """Writes a model of ids and, for unigram vocabularies, one of text: for a translator `tflite/translate.tflite` and
     `tflite/translate_text.tflite`.
 
     Both have one signature, of a translator `translate`: source_ids int32 (B, S), pieces and the end id, then pad, →

@@ -23,7 +23,7 @@ TOKENIZER = "13a"  # it divides words at spaces and punctuation
 OF_LANGUAGES = {
     "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab", "ko": "ko-mecab", "kor": "ko-mecab",
 }  # fmt: skip
-RESAMPLES = 1000  # of a comparison; sacreBLEU draws them with the seed 12345
+RESAMPLES = 1000  # for a comparison; sacreBLEU draws them with the seed 12345
 PACKAGES = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 
 
@@ -95,12 +95,12 @@ def paired_quality(
     """BLEU and chrF of several systems on the same sentences, by sacreBLEU's paired bootstrap (Koehn 2004).
 
     Args:
-        translations: of each system, detokenised; the first system is the baseline.
+        translations: the translations of each system, detokenised; the first system is the baseline.
         references: one for each sentence.
         tokenize: see `bleu_metric`.
 
     Returns:
-        Of each system bleu and chrf, with their means over the resamples (`_mean`), half the widths of their 95 %
+        For each system bleu and chrf, with their means over the resamples (`_mean`), half the widths of their 95 %
         intervals (`_interval`) and p-values (`_p`): how probable such a difference from the baseline is by chance. The
         baseline has no p-value, nor has a system whose translations are all the baseline's. `same` counts the
         translations that are the baseline's. The signatures name the resamples and the seed.

@@ -183,7 +183,7 @@ def exit_status(command: Callable[[], object], arguments: Sequence[str] | None =
 
     Args:
         command: what to run.
-        arguments: of the command line, which must be UTF-8; by default those of this process.
+        arguments: the arguments of the command line, which must be UTF-8; by default those of this process.
 
     Returns:
         0 success, 1 the work failed, 2 the request was wrong, 128 + n signal n stopped the process.

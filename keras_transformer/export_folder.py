@@ -20,7 +20,7 @@ class Bounds(NamedTuple):
         log_prob: between its log P of its own tokens and the model's, in nats a token, for each text.
         mean_log_prob: the same for all texts of a trial together, with its sign, less two standard errors: a wrong
             length penalty errs always one way.
-        probability: of a label, a token or an item.
+        probability: the probability of a label, a token or an item.
         vector: the length of the difference of two vectors, in lengths of the model's.
         identical: the least share of answers with the model's own tokens or label; of fewer than 100 all but one.
         choice: by how much the model may find another answer worse than its own, in score or probability; in low
@@ -45,7 +45,7 @@ BOUNDS = {
     "int8": Bounds(0.3, 0.02, 0.3, 0.3, 0.0, 0.5, 0.05, 0.5),
 }
 NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
-LEAST_BLEU = 5.0  # of the model: below that, BLEU tells nothing of a low precision
+LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
 
 
 PRECISIONS = ("float32", "float16", "int8")

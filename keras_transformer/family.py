@@ -158,7 +158,7 @@ KINDS = {
 }
 
 
-DEFAULT_KIND = next(iter(KINDS))  # of configurations that name none
+DEFAULT_KIND = next(iter(KINDS))  # for configurations that name none
 
 
 def kind_at(home: str) -> str | None:
@@ -284,7 +284,7 @@ def _checked(name: str, option: Option, value: Any) -> Any:
 
 
 def depths(config: Config) -> tuple[int, ...]:
-    """The number of layers of each stack, from a complete configuration: of encoder and decoder, or of the only one."""
+    """The number of layers of each stack, encoder and decoder or the only one, from a complete configuration."""
     stacks = [name for name in ("encoder_layers", "decoder_layers") if name in config]
     return tuple(config[name] or config["num_layers"] for name in stacks) or (config["num_layers"],)
 

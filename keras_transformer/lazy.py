@@ -16,7 +16,7 @@ class _LazyModule:
     """A module that is imported when one of its names is first asked for.
 
     Args:
-        name: of the module.
+        name: the name of the module.
     """
 
     def __init__(self, name: str):

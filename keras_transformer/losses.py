@@ -135,7 +135,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Call arguments:
         y_true: labels (B, T) or (B,).
         y_pred: logits (B, T, V) or (B, V).
-        sample_weight: of the shape of the labels, or None.
+        sample_weight: has the shape of the labels, or is None.
     """
 
     def __init__(self, label_smoothing: float = 0.1, name: str = "smoothed_cross_entropy", **kwargs: object):

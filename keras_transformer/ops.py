@@ -150,7 +150,7 @@ class _Numpy:
 
     @staticmethod
     def map_structure(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-        """Of flat lists alone."""
+        """Lists are flat here."""
         return [function(value) for value in values]
 
 

@@ -42,7 +42,7 @@ def register_part(
         name: such as "gated".
         part_class: a `keras_transformer.layers.Layer` with the methods of the other classes in the slot. Its
             constructor gets the options, and the model's sizes that it names, such as `hidden_dim`.
-        options: of the part, by the names of the constructor's arguments; see `Option`.
+        options: the options of the part, by the names of the constructor's arguments; see `Option`.
         help: what it is, in a few words, for `--help`.
         module: that calls this function; by default that of the class.
 

@@ -255,9 +255,9 @@ def write_run(
 
     Args:
         path: the folder.
-        task: of the model, a key of `tasks.TASKS`.
+        task: the task of the model, a key of `tasks.TASKS`.
         model: as `twin_of` makes it.
-        sections: of config.json, but those that every run has.
+        sections: what config.json holds beside the sections that every run has.
         write_files: writes the other files into the folder.
     """
     config = model_config(model)

@@ -277,6 +277,13 @@ def test_everything_public_is_documented() -> None:
     assert not [f"{path}: {name}" for path in paths for name in undocumented(ast.parse(source(path)))]
 
 
+def test_no_docstring_and_no_comment_begins_with_of() -> None:
+    """It makes a reader look for the noun."""
+    pattern = re.compile(r'(?m)^\s*(?:""")?Of [^\n]*|# [Oo]f [^\n]*|^\s+[a-z]\w*(?:, \w+)*: of [^\n]*')
+    paths = python_files("train.py", PACKAGE, "export")
+    assert not [f"{path}: {found}" for path in paths for found in pattern.findall(path.read_text(encoding="utf-8"))]
+
+
 def too_long(path: Path) -> Iterator[str]:
     """The file, if it has over 400 lines, and its functions of over 40 lines, signature and docstring included."""
     text = source(path)

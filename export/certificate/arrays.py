@@ -25,9 +25,9 @@ class ExpectedArrays(Expected):
         signature, texts: as for `Expected`.
         seen: what the model gives for each text.
         inputs: what an artefact of ids is given for each text.
-        names: of labels, or of items; empty for masked tokens.
+        names: the names of labels, or of items; empty for masked tokens.
         first: the id of the first item.
-        tokenizer: of texts.
+        tokenizer: the tokenizer of texts.
     """
 
     unit = "probability"

@@ -40,7 +40,7 @@ from .rules import rule_of
 from .searches import ExpectedSearch
 from .tokenizers import check_vocabularies, cut_tokenizer
 
-NUM_STORED = 8  # of the texts that are no probes
+NUM_STORED = 8  # how many texts are kept beside the probes
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
@@ -66,9 +66,9 @@ class StoredSearch(Searched):
     """What a certificate keeps of a model that searches, where the model is not there.
 
     Args:
-        vocabularies: of the model.
+        vocabularies: the vocabularies of the model.
         stored: what `ExpectedSearch.stored` gave.
-        config: of the model.
+        config: the config of the model.
     """
 
     has_model = False

@@ -37,7 +37,7 @@ class Search:
     """The search of the run that was exported, with CTranslate2.
 
     Args:
-        translator: of the folder.
+        translator: the translator of the folder.
         folder: what the export wrote.
     """
 

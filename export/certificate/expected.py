@@ -45,7 +45,7 @@ def narrowest_choice(
         limit: the most ids to emit.
         ids: the translation that the model's search found.
         decoding: how the search ran.
-        num_control_ids: of the model.
+        num_control_ids: how many of the model's first ids are control ids.
         num_read: how many of the ids are placeholders for a prompt.
 
     Returns:
@@ -92,7 +92,7 @@ class Compared(NamedTuple):
     """An artefact's answer to a text beside the model's.
 
     Args:
-        place: of the text.
+        place: the place of the text.
         answer: for people.
         is_same: whether both chose the same tokens, text or label.
         gap: how far its numbers are from the model's for what it chose: of log P in nats a token, with the sign; of
@@ -119,7 +119,7 @@ class Expected(ABC):
     """What a model gives for texts.
 
     Args:
-        signature: of the model's artefacts.
+        signature: the signature of the model's artefacts.
         texts: the texts, in the order in which artefacts get them.
     """
 
@@ -129,8 +129,8 @@ class Expected(ABC):
     context = 0
     references: Sequence[str] | None = None
     has_model = True  # whether any answer can be scored
-    tokenizers: Sequence[Tokenizer] = ()  # of what is read and of what is written
-    names: Sequence[str] = ()  # of labels, or of items
+    tokenizers: Sequence[Tokenizer] = ()  # the tokenizers of what is read and of what is written
+    names: Sequence[str] = ()  # the names of labels, or of items
 
     def __init__(self, signature: type[Signature], texts: Texts):
         self.signature = signature

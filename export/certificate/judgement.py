@@ -19,7 +19,7 @@ from .rules import BleuComparison, compare_bleu, known_difference
 from .runner import Answers, Result
 
 MOST_TIES = 10  # each takes seconds to show; an artefact that needs more of them has another fault
-# Of the answers in a low precision so many may be unknown: with the model the tokens of their texts, else all of them.
+# So many answers in a low precision may be unknown: the tokens of their texts with the model, all of them without.
 MOST_UNKNOWN = {True: 0.05, False: 0.5}
 COSTS = ("load_seconds", "peak_bytes", "provider", "device", "versions", "modules")
 
@@ -72,7 +72,7 @@ class Measured:
         identical: how many of these answers have the model's tokens, text or label.
         score_difference: the largest difference of log P from the model's of the artefact's own tokens, in nats a
             token, or of a probability; over all trials of all signatures.
-        mean_score_difference: of log P, over the texts in batches, with its sign.
+        mean_score_difference: the mean difference of log P, over the texts in batches, with its sign.
         vector_difference: the largest length of the difference of two vectors, in lengths of the model's.
         loss: how much worse the model finds the artefact's answers on average, in score or probability; one text
             counts at most `Bounds.choice` for or against the artefact.
@@ -88,7 +88,7 @@ class Measured:
         provider: what ran it, such as "CPUExecutionProvider".
         device: "CPU" or "GPU".
         device_name: the processor's or the GPU's name.
-        versions: of Python and the runtimes that ran it.
+        versions: the versions of Python and the runtimes that ran it.
         modules: which modules of TensorFlow, Keras, onnxruntime-extensions and this project were imported to run it.
     """
 

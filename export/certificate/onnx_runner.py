@@ -65,7 +65,7 @@ class GreedySearch:
 
     Args:
         task: the runner's.
-        sessions: of encoder and step, or of the step alone.
+        sessions: the sessions of encoder and step, or of the step alone.
         device: "cpu" or "cuda".
     """
 

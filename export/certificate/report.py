@@ -59,14 +59,14 @@ class Certificate:
 
     Args:
         entries: one for each artefact.
-        stored: of the model's answers, what is compared with where the model is not there; see `stored`.
+        stored: what is kept of the model's answers, to compare with where the model is not there; see `stored`.
         probes: by which graphs check themselves where they run; see `keras_transformer.decoding.probes`.
         against: "model", or "stored" if the model was not there.
         run: what is known of the run and of the search.
-        versions: of the packages that the model ran on.
+        versions: the versions of the packages that the model ran on.
         machine: what everything ran on.
         bleu_signature: sacreBLEU's signature; "" without references.
-        kind: of the model.
+        kind: the kind of the model.
     """
 
     entries: tuple[Entry, ...]

@@ -24,7 +24,7 @@ def rule_of(unit: str, precision: str, has_references: bool) -> str:
 
     Args:
         unit: "log_prob" of models that search, or "probability".
-        precision: of the artefact.
+        precision: the precision of the artefact.
         has_references: whether BLEU is measured.
     """
     bounds = BOUNDS[precision]

@@ -51,7 +51,7 @@ class Task(TypedDict):
     pad_columns: int  # how many columns of padding ids get when they run padded
     reads: list[tuple[str, list[int]]]  # texts, and the ids that the artefact's tokenizer has to make of them
     tokenizer: str | None  # a file that holds the artefact's tokenizer alone, where the format needs one
-    max_length: int | None  # of the search around two halves or a step, as are
+    max_length: int | None  # limits the search around two halves or a step, as do
     length_penalty: float
     num_control_ids: int  # the first ids, of which the end alone is emitted
     context: int  # the most ids of a language model's step
@@ -62,7 +62,7 @@ class Answers(TypedDict):
 
     outputs: dict[str, list[Any]]  # for each output and text: a string, ids without padding, or numbers
     types: dict[str, str]  # for each output its type and its number of axes, such as "float32 2"
-    seconds: list[float]  # of each batch
+    seconds: list[float]  # the seconds of each batch
 
 
 class Trials(TypedDict):

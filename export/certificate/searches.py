@@ -157,7 +157,7 @@ class ExpectedSearch(Expected):
         return listed
 
     def probes(self, places: Iterable[int]) -> list[Probe]:
-        """Of the short texts at these places those whose best hypothesis is the best by most: see `chosen_probes`."""
+        """The short texts at these places whose best hypothesis leads by most: see `chosen_probes`."""
         short = [place for place in places if 1 < len(self.ids(place)) <= MOST_PIECES + 1]
         return surest(
             (
@@ -220,7 +220,7 @@ class ExpectedSearch(Expected):
         )
 
     def _nearest(self, place: int, given: Given, candidates: list[Ids]) -> tuple[Ids, float, float]:
-        """Of the ids that an answer may have those with the nearest log P; this log P, and the gap to it."""
+        """The ids that an answer may have whose log P is nearest to the answer's; this log P, and the gap to it."""
         rows: list[tuple[Ids, float, float]] = [((), -math.inf, math.inf)] if not candidates else []
         for ids in candidates:
             log_prob = self._log_probs[place][ids]

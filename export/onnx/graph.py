@@ -21,7 +21,7 @@ CONTRIB_DOMAIN = "com.microsoft"  # ONNX Runtime's own
 # If the constants are larger, they go to a file of their own. A runtime maps this file into memory instead of copying
 # it, which loads faster and takes half the memory. (A protobuf message could hold 2 GiB.)
 MAX_MODEL_BYTES = 100 * 2**20
-LARGE_BYTES = 1024  # of a constant that stands in one place for all loops, and in a file beside a large model
+LARGE_BYTES = 1024  # a larger constant stands in one place for all loops, and in a file beside a large model
 
 Value = str  # the name of a value in the graph
 Shape = Sequence[int | str | None]  # sizes, names of dynamic axes, and None for a dynamic axis without a name
@@ -62,9 +62,9 @@ class Graph:
         self._root: Graph = outer._root if outer else self
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[Value, np.ndarray] = {}
-        self._large: dict[Value, np.ndarray] = {}  # of a model's graph: the large constants of all graphs
+        self._large: dict[Value, np.ndarray] = {}  # the large constants of all graphs of a model
         self._bodies: dict[Value, Body] = {}  # by the first output of their `Loop` nodes
-        self._names: dict[int, tuple[Any, Value]] = {}  # of a model's graph: large constants by their identity
+        self._names: dict[int, tuple[Any, Value]] = {}  # large constants by their identity
         self._digests: dict[tuple, Value] = {}
         self._count = 0
 
@@ -139,7 +139,7 @@ class Graph:
             state: the values that one iteration gets from the one before, as inputs of the body. Their shapes may
                 change, types and numbers of axes may not.
             first: whether there is a first iteration, and its state.
-            outputs: of the body: whether to go on, the new state, and what the iteration adds to the loop's outputs.
+            outputs: what the body gives: whether to go on, the new state, and what it adds to the loop's outputs.
             count: an int64 scalar, the largest number of iterations; None for no such limit.
             index: the name that the body uses for the number of the iteration.
 
@@ -269,7 +269,7 @@ def write_model(path: Path, model: Model, metadata: dict[str, str], max_bytes: i
     if sum(array.nbytes for array in constants.values()) <= max_bytes:
         tensors = {name: numpy_helper.from_array(array, name) for name, array in constants.items()}
         _write_checked(path, model, tensors, metadata)
-        data.unlink(missing_ok=True)  # of an older model
+        data.unlink(missing_ok=True)  # an older model's
         return [path]
     tensors = _write_external(data, constants)
     try:

@@ -143,7 +143,7 @@ class _Rounds:
         )
 
     def kept(self, state: object, nest: object) -> Any:
-        """Of the nest the rows of the sentences that are not done."""
+        """The rows of the nest for the sentences that are not done."""
         is_left = self.r.logical_not(self._is_done(state))
         left = self.r.squeeze(self.r.emit("NonZero", is_left, dtype="int64", sizes=[1, None]), 0)
         return self.of_sentences(lambda value: self.r.take(value, left, axis=0), nest)

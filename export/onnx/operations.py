@@ -21,7 +21,7 @@ def operation(record: Callable[..., Any]) -> Callable[..., Any]:
     return record
 
 
-# Of each number
+# One number each
 
 
 def unary(r: Recorder, operator: str, x: Recorded) -> Recorded:
@@ -36,7 +36,7 @@ def binary(r: Recorder, operator: str, one: Any, other: Any, dtype: str | None =
 
     Args:
         operator: its name.
-        dtype: of the operands; by default their common one.
+        dtype: the type of the operands; by default their common one.
         gives: the type of the result; by default that of the operands.
     """
     dtype = dtype or r.type_of(one, other)

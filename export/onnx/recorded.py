@@ -28,8 +28,8 @@ class Recorded:
         recorder: what records it.
         name: its name in the graph; None for a view.
         dtype: its type.
-        sizes: of its axes.
-        depth: of the graph that computes it: 0 for the model's, 1 for the body of a loop in it, and so on.
+        sizes: the sizes of its axes.
+        depth: the depth of the graph that computes it: 0 for the model's, 1 for the body of a loop in it, and so on.
         base: the value that it is a view of.
     """
 
@@ -208,7 +208,7 @@ class Int8(Precision):
         integers, scales = r.derived(by_columns, weight)
         is_positive = x.whole.name in r.positive
         largest = r.max(x if is_positive else r.abs(x), axis=1, keepdims=True)  # (R, 1)
-        if x.depth == 0:  # of no row ONNX Runtime makes (0, in)
+        if x.depth == 0:  # ONNX Runtime makes (0, in) of no row
             target, sizes = r.vector([x.sizes[0], 1]), [x.sizes[0], 1]
             largest = r.emit("Reshape", largest, target, dtype="float32", sizes=sizes, allowzero=1)
         unit, zero = scale_of_states(r, is_positive)

@@ -57,7 +57,7 @@ class Recorder:
     """Records a graph.
 
     Args:
-        precision: of weights and states.
+        precision: the precision of weights and states.
         num_positions: how many positions the tables of positions have.
         num_tokens: how many tokens a search chooses among.
     """
@@ -73,17 +73,17 @@ class Recorder:
         # While beams share keys: how many beams, and which of the keys a beam sees.
         self.num_sharing = 1
         self.seen: Recorded | None = None
-        self.rounds: list[tuple[int, Size]] = []  # of each loop in rounds: the depth of its body, and the whole batch
+        self.rounds: list[tuple[int, Size]] = []  # for each loop in rounds its body's depth, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now
         self._known: list[dict[tuple, Any]] = [{}]  # for each graph, its nodes
         self._vectors: dict[str, Recorded] = {}  # sizes in the shape (1,), by the names of the scalars
-        self._axes: dict[str | int | None, Size] = {}  # of the inputs, by their names
+        self._axes: dict[str | int | None, Size] = {}  # the axes of the inputs, by their names
         self._arrays: dict[int, tuple[Any, np.ndarray]] = {}
         self._derived: dict[tuple, tuple[Any, Any]] = {}
         # How values were made that others may be made of in fewer nodes, by name.
         self.transposed: dict[str, tuple[Recorded, list[int]]] = {}
         self.products: dict[str, tuple[Recorded, np.ndarray]] = {}
-        self.positive: set[str] = set()  # of numbers that are not negative
+        self.positive: set[str] = set()  # numbers that are not negative
 
     @property
     def compute_dtype(self) -> str:
@@ -123,7 +123,7 @@ class Recorder:
             )
 
     def call_layer(self, layer: Any, *arguments: Any, **named: Any) -> Any:
-        """Records the call of a layer: of a layer of Keras in the form that it has here, of others by their `call`."""
+        """Records the call of a layer: a layer of Keras in the form that it has here, others by their `call`."""
         named.pop("training", None)
         if layer.autocast:
             arguments, named = keras.tree.map_structure(self._in_compute_type, (arguments, named))
@@ -178,10 +178,10 @@ class Recorder:
         Args:
             operator: its name.
             inputs: recorded values, constants, or None for an input that is left out.
-            dtype, sizes: of the output; lists of them for several outputs.
+            dtype, sizes: the output's type and sizes; lists of them for several outputs.
             outputs: how many outputs, if there are several.
-            domain: of the operator.
-            attributes: of the node.
+            domain: the domain of the operator.
+            attributes: the attributes of the node.
         """
         recorded = [value for value in inputs if isinstance(value, Recorded)]
         names = {id(value): value.name for value in recorded}  # which makes nodes of views
@@ -236,7 +236,7 @@ class Recorder:
         typed = [str(value.dtype) for value in values if isinstance(value, Recorded | np.ndarray | np.generic)]
         floats = [dtype.replace("64", "32") for dtype in typed if dtype.startswith("float")]
         if floats:
-            return max(floats)  # of halves and singles the singles
+            return max(floats)  # singles win over halves
         if any(type(value) is float or isinstance(value, keras.Variable) for value in values):
             return "float32"
         is_truth = {*typed} == {"bool"} and not any(type(value) is int for value in values)

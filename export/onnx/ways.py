@@ -91,7 +91,7 @@ def follow(r: Recorder, cache: object, beams: Recorded) -> Any:
     """Shared keys stay."""
     if r.seen is None:
         return keras.tree.map_structure(lambda values: gather_beams(r, values, beams), cache)
-    own = np.eye(r.num_sharing, dtype=bool)  # of the next step each beam sees its key
+    own = np.eye(r.num_sharing, dtype=bool)  # each beam sees its own key of the next step
     seen = gather_beams(r, r.seen, beams)
     r.seen = r.concatenate([seen, r.broadcast_to(own, [r.size(seen, 0), *own.shape])], axis=-1)
     return cache

@@ -13,7 +13,7 @@ from keras_transformer.text.lines import is_blank
 from keras_transformer.text.tokenizer import Tokenizer
 
 MOST_STORED = 40  # choices of a text, where the model is not there
-DIVISIONS = 8  # of a text into pieces, among which those may be that an artefact chose
+DIVISIONS = 8  # how many ways to divide a text into pieces are compared with what an artefact chose
 Ids = tuple[int, ...]
 
 
@@ -29,7 +29,7 @@ class Begun(NamedTuple):
     """A search for one text that has not taken a step.
 
     Args:
-        step, cache: of the model.
+        step, cache: the step and cache of the model.
         num_read: how many positions a prompt has that stands before what is emitted.
     """
 
@@ -42,8 +42,8 @@ class Vocabularies:
     """From text to ids and back, as the model's own pipeline does it.
 
     Args:
-        signature: of the model.
-        source, target: of what is read and of what is written.
+        signature: the signature of the model.
+        source, target: the vocabularies of what is read and of what is written.
     """
 
     def __init__(self, signature: type[Any], source: Tokenizer, target: Tokenizer):
@@ -71,7 +71,7 @@ class Searched(ABC):
 
     vocabularies: Vocabularies
     num_control_ids: int
-    context = 0  # of a language model
+    context = 0  # a language model's
     has_model = True  # whether any answer can be scored
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Ranking(NamedTuple):
     """How probable the model finds the labels, the pieces of a place, or the items.
 
     Args:
-        probabilities: of each choice, the best first.
+        probabilities: the probabilities of each choice, the best first.
         others: the most that a choice has that is not among them.
     """
 

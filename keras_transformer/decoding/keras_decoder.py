@@ -114,7 +114,7 @@ def jitted(compute: Compiled, model: Transformer | Ensemble) -> Compiled:
 def in_bucket(array: np.ndarray) -> np.ndarray:
     """(B, ..., W) padded with zeros: B to a power of two, and W to a power of two that is at least 16.
 
-    Of images, arrays of four axes, B alone is padded.
+    Only B is padded for images, which are arrays of four axes.
 
     The zeros do not change the results for the rows that were there: they are pad ids, limits of blank sentences, or
     random numbers for tokens that are never drawn.

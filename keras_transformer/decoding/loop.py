@@ -249,7 +249,7 @@ def sample(
         num_samples: K.
         temperature: divides the logits.
         top_k: only the `top_k` likeliest tokens can be drawn; 0 permits all.
-        top_p: of these only the likeliest, as many as together reach the probability `top_p` (Holtzman et al. 2020).
+        top_p: draws from the likeliest alone, as many as together reach this probability (Holtzman et al. 2020).
 
     Returns:
         ids (B, K, L) as `beam_search` returns them, in the order of drawing; and log P(y) (B, K) by the model as it is.

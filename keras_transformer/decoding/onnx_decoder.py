@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
-LARGE_BYTES = 32 * 2**20  # of graphs with which several threads in one operation pay
+LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -42,7 +42,7 @@ class OnnxDecoder(Decoder):
 
     Args:
         graphs: where the graphs are.
-        num_threads: of the processor; by default one for each core.
+        num_threads: how many threads; by default one for each core.
         provider: what computes: "cpu"; "cuda", the first GPU; or "auto", the GPU if this ONNX Runtime can use it.
 
     Raises:
@@ -273,8 +273,8 @@ def open_session(path: Path, num_threads: int, provider: str = "auto") -> Infere
     """A session for a graph.
 
     Args:
-        path: of the graph.
-        num_threads: of the processor.
+        path: the path of the graph.
+        num_threads: how many threads of the processor to use.
         provider: see `OnnxDecoder`.
 
     Raises:

@@ -31,9 +31,9 @@ from keras_transformer.text.tokenizer import END, PAD
 
 NUM_PROBES = 4
 NUM_CANDIDATES = 32  # sources that are translated, of which the probes are chosen
-MOST_PIECES = 16  # of a source
+MOST_PIECES = 16  # the longest source, in pieces
 MOST_COMMON = 2000  # pieces, of which sources are made where there is no text
-MAX_BYTES = 2**26  # of a file with probes
+MAX_BYTES = 2**26  # the largest file with probes
 
 
 class Answer(NamedTuple):
@@ -69,7 +69,7 @@ class Differs(Exception):
 
 
 def chosen_probes(translator: Any, sentences: Iterable[str], options: Any) -> list[Probe]:
-    """The probes of a translator: of its shortest sentences those whose best translation is best by most.
+    """The probes of a translator: its shortest sentences whose best translation leads by most.
 
     A low precision, too, gives such a translation. Of greedy search these are the likeliest ones.
 
@@ -98,7 +98,7 @@ def answers_of(hypotheses: Iterable[Any]) -> list[Answer]:
 
 
 def surest(found: Iterable[tuple[float, Probe]]) -> list[Probe]:
-    """Of probes with the gap between their best and their second best score those with the widest gaps."""
+    """The probes with the widest gaps between their best and their second best score."""
     return [probe for _, probe in sorted(found, key=lambda one: one[0], reverse=True)[:NUM_PROBES]]
 
 
@@ -138,8 +138,8 @@ class ProbesFile(NamedTuple):
 
         Args:
             path: the file; it need not be there.
-            vocabulary_sizes: of source and target; the source's is None if both share one vocabulary.
-            max_source_length: of the model, in pieces.
+            vocabulary_sizes: the sizes for source and target; the source's is None if both share one vocabulary.
+            max_source_length: the most pieces that the model reads.
 
         Raises:
             RequestError: the file is damaged, or its probes are not for such a model.
@@ -221,7 +221,7 @@ def check(
     Args:
         probes: the probes.
         answers: what the graphs give for each, the best first.
-        precision: of the graphs.
+        precision: the precision of the graphs.
         length_penalty: α of the search.
     """
     bounds, off, num_tokens, num_others = BOUNDS[precision], 0.0, 0, 0
@@ -255,12 +255,12 @@ def once(file: ProbesFile, paths: Sequence[Path], runtime: Runtime, compare: Cal
 
     Args:
         file: the probes, and the certificate if it is one.
-        paths: of the graphs.
+        paths: the paths of the graphs.
         runtime: what runs them.
         compare: raises an error if they do not hold.
     """
     name = " + ".join([f"onnx/{paths[0].name}", *(path.name for path in paths[1:])])
-    weights = [path.with_name(f"{path.name}.data") for path in paths]  # of large graphs
+    weights = [path.with_name(f"{path.name}.data") for path in paths]  # the weights of large graphs
     stats = {str(each.resolve()): each.stat() for each in (*paths, *weights) if each.is_file()}
     if file.certifies(name, sum(each.st_size for each in stats.values()), runtime):
         return

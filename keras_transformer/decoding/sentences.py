@@ -29,7 +29,7 @@ class Sentence:
 
     Args:
         place: where it stands among those that were read ahead.
-        number: of its line in the whole stream.
+        number: the number of its line in the whole stream.
         source: its pieces.
         prefix: the pieces with which its translation must begin; a pad id leaves its place free.
         part: where it stands in its line, from 0.
@@ -199,7 +199,7 @@ def valid(text: str) -> str:
 
 
 NUM_SHOWN = 5
-# Of each vocabulary, what was told: a run validates the same text again and again.
+# What was told, by vocabulary: a run validates the same text again and again.
 _TOLD: WeakKeyDictionary[Tokenizer, set[str]] = WeakKeyDictionary()
 
 

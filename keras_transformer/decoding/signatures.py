@@ -115,11 +115,11 @@ class Signature:
     """
 
     mark: ClassVar[str | None] = None  # a key that the configuration of such a run has, where a task has several
-    ids_stem: ClassVar[str]  # of the file that takes ids
-    text_stem: ClassVar[str]  # of the file that takes text
+    ids_stem: ClassVar[str]  # the name of the file that takes ids
+    text_stem: ClassVar[str]  # the name of the file that takes text
     takes = "source_ids"  # the name of its input
     input_type = "int32"
-    cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # of text: what is replaced, and by what
+    cleaning: ClassVar[tuple[tuple[str, str], ...]] = (ONE_LINE,)  # what is replaced in a text, and by what
     empties_blank = False  # whether a text of white space alone counts as empty
     has_start = False  # whether the start id stands before the pieces of a text that it takes
     closing = END  # the id behind them

@@ -95,7 +95,7 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
-    rows = longest(config["max_source_length"]) + OFFSET  # of ours; the last ones are copies of the last of theirs
+    rows = longest(config["max_source_length"]) + OFFSET  # our last rows are copies of their last one
     table = [
         Weight("target_embedding.embeddings", first_of(file, copies), "VD"),
         Weight("target_embedding.bias", "final_logits_bias", "1V", default=0.0, fixed=fixed_logits(ids)),

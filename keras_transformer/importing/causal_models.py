@@ -74,7 +74,7 @@ def _gpt2_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     sizes = {
         "V": len({*ids}), "D": width, "T": 3 * width, "F": config["intermediate_dim"], "P": config["context_length"],
     }  # fmt: skip
-    masks = {f"{layer}.attn.{name}" for layer in layers for name in ("bias", "masked_bias")}  # of old files
+    masks = {f"{layer}.attn.{name}" for layer in layers for name in ("bias", "masked_bias")}  # the masks of old files
     return Weights(file, table, sizes, {"V": np.array(ids)}, {*embeddings, *masks})
 
 
@@ -100,7 +100,7 @@ LLAMA_FIXED: Config = {
     "is_decoder": False, "pruned_heads": {},
 }  # fmt: skip
 LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
-BASE = 10_000.0  # of the rotation
+BASE = 10_000.0  # the rotation's
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
@@ -167,7 +167,7 @@ def _llama_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
         "V": len({*ids}), "D": config["hidden_dim"], "H": config["num_heads"] * size, "G": groups * size,
         "F": config["intermediate_dim"],
     }  # fmt: skip
-    frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # of old files
+    frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # the frequencies of old files
     return Weights(file, table, sizes, {"V": np.array(ids)}, {EMBEDDING, OUTPUT, *frequencies})
 
 

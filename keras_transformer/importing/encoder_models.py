@@ -172,7 +172,7 @@ PROCESSOR_WITHOUT_EFFECT = {
     "crop_size", "data_format", "default_to_square", "device", "do_convert_rgb", "feature_extractor_type",
     "image_processor_type", "input_data_format", "processor_class", "return_tensors",
 }  # fmt: skip
-OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # of other heads
+OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
 KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
 

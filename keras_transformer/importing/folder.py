@@ -219,7 +219,7 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
 
     Args:
         folder: the model's folder.
-        config: of config.json. The options of the search are taken out of it.
+        config: the content of config.json. The options of the search are taken out of it.
         end: the id that ends a translation.
         never: the ids that our search never emits.
         lacking: options of which a warning says that our search does not have them.

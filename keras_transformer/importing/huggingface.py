@@ -55,7 +55,7 @@ def download(name: str, folder: Path) -> None:
         if error.response is not None and error.response.status_code in (401, 403, 404):
             raise RequestError(f"--download {name:.80}: the Hub has no such model or revision: {reason}") from error
         raise JobError(f"cannot download {name:.80}: {reason}; try again later") from error
-    except Exception as error:  # of the library beneath, which differs from version to version
+    except Exception as error:  # the library beneath raises others from version to version
         raise JobError(f"cannot download {name:.80}: {' '.join(str(error).split())[:200]}; try again later") from error
 
 

@@ -33,7 +33,7 @@ BART_WITHOUT_EFFECT = {
     "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "extra_pos_embeddings", "num_hidden_layers",
 }  # fmt: skip
-BART_EPSILON = 1e-5  # of PyTorch's layer normalization
+BART_EPSILON = 1e-5  # PyTorch's, for layer normalization
 
 ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
@@ -152,7 +152,7 @@ ENCODER_FIXED: Config = {
 }  # fmt: skip
 ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
 MAX_LABELS = 1_000_000
-DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a configuration that names none
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
 PARTS = ("query", "key", "value")
 # The other products of a block: our kernel and bias, the name of theirs, its axes.
 PRODUCTS = [

@@ -269,11 +269,11 @@ def _start(file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
     """Where the content of a file in an archive begins. PyTorch does not compress."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError(f"expected no compressed files; {info.filename!r:.60} is one")
-    file.seek(max(info.header_offset, 0))  # of a damaged archive it may be negative
+    file.seek(max(info.header_offset, 0))  # it may be negative in a damaged archive
     header = file.read(30)
     if info.header_offset < 0 or header[:4] != b"PK\x03\x04" or len(header) < 30:
         raise ValueError(f"{info.filename!r:.60} has no header")
-    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")  # of name and extra
+    lengths = sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))  # name and extra
     return info.header_offset + 30 + lengths
 
 

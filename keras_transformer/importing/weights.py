@@ -19,7 +19,7 @@ from keras_transformer.tasks import task_named
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-TRANSPOSED = (1, 0)  # of a kernel that has outputs before inputs
+TRANSPOSED = (1, 0)  # a kernel that has outputs before inputs
 FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
 
 
@@ -190,10 +190,10 @@ class Imported(NamedTuple):
     Args:
         config: the complete arguments of our model.
         weights: the tensors, from which our model's weights are made.
-        vocabularies: of what is read and of what is written, or one for both; models of images have none.
+        vocabularies: for what is read and for what is written, or one for both; models of images have none.
         search: the options of the search, see `SearchOptions`.
-        languages: of source and target; None if the model does not say.
-        labels: of a classifier, in the order of its logits.
+        languages: the languages of source and target; None if the model does not say.
+        labels: the labels of a classifier, in the order of its logits.
     """
 
     config: Config

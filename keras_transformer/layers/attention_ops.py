@@ -146,7 +146,7 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
     Args:
         positions: (S,), as `key_positions` or `ring_positions` gives them.
         index: the position of the beams.
-        size: of the ring; None if the cache is none.
+        size: the size of the ring; None if the cache is none.
 
     Returns:
         booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S); None if it sees all.

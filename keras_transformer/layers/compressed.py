@@ -13,7 +13,7 @@ from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cac
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
 
-STRIDE = 3  # of the convolution, and the size of its kernel: each block of so many positions becomes one key
+STRIDE = 3  # and the size of the convolution's kernel: each block of so many positions becomes one key
 
 
 class CompressedCache(NamedTuple):

@@ -74,7 +74,7 @@ class TokenEmbedding(Layer):
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
 
 
-FEW_BITS = 7  # of a summand of a frequency: a product with a position of 17 bits has the 24 bits of float32
+FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
 
 
 def positions_of(x: Tensor) -> Tensor:

@@ -345,7 +345,8 @@ class UniversalStack(Stack):
             probability = self.halting_probability(x)
             is_last = step == self.num_layers - 1
             halts = running if is_last else running * ops.cast(spent + probability >= 1.0 - self.epsilon, "float32")
-            weight = running * probability + halts * (1.0 - spent - probability)  # of one that halts, the remainder
+            # A halting position gets the remainder.
+            weight = running * probability + halts * (1.0 - spent - probability)
             output = output + weight * ops.cast(x, "float32")
             pondered = pondered + running + halts * weight  # steps, and in the end the remainder
             spent, running = spent + weight, running - halts

@@ -141,7 +141,7 @@ class WindowedAttention(MultiHeadAttention):
         rows = ops.swapaxes(scores, 1, 2)  # (B, N, blocks, r, 2r)
         rows = ops.reshape(rows, (ops.shape(rows)[0], self.num_heads, -1, self.num_keys))[:, :, :length]
         positions = ops.arange(length)
-        starts = positions // self.width * self.width - self.num_before  # of the keys of a query's block
+        starts = positions // self.width * self.width - self.num_before  # the starts of the keys of a query's block
         places = positions - starts[:, None]  # (S, S) of a key among them
         inside = ops.logical_and(places >= 0, places < self.num_keys)
         places = ops.broadcast_to(ops.clip(places, 0, self.num_keys - 1), (*ops.shape(rows)[:3], length))

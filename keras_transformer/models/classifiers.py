@@ -148,7 +148,7 @@ class ImageClassifier(StackModel):
         num_labels: C, the number of labels. None gives the state of the class token, without a head.
         image_size: S, the height and the width of an image in pixels.
         patch_size: P, the height and the width of a patch. It divides S.
-        channels: of a pixel.
+        channels: how many numbers a pixel has.
         arguments: the others, see `keras_transformer.family.IMAGES`.
 
     Call arguments:

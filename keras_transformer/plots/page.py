@@ -18,7 +18,7 @@ from keras_transformer.decoding.pipelines import Attention, Tokens
 from keras_transformer.options import Config
 from keras_transformer.plots.pictures import families_for
 
-INCHES_OF_LINE = 0.26  # of a word's line
+INCHES_OF_LINE = 0.26  # the height of a word's line
 SHOWN = 0.01  # the smallest score with a line
 
 
@@ -87,7 +87,7 @@ TITLES = {
     "cross": "encoder-decoder attention",
     "self": "self-attention",
 }
-INCHES_OF_TOKEN = 0.17  # of a token
+INCHES_OF_TOKEN = 0.17  # the width of a token
 MARGIN = 0.9  # inches, for the names of tokens
 
 

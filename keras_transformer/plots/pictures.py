@@ -203,7 +203,7 @@ def _array(tensor: object) -> Any:
     return ops.convert_to_numpy(tensor)
 
 
-POINTS = 400  # of a curve
+POINTS = 400  # in a curve
 
 
 def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: int) -> Figure:
@@ -211,7 +211,7 @@ def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: i
 
     Args:
         schedules: by their names, such as `InverseSquareRootDecay(512)`; each takes the number of updates made so far.
-        num_steps: of the training.
+        num_steps: the number of steps of the training.
     """
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.subplots()
@@ -237,7 +237,7 @@ PANELS = (
     ("latency, ms", "latency_seconds", 1e3),
     ("sentences a second", "sentences_per_second", 1.0),
 )
-COLUMNS = 3  # of panels
+COLUMNS = 3  # panels side by side
 
 
 def certificate_picture(certificate: Mapping[str, Any]) -> Figure:

@@ -76,9 +76,9 @@ def task_named(name: object, kind: str, keys: Container[str] = ()) -> str:
     """The task of a model, by the name that its folder says, if it says one; else by what the folder holds.
 
     Args:
-        name: of the task; None in folders that were imported, or saved from Python.
-        kind: of the model.
-        keys: of the configuration. A task may have a `mark`, a key that all of its runs have.
+        name: the name of the task; None in folders that were imported, or saved from Python.
+        kind: the kind of the model.
+        keys: the keys of the configuration. A task may have a `mark`, a key that all of its runs have.
 
     Raises:
         RequestError: nothing that was imported defines the task.

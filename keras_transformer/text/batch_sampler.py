@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # Pairs of one width are sorted by the difference of their two lengths, plus noise of up to this many tokens. In batches
-# of 4,096 tokens of Multi30k the noise costs 1.6 % more padding, and half of a batch is new in the next epoch.
+# for 4,096 tokens of Multi30k the noise costs 1.6 % more padding, and half of a batch is new in the next epoch.
 LENGTH_NOISE = 3.0
 
 
@@ -200,7 +200,7 @@ class EqualPlan(Plan):
     """Plans batches of rows of one size, in each epoch in another order; blank rows fill the last batch.
 
     Args:
-        size: of a row, in what the budget counts.
+        size: the size of a row, in what the budget counts.
         unit: what a row is, for errors.
         token_budget: the most of a global batch.
         seed: for shuffling. The same seed, epoch and index give the same batch in every process.

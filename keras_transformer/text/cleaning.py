@@ -32,7 +32,7 @@ IN_VALIDATION, COPY, _, _, DUPLICATE, NEAR_DUPLICATE = range(1, len(REASONS) + 1
 _BLANK = 255  # a pair with a blank side, which is not judged here
 COPY_LETTERS = 15  # a shorter copy is kept: names and numbers are the same in many languages
 OWN_SHARE = 0.1  # a script is a side's own if this share of its lines is in it; the most frequent script always is
-EXAMPLES = 3  # of each reason
+EXAMPLES = 3  # for each reason
 _NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # what all scripts share, and unassigned characters
 _JAPANESE = ("Hira", "Kana", "Bopo")  # kana and bopomofo stand among Chinese characters: they count as such
 
@@ -173,7 +173,7 @@ class _Pairs:
     def __init__(self, validation: set[str]):
         self.validation = validation - {""}
         self.texts, self.keys = array("Q"), array("Q")  # hashes of the pairs, and of their keys
-        self.scripts = array("B"), array("B")  # of source and target: ids of `script_names`
+        self.scripts = array("B"), array("B")  # the scripts of source and target: ids of `script_names`
         self.alone = array("B")
         self.script_names = [""]
 
@@ -239,7 +239,7 @@ class Overlap:
     """Counts the lines of validation whose source stands in the training text too.
 
     Args:
-        sources: of validation.
+        sources: the sources to validate on.
         tags: that may stand before sources of both, and tell nothing of the text.
     """
 
@@ -275,7 +275,7 @@ UNFINISHED = "the translation is cut at its limit"
 RATIO = "one side is absurdly longer than the other"
 REPEATED = "the translation repeats a phrase"
 
-MAX_RATIO = 4.0  # of the letters of one side to those of the other;
+MAX_RATIO = 4.0  # letters of one side for each of the other;
 FEW_LETTERS = 20  # sides with fewer letters may differ as they like
 MAX_TIMES = 3  # a phrase may stand so often in a row, or as often as one does in the source
 PHRASE_WORDS = 12  # the longest phrase that is looked for

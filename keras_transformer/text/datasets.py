@@ -55,7 +55,7 @@ def datasets_from_files(
         source, target, valid_source, valid_target: see `corpus_from_files`. Without validation files the last lines of
             the training files are held out. Validation takes at most 2,000 pairs.
         tokenizer, target_tokenizer: the vocabulary of the source and of the target; by default one for both.
-        token_budget, seed, plan_options: of the training batches, see `BatchPlan`.
+        token_budget, seed, plan_options: for the training batches, see `BatchPlan`.
         initial_epoch: the epoch with which training begins, as in `fit`.
         strategy: the `tf.distribute` strategy of the model; its replicas share each batch.
         cache: a folder that keeps the tokenised text. By default a temporary one lives as long as the datasets.
@@ -166,7 +166,7 @@ class _Text:
 
     Args:
         corpus: the text.
-        tokenizers: of source and target.
+        tokenizers: the tokenizers of source and target.
         cache: where the folders are made; None makes temporary folders, which go away with the tokenised text.
     """
 

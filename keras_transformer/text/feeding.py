@@ -84,7 +84,7 @@ def generator(
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]]:
     """Yields (inputs, labels, weights) for `fit` on any backend, from `place` on and without end.
 
-    Of each global batch it yields the shards `replica_indices` of `num_shards`, in that order.
+    It yields the shards `replica_indices` of `num_shards` of each global batch, in that order.
     """
     for _, batch in plan.iterate(place):
         for index in replica_indices:

@@ -152,7 +152,7 @@ class Wmt14:
         data_dir: where tensorflow-datasets keeps its files.
 
     Attributes:
-        num_pairs: of training.
+        num_pairs: how many pairs there are to train on.
 
     Raises:
         RequestError: other languages, or tensorflow-datasets is not installed.

@@ -18,7 +18,7 @@ from keras_transformer.errors import RequestError
 LANGUAGES = ("de", "fr")  # into which English is translated
 NUM_TRAIN = 24_000
 NUM_HELD_OUT = 1_000  # sentences to validate on, and as many to test on
-HELD_OUT_SHARE = 0.1  # of the pairs of nouns, for the validation and again for the test
+HELD_OUT_SHARE = 0.1  # as many pairs of nouns for the validation, and again for the test
 
 
 class Noun(NamedTuple):

@@ -188,7 +188,7 @@ class _Side:
         starts, ends = self.offsets[:-1].copy(), self.offsets[1:]
         if tags:
             places = np.flatnonzero(np.isin(self.ids, list(tags)))
-            starts[np.searchsorted(self.offsets, places, "right") - 1] = places + 1  # of several in a row, the last's
+            starts[np.searchsorted(self.offsets, places, "right") - 1] = places + 1  # the last's of several in a row
         return (self.ids[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
     def padded(self, rows: np.ndarray, num_rows: int, width: int) -> np.ndarray:

@@ -26,7 +26,7 @@ SEPARATOR = END  # between a source and its target in one row: every vocabulary 
 SPACE = "▁"  # how pieces spell a space
 LINE_BREAK = "\n"  # a piece of vocabularies that keep text as it is
 
-SAME_SCORE = 1e-3  # of two divisions of a text into pieces, in nats
+SAME_SCORE = 1e-3  # two divisions of a text into pieces are as likely within this, in nats
 MODEL_TYPES = ("unigram", "bpe", "char")
 MAX_MODEL_BYTES = 16 * 2**20
 # While it trains, SentencePiece takes about 3 KB a line: 1.4 GB for this many.

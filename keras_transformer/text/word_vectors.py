@@ -16,8 +16,8 @@ import numpy as np
 from keras_transformer.errors import RequestError
 from keras_transformer.text.lines import UNREADABLE, opened, refuse_pipe, unreadable
 
-MAX_ROW_BYTES = 2**20  # of a line of text, and of a word in a binary file
-CHUNK_BYTES = 2**16  # of a binary file, at once
+MAX_ROW_BYTES = 2**20  # the longest line of text, and the longest word in a binary file
+CHUNK_BYTES = 2**16  # a binary file is read by so much
 HEADER = re.compile(rb"(?:\xef\xbb\xbf)?(\d{1,18})[ \t]+(\d{1,9})\s*")  # count and D, as word2vec writes them
 # How files begin that are taken for these formats, and what they are.
 OTHER_FORMATS = {

@@ -29,9 +29,9 @@ class Progress:
     """How far a run is. A checkpoint keeps it beside the arrays."""
 
     step: int = 0
-    epoch: int = 0  # of the data, where the next batch is
+    epoch: int = 0  # the epoch of the data, where the next batch is
     batch: int = 0  # the next batch's number in that epoch
-    best_score: float = -math.inf  # of the score by which the task judges a round
+    best_score: float = -math.inf  # the best so far of the score by which the task judges a round
     best_step: int = 0
     validations_without_better: int = 0
     seconds: float = 0.0
@@ -199,7 +199,7 @@ class Logged(Judge):
         show: called with the step, at the end of a round.
     """
 
-    name, sign = "", 1.0  # of the number; -1 where less is better
+    name, sign = "", 1.0  # what the logs call the score; -1 where less is better
 
     def __init__(self, progress: Progress, patience: int = 0, show: Callable[[int], None] = lambda step: None):
         super().__init__(progress, patience)
@@ -279,7 +279,7 @@ class Save(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if num_workers() == 1:  # several workers reset their metrics together, and no checkpoint holds them
-            self.model.reset_metrics()  # of the validation's counts, from which an extended run would go on
+            self.model.reset_metrics()  # an extended run would go on from the validation's counts
         self.save()
 
     def save(self) -> None:

@@ -21,7 +21,7 @@ from keras_transformer.options import flag_of as flag_of
 from keras_transformer.tasks import DEFAULT_TASK, TASKS
 
 LARGEST = sys.float_info.max  # an integer of JSON may be larger
-DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # of the flags
+DATA, MODEL, TRAINING, RUN = GROUPS = ("data", "model", "training", "run")  # in which the help shows the flags
 # The arguments of models that the data tells.
 TOLD_BY_DATA = {"source_vocabulary_size", "num_control_ids", "num_labels", "head_layer"}
 SettingsClass = TypeVar("SettingsClass", bound=type)
@@ -43,8 +43,8 @@ def flag(
     """A setting with its flag.
 
     Args:
-        group: of the flag in the help.
-        default, help: of the flag.
+        group: the group of the flag in the help.
+        default, help: the default and help of the flag.
         check: whether a value is allowed.
         expected: the values that are allowed, in words.
         own: what the user's own data is that it names, in place of a named corpus.
@@ -52,7 +52,7 @@ def flag(
         is_inherited: whether a run hands it on to a run that fine-tunes it.
         is_kept: whether config.json keeps it.
         slot: that the value fills, a part.
-        options: of `argparse`.
+        options: for `argparse`.
     """
     facts = {"own": own, "reads": reads, "is_inherited": is_inherited, "is_kept": is_kept, "slot": slot}
     told = {"group": group, "help": help, "check": check, "expected": expected, "options": options}
@@ -102,9 +102,9 @@ def _argument(option: Option) -> Any:
 class Settings:
     """The settings of a training run, flat. The flags of train.py are made from them."""
 
-    kind: ClassVar[str]  # of the task's model, a key of `family.KINDS`
+    kind: ClassVar[str]  # the kind of the task's model, a key of `family.KINDS`
     mark: ClassVar[str | None] = None  # a key of config.json that the runs of the task have, see `tasks.task_named`
-    defaults: ClassVar[Config] = {}  # of the task; they win over a preset's
+    defaults: ClassVar[Config] = {}  # the task's; they win over a preset's
 
     task: str = flag(DATA, DEFAULT_TASK, "what to learn", choices=TASKS, metavar="TASK")
     dataset: str | None = flag(DATA, None, "a named corpus", is_inherited=False, metavar="NAME")
@@ -209,8 +209,8 @@ def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsCl
 
     Args:
         task: its name.
-        kind: of its model, a key of `family.KINDS`.
-        defaults: of the task. They win over those of `Settings` and of a preset.
+        kind: the kind of its model, a key of `family.KINDS`.
+        defaults: the task's. They win over those of `Settings` and of a preset.
     """
 
     def make(settings: Any) -> Any:

@@ -28,7 +28,7 @@ class Devices(NamedTuple):
 
     Args:
         kind: "auto" (all GPUs, else the processor), "cpu" or "gpu".
-        numbers: of the GPUs, or of the replicas on the processor; empty for "auto".
+        numbers: the numbers of the GPUs, or of the replicas on the processor; empty for "auto".
     """
 
     kind: str
@@ -139,7 +139,7 @@ class Workers(NamedTuple):
     Args:
         total: how many workers.
         own: this worker's number, from 0.
-        addresses: of all workers, as "HOST:PORT"; empty if there is one.
+        addresses: the addresses of all workers, as "HOST:PORT"; empty if there is one.
     """
 
     total: int

@@ -26,7 +26,7 @@ from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarg
 from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
 
-EXAMPLE_CHARACTERS = 60  # of an example on standard error
+EXAMPLE_CHARACTERS = 60  # as much of an example is shown
 
 
 def clean(run: Run) -> None:
@@ -74,7 +74,7 @@ def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
 
 
 MOST_CHECKED = 100_000  # target lines
-MOST_CHANGED = 0.001  # of them, without a warning
+MOST_CHANGED = 0.001  # the share of changed lines that brings no warning
 NUM_EXAMPLES, SHOWN_CHARACTERS = 3, 30
 
 
@@ -106,7 +106,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     Args:
         run: the chief writes the vocabulary and the validation text into its folder.
         cache: where the tokenised text goes.
-        num_replicas: of all workers.
+        num_replicas: how many replicas all workers have together.
 
     Raises:
         RequestError: the text does not support the vocabulary, the vocabulary has no piece for a tag, or cleaning
@@ -158,9 +158,9 @@ def tokenized(
     Args:
         run: with the corpus.
         cache: where the ids go.
-        valid_pairs: of validation.
-        tokenizers: of source and target.
-        keep_text: of training; see `TokenizedCorpus.build`.
+        valid_pairs: the pairs to validate on.
+        tokenizers: the tokenizers of source and target.
+        keep_text: whether to keep the text of training; see `TokenizedCorpus.build`.
         options: see `TokenizedCorpus.build`.
 
     Raises:
@@ -181,11 +181,11 @@ def tokenized(
 def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
     """Tells how many target lines the vocabulary does not give back as they were, but for what cleaning changes.
 
-    Of more than `MOST_CHECKED` lines it looks at every second, third and so on. config.json keeps the share.
+    It looks at every second, third and so on of more than `MOST_CHECKED` lines. config.json keeps the share.
 
     Args:
         run: with the corpus.
-        tokenizer: of the target.
+        tokenizer: the tokenizer of the target.
         count: about how many lines there are.
     """
     if run.is_resumed:

@@ -133,7 +133,7 @@ def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
 LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
 REDRAW_SECONDS = 0.2  # between two drawings of the bar
 BAR_WIDTH = 30  # the most characters of the bar
-DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # of what is told of a validation
+DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 
 
 class ProgressLine(keras.callbacks.Callback):
@@ -143,7 +143,7 @@ class ProgressLine(keras.callbacks.Callback):
 
     Args:
         progress: how far the run is.
-        steps: of the whole run.
+        steps: the steps of the whole run.
         unit: what has a label.
     """
 

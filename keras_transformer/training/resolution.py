@@ -62,7 +62,7 @@ def resolve(given: Config, recipe: Config, inherited: Config | None = None, num_
         recipe: the settings that the corpus brings.
         inherited: the settings of a run that is fine-tuned; they win over a preset that was not given, which then is
             `tiny`.
-        num_pairs: of training, by which the preset `auto` goes.
+        num_pairs: how many pairs there are to train on, by which the preset `auto` goes.
 
     Returns:
         Those of the task that `given` names, or `inherited`.
@@ -169,7 +169,7 @@ def check_types(stored: Config, settings: type[Any]) -> None:
         if not setting.metadata["is_kept"] or setting.name not in stored:
             continue
         value = stored[setting.name]
-        # Of the user's own text, and of a vocabulary that the run did not learn.
+        # None stands for the user's own text, and for a vocabulary that the run did not learn.
         may_be_none = setting.default is None or setting.name in ("dataset", "normalization")
         if not (may_be_none if value is None else _may_be_given(setting, value)):
             raise RequestError(f"the run's config.json is damaged: no {flag_of(setting.name)} is {value!r:.60}")
@@ -202,7 +202,7 @@ def fine_tuned(given: Config, recipe: Config, parent: Config, num_pairs: int = 0
         given: the flags that were given.
         recipe: what the corpus brings.
         parent: the configuration of the run that is fine-tuned.
-        num_pairs: of training, for `--preset auto`.
+        num_pairs: how many pairs there are to train on, for `--preset auto`.
 
     Raises:
         RequestError: a flag asks for another size than the parent's, or the settings are wrong.
@@ -264,7 +264,7 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> Config:
     """A warm-up of a tenth of the steps.
 
     Args:
-        settings: of the run.
+        settings: the settings of the run.
         peak: the learning rate to rise to.
         shortens: whether the warm-up may change; if not, the learning rate alone is fitted.
 

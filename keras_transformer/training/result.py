@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
 
     Args:
         kind: "last", "best" or "mean".
-        steps: of the checkpoints; of several it is their mean.
+        steps: the steps of the checkpoints; of several the mean is taken.
     """
 
     kind: str
@@ -98,7 +98,7 @@ def candidates(checkpoints: Checkpoints, best_step: int, end: int | None = None)
     """What the end of a run compares: the last checkpoint, the best one, and the mean of the last part of the run.
 
     Args:
-        checkpoints: of the run, which hold the last one and the best.
+        checkpoints: the checkpoints of the run, which hold the last one and the best.
         best_step: the step with the best validation; 0 if there is none.
         end: the last step of the mean; by default that of the last checkpoint.
 

@@ -78,7 +78,7 @@ class Run:
         config: what `config.json` holds.
         is_chief: whether this worker writes the run folder; of several workers one does.
         is_resumed: whether the run began before.
-        vocabulary: of what the model takes, once it is known; None for models that take no text.
+        vocabulary: what spells the model's input, once it is known; None for models that take no text.
         given: the flags of a new run, by the names of their settings.
     """
 

@@ -31,7 +31,7 @@ SHORTEST = 5 * MOST_STEPS  # steps; the timing of a shorter run takes as long as
 SAMPLED_BATCHES = 100  # whose sizes stand for those of an epoch
 NUM_COMPARED = 3  # weights that the end of a run compares
 LONG_SECONDS = 2 * 3600.0
-FORWARD_SHARE = 1 / 3  # of a step, where validation has too few batches to be timed
+FORWARD_SHARE = 1 / 3  # so much of a step is its forward pass, where validation has too few batches to be timed
 
 
 class Estimate(NamedTuple):
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     every: int
 
     def seconds(self, steps: int) -> float:
-        """Of a run of this many steps."""
+        """The time of a run of this many steps."""
         return steps * self.step + math.ceil(steps / self.every) * self.validation + self.end
 
     def steps_within(self, seconds: float) -> int:
@@ -192,7 +192,7 @@ def _positions(plan: Plan, place: Place) -> int:
 
 
 def _mean_positions(plan: Plan) -> float:
-    """Of the batches of the first epoch."""
+    """The mean size of the batches of the first epoch."""
     count = plan.num_batches(0)
     sampled = np.linspace(0, count - 1, min(count, SAMPLED_BATCHES)).astype(int)
     return float(np.mean([_positions(plan, Place(0, int(index))) for index in sampled]))

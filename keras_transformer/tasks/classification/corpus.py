@@ -17,7 +17,7 @@ Labelled = tuple[str, str]  # label, text
 
 HELD_OUT_EVERY = 10  # without validation text, one line in this many is held out
 LANGUAGES = ("cs", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "pl", "sv", "tr")
-TRAINED_NUMBERS, HELD_OUT_NUMBERS = 1_500, 200  # of each language
+TRAINED_NUMBERS, HELD_OUT_NUMBERS = 1_500, 200  # in each language
 
 NUMBERS_RECIPE: Config = {
     "num_layers": 2,

@@ -70,7 +70,7 @@ class ImagePlan(EqualPlan):
 
     Args:
         pixels: the images.
-        positions: of an image in the model: its patches, and the class token.
+        positions: how many positions an image takes in the model: its patches, and the class token.
         random_shift: each image is moved by up to so many pixels, down or up and right or left, anew in each epoch. A
             uniform number is drawn for each direction and rounded. Black pixels come in at the edge.
         options: see `EqualPlan`; the budget counts positions.

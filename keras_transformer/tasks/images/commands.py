@@ -13,7 +13,7 @@ from keras_transformer.errors import JobError, RequestError, load_tensorflow, sa
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
 
-MAX_IMAGES = 100  # of validation, of a run that is imported
+MAX_IMAGES = 100  # an imported run keeps so many to validate on
 
 
 def classify(arguments: argparse.Namespace) -> None:

@@ -114,7 +114,7 @@ def pixels_of(array: np.ndarray, size: int, channels: int) -> np.ndarray:
     return _pixels(Image.fromarray(array.reshape(shape[:2] if shape[2] == 1 else shape)), size, MODES[channels])
 
 
-HELD_OUT_SHARE = 0.1  # of the images of each label, without validation images
+HELD_OUT_SHARE = 0.1  # per label, if no validation images are given
 NAMED_IN_WARNINGS = 5  # files; the others are counted
 DIGITS_SHARE, DIGITS_SEED = 0.5, 0  # what is held out of the digits: half of each, always the same
 DIGITS_WHITE = 16  # the largest pixel of the digits
@@ -126,7 +126,7 @@ class LabelledImage(NamedTuple):
     Args:
         label: such as the name of the folder that the image lies in.
         source: a file, or pixels (H, W) or (H, W, 3) uint8.
-        sha256: of the file or of the pixels.
+        sha256: the sha256 of the file or of the pixels.
     """
 
     label: str
@@ -203,7 +203,7 @@ def stratified(
 
     Args:
         images: at least two of each label that differ.
-        share: of the second part; each label has at least one image in each part.
+        share: how much the second part gets; each label has at least one image in each part.
         seed: the same seed divides the same images in the same way.
 
     Returns:

@@ -17,7 +17,7 @@ from keras_transformer.ops import Tensor
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.images.pipeline import Recognizer
 
-MAX_NUMBERS = 5_000_000  # of the images that an artefact is certified on
+MAX_NUMBERS = 5_000_000  # in the images that an artefact is certified on
 
 
 class Recognition(Signature):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCORE = "validation loss"
 UNIT = "images"
-MAX_KEPT_BYTES = 16_000_000  # of the pixels of validation that the run folder keeps
+MAX_KEPT_BYTES = 16_000_000  # the run folder keeps so many bytes of validation images
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def options_of(arguments: argparse.Namespace, answers: bool) -> SearchOptions:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Prints log P and perplexity: of answers a line for a line, of a text in one JSON object.
+    """Prints log P and perplexity: a line for each answer, or one JSON object for a text.
 
     Raises:
         RequestError: a text and pairs are given, or neither.

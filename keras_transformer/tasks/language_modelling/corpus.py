@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from keras_transformer.tasks.language_modelling.pipeline import Generator
 
 
-HELD_OUT_SHARE = 0.1  # of the characters of a text without validation text
+HELD_OUT_SHARE = 0.1  # so much is held out if no validation text is given
 
 # Small, for a text of half a million characters.
 PYDOC_RECIPE: Config = {
@@ -119,7 +119,7 @@ def named_text(name: str) -> Corpus[str]:
 
 
 NUM_SAMPLES = 5
-SHOWN_CHARACTERS = 300  # of a source among the samples
+SHOWN_CHARACTERS = 300  # as much of a source is shown among the samples
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
     that its loss is that of the answers.
 
     `config.json` keeps `answer_length`, the number of ids of the longest target with its end. The source gets what the
-    context holds beside it: of a longer source the end is cut, in training as when the model answers.
+    context holds beside it: the end of a longer source is cut, in training as when the model answers.
 
     Raises:
         RequestError: the text does not support the vocabulary, cleaning leaves nothing of it, or the budget does not

@@ -40,15 +40,15 @@ class Continuation(NamedTuple):
     """What a model adds to a prompt."""
 
     text: str
-    ids: tuple[int, ...]  # of its pieces; the last is the end id if the model ended the text
-    score: float  # of a search log P / ((5 + length) / 6)^α, both without the prompt; of a draw log P
+    ids: tuple[int, ...]  # the ids of its pieces; the last is the end id if the model ended the text
+    score: float  # log P / ((5 + length) / 6)^α after a search, both without the prompt; log P after a draw
 
 
 @dataclass
 class _Row:
     """A text that grows."""
 
-    ids: Ids  # of the prompt and what was added
+    ids: Ids  # the ids of the prompt and what was added
     num_added: int = 0
     log_prob: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -70,7 +70,7 @@ class Generator(Pipeline):
     Args:
         model: the model.
         tokenizer: its vocabulary.
-        answer_length: of a model that answers, the most tokens of an answer, the end included; None for a model that
+        answer_length: the most tokens of an answer, the end included, of a model that answers; None for a model that
             continues.
     """
 

@@ -64,7 +64,7 @@ class Continuation(Searching):
 class Answering(Continuation):
     """A language model of pairs: prompt ids, pieces and the separator (the end id) → the ids of the answer, the score.
 
-    Of a prompt that leaves no room for the longest answer the beginning counts.
+    The beginning counts of a prompt that leaves no room for the longest answer.
     """
 
     mark = "answer_length"
@@ -76,7 +76,7 @@ class Answering(Continuation):
         return with_end(pieces)
 
     def search(self, ids: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        longest = self.model.context_length - self.pipeline.answer_length - 1  # of a prompt, in pieces
+        longest = self.model.context_length - self.pipeline.answer_length - 1  # pieces of the longest prompt
         return super().search(permitted(ids, self.model.vocabulary_size, longest), decoding)
 
     @classmethod
@@ -88,7 +88,7 @@ class Continued(Searched):
     """What a language model answers.
 
     Args:
-        signature: of its artefacts.
+        signature: the signature of its artefacts.
         generator: the model with its vocabulary.
         texts: the prompts.
         decoding: how it searches.

@@ -42,7 +42,7 @@ SCORE = "validation loss"
 UNIT = "tokens"
 SAMPLE_TOKENS = 256
 MAX_VALIDATION_TOKENS = 200_000  # what a round is validated on
-MAX_KEPT_CHARACTERS = 2_000_000  # of the validation text that the run folder keeps
+MAX_KEPT_CHARACTERS = 2_000_000  # the run folder keeps so much of the validation text
 
 
 @dataclass(frozen=True)

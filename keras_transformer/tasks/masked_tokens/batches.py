@@ -11,8 +11,8 @@ from keras_transformer.tasks.classification.batches import TextRows
 from keras_transformer.text.batch_sampler import RowPlan
 from keras_transformer.text.tokenizer import MASK, PAD
 
-SHARE = 0.15  # of a text's pieces that are to be told; at least one
-MASKED, CHANGED = 0.8, 0.1  # of these: what the mask replaces, and what another piece replaces; the rest stays
+SHARE = 0.15  # the fraction of a text's tokens to predict; at least one
+MASKED, CHANGED = 0.8, 0.1  # the mask replaces the first share, other tokens the second; the rest stays
 
 
 class MaskedRows(TextRows):

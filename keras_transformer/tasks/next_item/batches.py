@@ -85,7 +85,7 @@ class HistoryPlan(RowPlan):
     def _cut_at(self, first: np.ndarray) -> HistoryRows:
         """Windows of C items, the first of each history from `first` on, which may lie before the history."""
         counts = -((first - self._stops) // self.width)
-        numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of windows in histories
+        numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # windows in each history
         starts = np.repeat(first, counts) + numbers * self.width
         stops = np.minimum(starts + self.width, np.repeat(self._stops, counts))
         return HistoryRows(self._ids, np.maximum(starts, np.repeat(self._starts, counts)), stops)

@@ -20,7 +20,7 @@ EVALUATED_AT = (1, 5, 10, 20)  # the k of recall and NDCG
 
 
 def recommend(arguments: argparse.Namespace) -> None:
-    """Prints a JSON object for each history: of standard input, or of the users of a log."""
+    """Prints a JSON object for each history of standard input, or for each user of a log."""
     log = None if arguments.log is None else log_in(arguments.log)
     load_tensorflow()
     from keras_transformer.tasks.next_item.pipeline import history_of, load_recommender

@@ -21,14 +21,14 @@ from keras_transformer.text.lines import each_of, read_lines, sha256_of, string_
 from keras_transformer.text.tokenizer import END
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
-MAX_BYTES = 2**30  # of a file of names
+MAX_BYTES = 2**30  # the largest file of names
 
 
 class Items:
     """Items and their ids, from `FIRST_ITEM` on.
 
     Args:
-        names: of the items, in the order of their ids.
+        names: the names of the items, in the order of their ids.
 
     Raises:
         ValueError: there are no names, or one of them is blank or is there twice.
@@ -140,7 +140,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     users: dict[str, int] = {}
     items: dict[str, int] = {}
-    events: list[tuple[array[int], array[float]]] = []  # of each user: items and times
+    events: list[tuple[array[int], array[float]]] = []  # the events of each user: items and times
     for user, item, time in _events(path):
         number = users.setdefault(user, len(users))
         if number == len(events):

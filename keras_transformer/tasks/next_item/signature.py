@@ -23,13 +23,13 @@ from keras_transformer.text.tokenizer import PAD, START
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-SEED = 1  # of made histories
+SEED = 1  # for histories that are made up
 
 
 class Recommending(Signature):
     """A model of histories: ids, the start id and then items, the oldest first → the likeliest next items, a vector.
 
-    Of a history that is longer than the context the last items count.
+    The last items count of a history that is longer than the context.
     """
 
     ids_stem, text_stem = "recommend", ""

@@ -28,7 +28,7 @@ class Passage:
     """A line as it is translated.
 
     Args:
-        number: of the line in the whole stream.
+        number: the number of the line in the whole stream.
         texts: what is translated; nothing of a blank line.
         spaces: what stays as it is: before the first text, behind each text but the last, and behind the last.
         tags: with which each text begins.
@@ -62,7 +62,7 @@ class Passages:
     stays whole.
 
     Args:
-        tokenizers: of source and target.
+        tokenizers: the tokenizers of source and target.
         most: the most pieces of a source.
         options: how the lines are translated.
         learned: the text that the model learned from.
@@ -109,7 +109,7 @@ class Passages:
         return target if into(source, "source") in tags.split() else source
 
     def fitted(self, passages: Sequence[Passage]) -> tuple[list[Passage], list[Sentence]]:
-        """The passages, with texts that fit the model, and their sentences: of each text one, at the text's place.
+        """The passages, with texts that fit the model, and their sentences: one for each text, at the text's place.
 
         A text without any piece has no sentence.
         """
@@ -189,7 +189,7 @@ class Layout:
     """A text of several lines: what is translated of it, and the line breaks and blank lines that stay.
 
     Args:
-        text: of any number of lines.
+        text: any number of lines.
     """
 
     def __init__(self, text: str):
@@ -252,7 +252,7 @@ def translations(
     Args:
         decoder: the model.
         target: the vocabulary of what it writes.
-        num_lines: of which the sentences are; a line without a sentence has one translation, the empty text.
+        num_lines: how many lines the sentences come from; a line without a sentence has the empty translation.
         sentences: in pieces.
         options: how to translate.
     """

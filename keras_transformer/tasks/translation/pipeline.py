@@ -311,7 +311,7 @@ class Translator(Pipeline):
 
         Args:
             folder: where to write; a new or empty folder.
-            languages: of source and target, such as ("en", "de").
+            languages: the languages of source and target, such as ("en", "de").
             validation: sentences and their translations, with which exports are certified.
             overwrite: whether to replace a run that is in the folder.
 
@@ -349,8 +349,8 @@ def load(
         run: a run folder, which train.py wrote, or an export folder, which `python -m export` wrote.
         max_source_length: see `Translator`.
         precision: "float32", "float16" or "int8", of an export; by default float32 if it is there.
-        num_threads: of the processor, of an export; by default one for each core.
-        provider: of an export, see `OnnxDecoder`.
+        num_threads: how many threads an export uses; by default one for each core.
+        provider: what an export computes on, see `OnnxDecoder`.
 
     Raises:
         RequestError: the folder holds no run, no model yet or no graphs; a file is damaged; or a run is given threads

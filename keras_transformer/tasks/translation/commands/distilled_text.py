@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras_transformer.text.corpora import Pair
 
 SHARD_LINES = 10_000  # so many translations are lost at most if the work is stopped
-SHOWN_CHARACTERS = 60  # of an example on standard error
+SHOWN_CHARACTERS = 60  # as much of an example is shown
 
 
 class DistilledText:

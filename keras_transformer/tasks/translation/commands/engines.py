@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
-MOST_SOURCES = 2000  # of a run's validation text, which probes are chosen of
-TrainedRun = Any  # of the export's module `signatures`, which is imported late
+MOST_SOURCES = 2000  # so many validation sources are tried as probes
+TrainedRun = Any  # the trainedrun of the export's module `signatures`, which is imported late
 
 
 def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
@@ -47,7 +47,7 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
     Args:
         runs: one, or several that translate together; the first keeps the graphs.
         options: the search, which is inside the graph of a translator.
-        precision: of the graphs.
+        precision: the precision of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
     """
     key = digest((writers(), *map(content_of, runs)))
@@ -62,7 +62,7 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
 
 def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
     """The sizes and checksums of the parts of model.keras, from the archive's list: the weights are not read. And the
-    source of the modules that register parts of the run: of a package all its files.
+    source of the modules that register parts of the run: all files of a package.
 
     Raises:
         RequestError: there is no run or no model yet, or its file is damaged.

@@ -46,7 +46,7 @@ def warn_of_training_text(run: RunFolder, sources: list[str], tokenizer: Tokeniz
     Args:
         run: the folder.
         sources: the lines that are translated.
-        tokenizer: of the run's sources.
+        tokenizer: the tokenizer of the run's sources.
     """
     try:
         trained = TokenizedCorpus.open(run.cache / "train")
@@ -116,7 +116,7 @@ def compared(
 
     Args:
         translators: at least two.
-        options: of each translator's search.
+        options: the options of each translator's search.
         sources: the same text for each translator, but for tags.
         targets: its correct translation.
         tokenize: the name of BLEU's tokenizer.

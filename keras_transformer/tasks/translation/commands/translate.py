@@ -85,7 +85,7 @@ def output_line(hypothesis: Hypothesis, number: int, arguments: argparse.Namespa
 
     Args:
         hypothesis: the translation.
-        number: of its line, from 0.
+        number: the number of its line, from 0.
         arguments: the command's.
     """
     score = f"{hypothesis.score:.4f}"
