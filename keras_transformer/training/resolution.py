@@ -272,7 +272,7 @@ def fitting_warm_up(settings: Settings, peak: float, shortens: bool) -> Config:
         `warmup_steps` and `learning_rate_factor`.
     """
     warmup = max(1, min(settings.warmup_steps, settings.steps // 10)) if shortens else settings.warmup_steps
-    usual = replace(settings, warmup_steps=warmup, learning_rate_factor=1.0).learning_rate(warmup)
+    usual = learning_rate(replace(settings, warmup_steps=warmup, learning_rate_factor=1.0), warmup)
     return {"warmup_steps": warmup, "learning_rate_factor": float(f"{peak / usual:.3g}")}
 
 
