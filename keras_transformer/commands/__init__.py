@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -225,6 +224,7 @@ def add_batch_size(parser: argparse.ArgumentParser) -> None:
 
 Item = TypeVar("Item")
 
+COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
 SECONDS = 0.2  # between two lines
 
 
@@ -234,21 +234,10 @@ def counted(items: Iterable[Item], noun: str) -> Iterator[Item]:
     That is where standard error is a terminal, and neither standard input nor standard output is one.
     """
     if sys.stderr is None or not sys.stderr.isatty() or sys.stdin.isatty() or sys.stdout.isatty():
-        yield from items
-        return
-    start = shown = time.monotonic()
-    for number, item in enumerate(items, start=1):
-        yield item
-        now = time.monotonic()
-        if now - shown >= SECONDS:
-            shown = now
-            print(
-                f"\r\033[K{number:,} {noun} · {number / (now - start):,.0f} a second",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-    print("\r\033[K", end="", file=sys.stderr, flush=True)
+        return iter(items)
+    from tqdm import tqdm
+
+    return iter(tqdm(items, bar_format=COUNTED, unit=f" {noun}", mininterval=SECONDS, position=0, leave=False))
 
 
 def write_vectors(arguments: argparse.Namespace, vectors_of: Callable[[argparse.Namespace], np.ndarray]) -> None:

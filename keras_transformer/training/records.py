@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from tqdm import tqdm
 
 from keras_transformer.errors import say
 from keras_transformer.files import write_text, write_whole
@@ -132,7 +133,7 @@ def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
 
 LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
 REDRAW_SECONDS = 0.2  # between two drawings of the bar
-BAR_WIDTH = 30  # the most characters of the bar
+BAR = "{bar} {desc}"  # for tqdm
 DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 
 
@@ -152,7 +153,7 @@ class ProgressLine(keras.callbacks.Callback):
         self.progress = progress
         self.steps = steps
         self.unit = unit
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._bar = self._made_bar() if sys.stderr is not None and sys.stderr.isatty() else None
         self._shown = 0.0
         self._last = ""  # score of a validation
         # Where the measurement of speed begins: after the first step, which traces the graph.
@@ -161,19 +162,20 @@ class ProgressLine(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._since = self._since or replace(self.progress)
         now = time.monotonic()
-        if now - self._shown >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
+        if now - self._shown >= (REDRAW_SECONDS if self._bar else LINE_SECONDS):
             self._shown = now
-            if self._terminal:
-                self._draw(self._line(logs or {}).removeprefix("step ") + self._last)
-            else:
+            if self._bar is None:
                 say(self._line(logs or {}))
+            else:
+                self._bar.n, self._bar.ncols = self.progress.step, shutil.get_terminal_size().columns - 1
+                self._bar.set_description_str(self._line(logs or {}).removeprefix("step ") + self._last)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = logs or {}
         told = [f" · {name.removeprefix('val_')} {logs[name]:.{DIGITS[name]}f}" for name in DIGITS if name in logs]
         self._last = told[-1].replace(" loss ", " validation ") if told else ""
-        if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr)  # the line takes the place of the bar
+        if self._bar is not None:
+            self._bar.clear()  # the line takes the place of the bar
         say(self._line(logs) + (" · validation" + "".join(told) if told else ""))
 
     def _line(self, logs: dict) -> str:
@@ -186,13 +188,8 @@ class ProgressLine(keras.callbacks.Callback):
         left = (self.steps - progress.step) * passed / (progress.step - since.step)
         return f"{line} · {(progress.tokens - since.tokens) / passed:,.0f} {self.unit}/s · {clock(left)} left"
 
-    def _draw(self, line: str) -> None:
-        """Redraws the bar and the line, cut to the width of the terminal: a line that wraps cannot be redrawn."""
-        columns = shutil.get_terminal_size().columns - 1
-        width = min(BAR_WIDTH, columns - len(line) - 1)
-        done = round(width * min(1.0, self.progress.step / self.steps))
-        bar = f"{'━' * done}{'─' * (width - done)} " if width >= 5 else ""
-        print(f"\r\033[K{(bar + line)[:columns]}", end="", file=sys.stderr, flush=True)
+    def _made_bar(self) -> tqdm:
+        return tqdm(total=self.steps, bar_format=BAR, ascii="─━", position=0, leave=False, delay=REDRAW_SECONDS)
 
 
 def clock(seconds: float) -> str:
