@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keras_transformer import ops
 from keras_transformer.decoding.loop import Cache, Prompted, Step, num_read, sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.metrics import ranks_of
 from keras_transformer.models.classifiers import Encoder, ImageClassifier
 from keras_transformer.models.stack_models import LanguageModel, SequenceEncoder
@@ -75,6 +76,13 @@ class Sampling:
             beginning,
             model.num_control_ids,
         )
+
+
+def decoding_of(options: SearchOptions) -> Search | Sampling:
+    """The search, or the drawing, that the options ask for."""
+    if options.sampling:
+        return Sampling(options.n_best, options.temperature, options.top_k, options.top_p)
+    return Search(options.num_beams, options.length_penalty, options.n_best)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.decoding.computations import Alignment, LogProbs, Sampling, Search
+from keras_transformer.decoding.computations import Alignment, LogProbs, decoding_of
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, padded
@@ -174,12 +174,10 @@ class KerasDecoder(Decoder):
                 )
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        search = Search(options.num_beams, options.length_penalty, options.n_best)
-        return Found(*self._computations.run(search, *arrays))
+        return Found(*self._computations.run(decoding_of(options), *arrays))
 
     def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        sampling = Sampling(options.n_best, options.temperature, options.top_k, options.top_p)
-        ids, log_probs = self._computations.run(sampling, *arrays, uniforms)
+        ids, log_probs = self._computations.run(decoding_of(options), *arrays, uniforms)
         return ids, log_probs
 
     def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:

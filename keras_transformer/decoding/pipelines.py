@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.search_options import require_whole
-from keras_transformer.decoding.sentences import Ids, padded
+from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, main_verb, read_config, read_tokenizers
@@ -194,6 +194,29 @@ class Score:
     def perplexity(self) -> float:
         """exp(-log P(y) / |y|)."""
         return math.exp(min(-self.log_prob / self.num_tokens, 700.0))
+
+
+def scores_of(
+    log_probs: Callable[[list[Ids], list[Ids]], Iterable[float]],
+    read: Sequence[Ids],
+    written: Sequence[Ids],
+    lengths: Sequence[int],
+    batch_size: int,
+) -> list[Score]:
+    """The model's probability of what is written for each text that it reads.
+
+    Args:
+        log_probs: log P of each text of a batch.
+        read, written: ids; those that are written have an end.
+        lengths: texts of similar length are one batch.
+        batch_size: the most texts in a batch.
+    """
+    scores = [Score(0.0, 1)] * len(lengths)
+    for places in batches_by_length(lengths, batch_size):
+        found = log_probs([read[place] for place in places], [written[place] for place in places])
+        for place, log_prob in zip(places, found, strict=True):
+            scores[place] = Score(float(log_prob), len(written[place]))
+    return scores
 
 
 class Pipeline:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_transformer.decoding.computations import Sampling, Search, TextLogProbs
+from keras_transformer.decoding.computations import TextLogProbs, decoding_of
 from keras_transformer.decoding.keras_decoder import CompiledComputations
-from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, text_attention
+from keras_transformer.decoding.pipelines import Attention, Pipeline, Score, scores_of, text_attention
 from keras_transformer.decoding.search_options import GREEDY, SearchOptions, require_whole
-from keras_transformer.decoding.sentences import Ids, batches_by_length, padded
+from keras_transformer.decoding.sentences import Ids, padded
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.lengths import penalty
 from keras_transformer.models.stack_models import LanguageModel
@@ -221,12 +221,7 @@ class Generator(Pipeline):
                 f"{long} target(s) do not fit in the context, {self.model.context_length} tokens, beside their "
                 "sources: leave them out"
             )
-        scores = [Score(0.0, 1)] * len(lengths)
-        for places in batches_by_length(lengths, batch_size):
-            log_probs = self.log_probs([read[place] for place in places], [added[place] for place in places])
-            for place, log_prob in zip(places, log_probs, strict=True):
-                scores[place] = Score(log_prob, len(added[place]))
-        return scores
+        return scores_of(self.log_probs, read, added, lengths, batch_size)
 
     def attention(self, text: str, answer: str | None = None) -> dict[str, Attention]:
         """Where the pieces of a text look: "self". Behind a prompt to answer stands `answer`, or the model's own.
@@ -349,11 +344,8 @@ class Generator(Pipeline):
     ) -> list[np.ndarray]:
         """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
         prefix_ids = padded(contexts, int(limits.max()))
-        if options.sampling:
-            sampling = Sampling(1, options.temperature, options.top_k, options.top_p)
-            return self._computations.run(sampling, prefix_ids, limits, prefix_ids, *uniforms)
-        search = Search(options.num_beams, options.length_penalty, options.n_best)
-        return self._computations.run(search, prefix_ids, limits, prefix_ids)
+        one = replace(options, n_best=1) if options.sampling else options  # each draw has a row
+        return self._computations.run(decoding_of(one), prefix_ids, limits, prefix_ids, *uniforms)
 
     def _continuation(self, added: Ids, score: float) -> Continuation:
         return Continuation(self.text_of(added), tuple(added), score)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
-from keras_transformer.decoding.pipelines import Attention, Pipeline, translation_attention
+from keras_transformer.decoding.pipelines import Attention, Pipeline, scores_of, translation_attention
 from keras_transformer.decoding.pipelines import Hypothesis as Hypothesis
 from keras_transformer.decoding.pipelines import Score as Score
 from keras_transformer.decoding.search_options import SearchOptions as SearchOptions
 from keras_transformer.decoding.search_options import own_search, require_whole
-from keras_transformer.decoding.sentences import Ids, Sentence, UnreadCharacters, batches_by_length, with_prefixes
+from keras_transformer.decoding.sentences import Ids, Sentence, UnreadCharacters, with_prefixes
 from keras_transformer.errors import RequestError
 from keras_transformer.export_folder import ExportFolder
 from keras_transformer.options import Config
@@ -226,13 +226,7 @@ class Translator(Pipeline):
                 f"expected a target for each source; received {len(source_ids)} sources, {len(target_ids)} targets"
             )
         lengths = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
-        scores = [Score(0.0, 1)] * len(lengths)
-        for places in batches_by_length(lengths, batch_size):
-            batch = [[*target_ids[place], END] for place in places]
-            log_probs = self.log_probs([source_ids[place] for place in places], batch)
-            for place, ids, log_prob in zip(places, batch, log_probs, strict=True):
-                scores[place] = Score(float(log_prob), len(ids))
-        return scores
+        return scores_of(self.log_probs, source_ids, [[*ids, END] for ids in target_ids], lengths, batch_size)
 
     def evaluate(
         self,
