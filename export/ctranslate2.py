@@ -166,7 +166,7 @@ def _fill_feed_forward(network: Any, ours: FeedForward) -> None:
         _fill_linear(network.linear_0, inner)
 
 
-def _fill_linear(linear: Any, products: Sequence[tuple[Any, Any]]) -> None:
+def _fill_linear(linear: Any, products: Sequence[tuple[object, object]]) -> None:
     """Fills a linear layer, whose weight has the shape (out, in), with kernels (in, out) and biases side by side."""
     linear.weight = np.concatenate([_array(kernel).T for kernel, _ in products])
     if products[0][1] is not None:

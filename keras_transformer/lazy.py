@@ -59,7 +59,7 @@ def lazy_names(
     return get, names
 
 
-def computed_after(tensors: Sequence[Any]) -> AbstractContextManager:
+def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
     """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
     import keras
 

@@ -95,7 +95,7 @@ def rows(table: Tensor, ids: Tensor) -> Tensor:
 
 
 @replaceable
-def by_position(function: Callable[[Tensor], Any], positions: Tensor) -> Any:
+def by_position(function: Callable[[Tensor], object], positions: Tensor) -> Any:
     """`function(positions)`, a tensor (..., D) or several, which depend on each position (...) alone.
 
     An export may keep a table of what the function gives.
@@ -143,13 +143,13 @@ class _Numpy:
         return np.take_along_axis(values, places, axis=-1), places
 
     @staticmethod
-    def while_loop(goes_on: Callable[..., Any], body: Callable[..., tuple], state: tuple) -> tuple:
+    def while_loop(goes_on: Callable[..., object], body: Callable[..., tuple], state: tuple) -> tuple:
         while goes_on(*state):
             state = body(*state)
         return state
 
     @staticmethod
-    def map_structure(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    def map_structure(function: Callable[[Any], object], values: Sequence[object]) -> list[Any]:
         """Lists are flat here."""
         return [function(value) for value in values]
 

@@ -37,7 +37,7 @@ class ExpectedArrays(Expected):
         signature: type[Signature],
         texts: Texts,
         seen: Sequence[Seen],
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         names: Sequence[str] = (),
         first: int = 0,
         tokenizer: Tokenizer | None = None,
@@ -159,7 +159,7 @@ def expected_arrays(signature: type[Signature], pipeline: Pipeline, texts: Texts
 
 def stored_arrays(
     signature: type[Signature],
-    texts: Sequence[Any],
+    texts: Sequence[object],
     num_probes: int,
     stored: Sequence[Config],
     names: Sequence[str],

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -212,7 +212,7 @@ def check_answers(expected: Expected, outputs: dict[str, Output], answers: Answe
                 raise BrokenArtefact(f"{where}: expected {name} of shape {shape}; it has {list(np.shape(row))}")
 
 
-def check_finite(name: str, rows: Sequence[Any], where: str, allows_none: bool) -> None:
+def check_finite(name: str, rows: Sequence[object], where: str, allows_none: bool) -> None:
     """Raises BrokenArtefact unless all numbers are finite; -inf may be the score of a row without hypothesis."""
     for number, row in enumerate(rows, start=1):
         values = np.asarray(row, "float64")

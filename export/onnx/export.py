@@ -116,7 +116,7 @@ def _past(r: Recorder, path: str, empty: Any, token_ids: Recorded, pasts: dict[s
     return r.reshape(value, (*token_ids.sizes, *value.sizes[1:]))
 
 
-def mapped(function: Callable[[str, Any], Any], beams: Sequence[Any]) -> list[Any]:
+def mapped(function: Callable[[str, Any], object], beams: Sequence[object]) -> list[Any]:
     """The caches of all layers with a function of each tensor and its path in the file, such as "key_0"."""
 
     def of(nest: Any, path: list[str], layer: int) -> Any:

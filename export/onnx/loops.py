@@ -25,11 +25,11 @@ class Variable(NamedTuple):
 
 
 @operation
-def _while_loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: Any) -> Any:
+def _while_loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: Any) -> Any:
     return loop(r, cond, body, loop_vars, r.as_type(cond(*loop_vars), "bool"))
 
 
-def loop(r: Recorder, cond: Callable[..., Any], body: Body, loop_vars: object, starts: object) -> Any:
+def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object, starts: object) -> Any:
     """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins.
 
     The body is recorded again until the sizes that change and the variables that do not are known.
@@ -136,7 +136,7 @@ class _Rounds:
         """Whether a field of the state has a place for each sentence in the results."""
         return name != "cache" and bool(self.r.sizes_of(value))
 
-    def of_sentences(self, function: Callable[[Any], Any], nest: object) -> Any:
+    def of_sentences(self, function: Callable[[Any], object], nest: object) -> Any:
         """The nest with a function of each value that has a row for each sentence."""
         return keras.tree.map_structure(
             lambda value: function(value) if value is not None and self.r.sizes_of(value) else value, nest

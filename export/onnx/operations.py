@@ -15,7 +15,7 @@ from .recorded import Recorded, Recorder, Size, all_same, same
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 
 
-def operation(record: Callable[..., Any]) -> Callable[..., Any]:
+def operation(record: Callable[..., object]) -> Callable[..., Any]:
     """Enters an operation under its name, without the underscores."""
     OPERATIONS[record.__name__.strip("_")] = record
     return record

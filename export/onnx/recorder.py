@@ -110,11 +110,11 @@ class Recorder:
         """`x[key]`."""
         return part(self, x, key)
 
-    def map_structure(self, function: Callable[..., Any], *nests: object) -> Any:
+    def map_structure(self, function: Callable[..., object], *nests: object) -> Any:
         """As Keras's own."""
         return keras.tree.map_structure(function, *nests)
 
-    def computed(self, function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+    def computed(self, function: Callable[..., object], *arguments: object, **named: object) -> Any:
         """What Keras computes of constants, as arrays."""
         with ops.on(None):
             return keras.tree.map_structure(
@@ -213,7 +213,7 @@ class Recorder:
 
     # Constants and types
 
-    def derived(self, make: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    def derived(self, make: Callable[..., object], *arrays: np.ndarray) -> Any:
         """What a function makes of weights, once: a loop is recorded several times."""
         key = (make, *map(id, arrays))
         if key not in self._derived:

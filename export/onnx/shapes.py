@@ -72,7 +72,7 @@ def _swapaxes(r: Recorder, x: Recorded, axis1: int, axis2: int) -> Recorded:
 
 
 @operation
-def _concatenate(r: Recorder, xs: Sequence[Any], axis: int = -1) -> Recorded:
+def _concatenate(r: Recorder, xs: Sequence[object], axis: int = -1) -> Recorded:
     dtype = r.type_of(*xs)
     shapes = [r.sizes_of(x) for x in xs]
     axis %= len(shapes[0])

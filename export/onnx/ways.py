@@ -31,7 +31,7 @@ def rows(r: Recorder, table: object, ids: Recorded) -> Recorded:
     return r.view(made, [*ids.sizes, made.sizes[-1]])
 
 
-def by_position(r: Recorder, function: Callable[[Any], Any], positions: Recorded) -> Any:
+def by_position(r: Recorder, function: Callable[[Any], object], positions: Recorded) -> Any:
     """By a table."""
     tables = r.computed(function, np.arange(r.num_positions))
     return keras.tree.map_structure(lambda table: r.take(table, positions, axis=0), tables)

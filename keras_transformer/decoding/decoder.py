@@ -249,7 +249,7 @@ class ProcessDecoder(Decoder):
     def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
         return self._ask(methodcaller("log_probs", sources, targets))
 
-    def _ask(self, question: Callable[[Decoder], Any]) -> Any:
+    def _ask(self, question: Callable[[Decoder], object]) -> Any:
         """What the question gives for the decoder of a process."""
         try:
             return self._pool.submit(_answer, self._open_decoder, question).result()
@@ -260,7 +260,7 @@ class ProcessDecoder(Decoder):
 _decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecoder` started the process
 
 
-def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], Any]) -> Any:
+def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], object]) -> Any:
     global _decoder
     if _decoder is None:
         import_named()
@@ -313,7 +313,7 @@ def apart(job: Callable[..., Result], *arguments: object) -> Result:
     return result
 
 
-def _report(answer: Connection, job: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _report(answer: Connection, job: Callable[..., object], arguments: tuple[object, ...]) -> None:
     _depend_on_parent()
     try:
         import_named()

@@ -141,7 +141,7 @@ class Texts(Sequence[Any]):
         long, probes, given: the three lists.
     """
 
-    def __init__(self, long: Sequence[Any], probes: Sequence[Any], given: Sequence[Any]):
+    def __init__(self, long: Sequence[object], probes: Sequence[object], given: Sequence[object]):
         self.all = [*long, *probes, *given]
         self.num_long, self.num_probes = len(long), len(probes)
 

@@ -177,7 +177,7 @@ class Signature:
         raise NotImplementedError
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         """What the artefacts of a run are certified on, and references; the first lines of its text.
 
         Raises:
@@ -206,12 +206,12 @@ class Signature:
         return model.context_length - 2
 
     @classmethod
-    def inputs(cls, pipeline: Any, texts: Sequence[Any]) -> list[Any]:
+    def inputs(cls, pipeline: Any, texts: Sequence[object]) -> list[Any]:
         """What an artefact that takes ids is given for each text; of models that do not search."""
         raise NotImplementedError
 
     @classmethod
-    def seen(cls, pipeline: Any, texts: Sequence[Any]) -> list[Seen]:
+    def seen(cls, pipeline: Any, texts: Sequence[object]) -> list[Seen]:
         """What a model answers to texts that does not search."""
         raise NotImplementedError
 
@@ -231,7 +231,7 @@ class Signature:
         return None
 
     @classmethod
-    def stored_texts(cls, stored: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Any]:
+    def stored_texts(cls, stored: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Any]:
         """The texts of what a certificate keeps."""
         return [one["text"] for one in stored]
 

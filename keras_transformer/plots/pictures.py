@@ -182,7 +182,7 @@ def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, i
     return figure
 
 
-def _maps(maps: Mapping[str, Any], across: str, down: str) -> Figure:
+def _maps(maps: Mapping[str, object], across: str, down: str) -> Figure:
     figure = Figure(figsize=(0.8 + 2.8 * len(maps), 3.2), layout="constrained")
     for axes, (title, values) in zip(_row(figure, len(maps)), maps.items(), strict=True):
         _draw_map(figure, axes, values, title, (across, down))

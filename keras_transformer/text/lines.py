@@ -87,7 +87,7 @@ def strings_of(lines: Iterable[str], kind: str = "lines") -> Iterator[str]:
     return (string_of(line, f"{kind} that are strings") for line in each_of(lines, kind))
 
 
-def each_of(some: Iterable[Any], kind: str) -> Iterator[Any]:
+def each_of(some: Iterable[object], kind: str) -> Iterator[Any]:
     """Yields what is in a list or comes from an iterator.
 
     Raises:

@@ -68,7 +68,7 @@ class Checkpoints:
         regular = [step for step in steps if step % self.every == 0 or step in (end, steps[-1])]
         return last_steps(regular, self.keep, end)
 
-    def save(self, step: int, model: FamilyModel, progress: Mapping[str, Any], best_step: int | None = None) -> None:
+    def save(self, step: int, model: FamilyModel, progress: Mapping[str, object], best_step: int | None = None) -> None:
         """Writes a checkpoint of a compiled model, then removes the checkpoints that are no longer needed.
 
         Args:
@@ -83,7 +83,7 @@ class Checkpoints:
         _write_arrays(self._path(step, "state"), state)
         self._drop(best_step)
 
-    def restore(self, model: FamilyModel, like: Mapping[str, Any]) -> Config | None:
+    def restore(self, model: FamilyModel, like: Mapping[str, object]) -> Config | None:
         """Restores the newest whole checkpoint into a compiled model.
 
         If a checkpoint is damaged, a warning names it, and the one before it is restored.
@@ -239,7 +239,7 @@ def _state_variables(model: FamilyModel) -> Config:
     return {f"{group}-{i:04d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
 
-def _arrays(variables: Mapping[str, Any]) -> Arrays:
+def _arrays(variables: Mapping[str, object]) -> Arrays:
     return {name: np.asarray(variable) for name, variable in variables.items()}
 
 
@@ -286,7 +286,7 @@ def _read_arrays(path: Path, expected: Mapping[str, np.ndarray | None]) -> Array
         raise DamagedFile(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
-def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, Any]) -> Config:
+def _read_progress(path: Path, data: np.ndarray, like: Mapping[str, object]) -> Config:
     try:
         progress = json.loads(data.tobytes())
         if {name: type(value) for name, value in progress.items()} == {k: type(v) for k, v in like.items()}:

@@ -241,7 +241,7 @@ def _sizes_of(model: Config, settings: type[Any]) -> Config:
     return sizes
 
 
-def _fixed_by_parent(settings: type[Any]) -> list[str]:
+def _fixed_by_parent(settings: type[object]) -> list[str]:
     """The settings of the model that a run which is fine-tuned hands on."""
     return [name for name in model_settings(settings) if name not in NOT_FIXED]
 
@@ -361,13 +361,13 @@ def _slot_of(settings: type[Any], name: str) -> str:
     return settings.__dataclass_fields__[name].metadata["slot"]
 
 
-def _parsed(settings: type[Any], name: str, value: object) -> Any:
+def _parsed(settings: type[object], name: str, value: object) -> Any:
     """The value of a setting; for a part its configuration."""
     slot = _slot_of(settings, name)
     return family.parse(value, slot, name) if slot and isinstance(value, str) else value
 
 
-def spelled(settings: type[Any], name: str, value: Any) -> Any:
+def spelled(settings: type[object], name: str, value: Any) -> Any:
     """The setting for an argument of the model: a part as a flag spells it, any other value unchanged."""
     slot = _slot_of(settings, name)
     return family.spelled(value, slot) if slot and value is not None else value

@@ -54,7 +54,7 @@ class Labelling(Reading):
         return {"label": likeliest(self.pipeline.labels, found["probabilities"]), **found}
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         return first_lines(folder.valid_text, lambda line: line.partition("\t")[2]), None
 
     @classmethod

@@ -182,7 +182,7 @@ class Recognizer(Pipeline):
         return attention_of(self.model, {"images": pixels[None]}, {"self": (tokens, tokens)})
 
 
-def readable(found: Iterable[Any]) -> Iterator[Any]:
+def readable(found: Iterable[object]) -> Iterator[Any]:
     """What was found of images.
 
     Raises:

@@ -48,7 +48,7 @@ class Recognition(Signature):
         return images_of(folder, config["model"]), None
 
     @classmethod
-    def texts(cls, pipeline: Recognizer, given: Sequence[Any]) -> Texts:
+    def texts(cls, pipeline: Recognizer, given: Sequence[object]) -> Texts:
         return Texts([], image_probes(pipeline.model.image_shape), given)
 
     @classmethod
@@ -73,7 +73,7 @@ def image_probes(shape: Sequence[int]) -> list[np.ndarray]:
     return [np.zeros(shape, "uint8"), np.full(shape, 255, "uint8"), noise, slope]
 
 
-def images_of(folder: RunFolder, config: Mapping[str, Any]) -> list[Any]:
+def images_of(folder: RunFolder, config: Mapping[str, object]) -> list[Any]:
     """The first validation images of a run, (S, S, channels) uint8 each.
 
     Raises:

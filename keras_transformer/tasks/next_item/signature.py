@@ -58,7 +58,7 @@ class Recommending(Signature):
         return histories_of(folder, config["model"]["context_length"]), None
 
     @classmethod
-    def texts(cls, pipeline: Recommender, given: Sequence[Any]) -> Texts:
+    def texts(cls, pipeline: Recommender, given: Sequence[object]) -> Texts:
         return Texts([], history_probes(pipeline.names, pipeline.model.context_length - 1), given)
 
     @classmethod

@@ -56,7 +56,7 @@ class Translation(Searching):
         return model.max_source_length
 
     @classmethod
-    def validation(cls, folder: RunFolder, config: Mapping[str, Any]) -> tuple[list[Any], list[str] | None]:
+    def validation(cls, folder: RunFolder, config: Mapping[str, object]) -> tuple[list[Any], list[str] | None]:
         if not (folder.valid_source.is_file() and folder.valid_target.is_file()):
             raise RequestError(f"{folder.path} has no validation sentences: give some by --sentences and --references")
         return list(read_lines(folder.valid_source)), list(read_lines(folder.valid_target))
