@@ -89,9 +89,20 @@ class RunFolder:
         """Whether source and target have a file each: their vocabularies differ, or how their text is normalised."""
         return self.tokenizers(separate=True)[0].is_file()
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run can go on: there is a checkpoint with weights and state."""
+        return bool(checkpoint_steps(self.checkpoints, "weights") & checkpoint_steps(self.checkpoints, "state"))
+
     def is_run(self) -> bool:
         """Whether the folder holds a run, finished or not."""
         return self.config.is_file()
+
+
+def checkpoint_steps(folder: Path, part: str) -> set[int]:
+    """The steps of the checkpoints that have a part, "weights" or "state"; see `training.checkpoints`."""
+    names = (re.fullmatch(rf"(\d+)\.{part}\.npz", path.name) for path in folder.glob(f"*.{part}.npz"))
+    return {int(name[1]) for name in names if name}
 
 
 def write_config(run: RunFolder, config: Config) -> None:

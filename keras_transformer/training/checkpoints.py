@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from keras_transformer.errors import JobError, RequestError, warn
 from keras_transformer.files import write_whole
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
-from keras_transformer.run_folder import RunFolder, read_config, save_model, write_config
+from keras_transformer.run_folder import RunFolder, checkpoint_steps, read_config, save_model, write_config
 from keras_transformer.training.devices import num_workers
 
 if TYPE_CHECKING:
@@ -52,11 +51,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with weights, ascending."""
-        return self._steps("weights")
+        return sorted(checkpoint_steps(self.folder, "weights"))
 
     def whole_steps(self) -> list[int]:
         """Steps from which a run can be resumed, ascending."""
-        return sorted(set(self._steps("state")) & set(self.steps()))
+        return sorted(checkpoint_steps(self.folder, "state") & set(self.steps()))
 
     def to_average(self, end: int | None = None) -> list[int]:
         """The steps to average, ascending: the last `keep` among the regular steps and the newest.
@@ -151,10 +150,6 @@ class Checkpoints:
                 self._path(step, "state").unlink(missing_ok=True)
             if step not in wanted | whole:
                 self._path(step, "weights").unlink(missing_ok=True)
-
-    def _steps(self, part: str) -> list[int]:
-        names = (re.fullmatch(rf"(\d+)\.{part}\.npz", path.name) for path in self.folder.glob(f"*.{part}.npz"))
-        return sorted(int(name[1]) for name in names if name)
 
     def _path(self, step: int, part: str) -> Path:
         return self.folder / f"{step:08d}.{part}.npz"

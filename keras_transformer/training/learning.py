@@ -115,7 +115,7 @@ def _compile(run: Run, model: FamilyModel) -> None:
 
 def _has_checkpoint(run: Run) -> bool:
     """Whether the weights come from a checkpoint. A run may have been killed before its first."""
-    return run.is_resumed and bool(Checkpoints(run.folder.checkpoints).whole_steps())
+    return run.is_resumed and run.folder.has_checkpoint
 
 
 def _begin(run: Run, model: FamilyModel) -> None:

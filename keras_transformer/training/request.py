@@ -121,14 +121,12 @@ def _has_model(folder: RunFolder) -> bool:
     Raises:
         RequestError: it is damaged, and there is no checkpoint to write it from.
     """
-    from keras_transformer.training.checkpoints import Checkpoints
-
     if not folder.model.is_file():
         return False
     try:
         check_model(folder)
     except RequestError as error:
-        if not Checkpoints(folder.checkpoints).whole_steps():
+        if not folder.has_checkpoint:
             raise RequestError(
                 f"{error}; there is no checkpoint to write it from: begin anew with --overwrite"
             ) from error

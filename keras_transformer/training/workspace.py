@@ -162,7 +162,7 @@ def begun(run: Run) -> Iterator[Path]:
 def restore_replaced(folder: RunFolder) -> None:
     """Brings back the run that `begun` set aside in a process that was killed before its first checkpoint."""
     if _replaced(folder).is_dir():
-        if _has_checkpoint(folder):
+        if folder.has_checkpoint:
             drop_replaced(folder)
             return
         _remove_run(folder)
@@ -207,17 +207,11 @@ def _move(run: RunFolder, to: RunFolder) -> None:
 def _undo(folder: RunFolder, existed: bool, is_refused: bool) -> None:
     if _replaced(folder).exists() or _moving(folder).exists():
         restore_replaced(folder)
-    elif is_refused and not _has_checkpoint(folder):
+    elif is_refused and not folder.has_checkpoint:
         _remove_run(folder)
         if not existed:
             with contextlib.suppress(OSError):  # somebody else has put a file into the folder
                 folder.path.rmdir()
-
-
-def _has_checkpoint(folder: RunFolder) -> bool:
-    from keras_transformer.training.checkpoints import Checkpoints
-
-    return bool(Checkpoints(folder.checkpoints).whole_steps())
 
 
 def _remove_run(folder: RunFolder) -> None:
