@@ -60,8 +60,8 @@ def _new_run(given: Config) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
     given, settings, corpus = settled(given, parent, _corpus)
     is_chief = _check_devices(settings)
-    _check_vocabulary_files(settings)
     folder = free_folder(settings, is_chief)
+    _check_vocabulary_files(settings)
     if is_chief:
         _tell(given, corpus, settings)
     config = {

@@ -344,8 +344,10 @@ class Generator(Pipeline):
     ) -> list[np.ndarray]:
         """ids (B, K, L), which are placeholders where the contexts are, and scores (B, K); sampling takes numbers."""
         prefix_ids = padded(contexts, int(limits.max()))
-        one = replace(options, n_best=1) if options.sampling else options  # each draw has a row
-        return self._computations.run(decoding_of(one), prefix_ids, limits, prefix_ids, *uniforms)
+        arrays = (prefix_ids, limits, prefix_ids)
+        if options.sampling:  # each draw has a row
+            return self._computations.run(decoding_of(replace(options, n_best=1)), *arrays, *uniforms)
+        return self._computations.run(decoding_of(options), *arrays)
 
     def _continuation(self, added: Ids, score: float) -> Continuation:
         return Continuation(self.text_of(added), tuple(added), score)
