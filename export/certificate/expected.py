@@ -169,7 +169,7 @@ class Expected(ABC):
         return None
 
     def narrowest_choice(self, place: int) -> Choice | None:
-        """How nearly the model lost its own answer; None if nobody can say."""
+        """The closest decision in the model's search; None if it is not known."""
         return None
 
     def source(self, place: int) -> str:

@@ -1,7 +1,7 @@
-"""Parallel text to train on: the user's files and the named corpora; and more to learn from than a corpus has, pairs
-that a model made half of, and the other direction.
+"""Parallel text to train on: the user's files, the named corpora, back-translated pairs, and the reverse direction.
 
-A tag tells these apart. It is a word of its own before the source, such as `<2de>`, and one piece of the vocabulary.
+A tag tells the last two apart. It is a word of its own before the source, such as `<2de>`, and one piece of the
+vocabulary.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MASKED, CHANGED = 0.8, 0.1  # the mask replaces the first share, other tokens th
 
 
 class MaskedRows(TextRows):
-    """Texts as ids. `target_lengths` counts the places of each that are to be told.
+    """Texts as ids. `target_lengths` counts the tokens of each that are to be predicted.
 
     Args:
         ids: the pieces of each text, at least one.
@@ -52,7 +52,7 @@ class MaskedPlan(RowPlan):
         return ids, labels
 
     def _hidden(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """What stands in place of pieces that are to be told."""
+        """The ids that the model sees in place of tokens that it must predict."""
         draw = random.random(len(ids))
         others = random.integers(*self.pieces, len(ids))
         return np.where(draw < MASKED, MASK, np.where(draw < MASKED + CHANGED, others, ids))
