@@ -105,17 +105,18 @@ class Journey:
         key = (place.file, place.owner, place.function.name)
         if key not in self._walked:
             self._walked.add(key)
-            for statement in place.function.body:
-                self._walk(statement, place, followed)
+            self._walk(ast.Module(place.function.body, []), place, followed)
 
     def _walk(self, node: ast.AST, place: Place, followed: set[str]) -> None:
-        for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.For) and self._holds(node.iter, followed):
+            followed |= {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+        for child in _as_it_runs(node):
             self._walk(child, place, followed)
+            for value, target in _bindings(child):
+                if self._holds(value, followed):
+                    followed |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
         if isinstance(node, ast.Call):
             self._call(node, place, followed)
-        for value, target in _bindings(node):
-            if self._holds(value, followed):
-                followed |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
 
     def _call(self, node: ast.Call, place: Place, followed: set[str]) -> None:
         found = self.house.place_of(place.file, node.func, place.owner)
@@ -139,13 +140,19 @@ class Journey:
         return any(isinstance(one, ast.Name) and one.id in followed for one in ast.walk(node))
 
 
+def _as_it_runs(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a node, those that bind names before those that use them."""
+    parts = list(ast.iter_child_nodes(node))
+    yield from sorted(parts, key=lambda part: not isinstance(part, ast.comprehension))
+
+
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     """What a statement binds: values and their targets."""
     if isinstance(node, ast.Assign):
         yield from ((node.value, target) for target in node.targets)
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:
         yield node.value, node.target
-    elif isinstance(node, ast.For | ast.comprehension):
+    elif isinstance(node, ast.comprehension):
         yield node.iter, node.target
     elif isinstance(node, ast.withitem) and node.optional_vars:
         yield node.context_expr, node.optional_vars
