@@ -99,7 +99,7 @@ class Decoder(ABC):
     Attributes:
         max_source_length: the most pieces of a source, unless the translator is given another length.
         vocabulary_sizes: the sizes for source and target; the source's is None if both share one vocabulary.
-        own_search: the options of the search that the model brings, see `options.own_search`.
+        own_search: the options of the search that the model brings, see `search_options.own_search`.
         learned_text: the text that the model learned from, as far as its file tells.
         num_parallel: how many batches are decoded side by side; `decode` may be called from as many threads.
     """

@@ -82,7 +82,7 @@ def beam_search(
         n_best: how many translations to return, at most and by default K. Fewer take fewer steps.
         index_dtype: the type of all integers in the loop; by default int64 on TensorFlow, int32 elsewhere.
         num_control_ids: the first ids are control ids. Only a prefix emits any of them but the end.
-        num_read: (B,) how many of the first tokens are a prompt's, see `prompts`; |y| leaves them out.
+        num_read: (B,) how many of the first tokens are a prompt's, see `loop.Prompted`; |y| leaves them out.
 
     Returns:
         ids (B, n_best, L) int32 and scores (B, n_best) float32, the best first; those that were cut at their limit

@@ -62,7 +62,7 @@ def read_bart(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**layouts.BART_FIXED, **BART_FIXED})
+    options.expect({**layouts.SEQ2SEQ_FIXED, **BART_FIXED})
     ids = _bart_ids(options)
     search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
     config = layouts.bart_config(options) | {
@@ -132,7 +132,7 @@ def read_marian(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**layouts.BART_FIXED, **MARIAN_FIXED})
+    options.expect({**layouts.SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})

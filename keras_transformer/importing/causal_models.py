@@ -94,7 +94,7 @@ def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
 
 
-# Options with the one value that is read_llama here.
+# Options with the one value that is read here.
 LLAMA_FIXED: Config = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
     "is_decoder": False, "pruned_heads": {},

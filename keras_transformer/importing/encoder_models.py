@@ -164,7 +164,7 @@ def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
 
 
 PROCESSOR = "preprocessor_config.json"
-# Options of the processor with the one value that images are read_vit with here, see `images.reading`.
+# Options of the processor with the one value that images are read with here, see `read_image`.
 PROCESSOR_FIXED: Config = {
     "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
 }  # fmt: skip

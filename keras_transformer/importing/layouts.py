@@ -23,7 +23,7 @@ from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
 
 # Options with the one value that the architectures have. Old files say them.
-BART_FIXED: Config = {
+SEQ2SEQ_FIXED: Config = {
     "add_bias_logits": False, "add_cross_attention": False, "add_final_layer_norm": False,
     "cross_attention_hidden_size": None, "is_decoder": False, "is_encoder_decoder": True, "normalize_before": False,
     "pruned_heads": {}, "tie_encoder_decoder": False,

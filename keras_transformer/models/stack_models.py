@@ -45,7 +45,7 @@ class StackModel(FamilyModel):
 
     @classmethod
     def make_layers(cls, config: Config, dtype: object) -> Config:
-        """The layers of the model by their names in it, see `assembly`."""
+        """The layers of the model by their names in it, see `base.make_layers_of_one_stack`."""
         raise NotImplementedError
 
     def states(self, inputs: Tensor, training: bool = False) -> Tensor:

@@ -4,11 +4,11 @@ What a folder holds, by the names of its modules:
 
 * `settings`: the class `Settings`, the flags of training.
 * `training`: corpus, batches, loss, metrics and validation; see `training.task.TaskModule`.
-* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see `decoding.pipeline.Pipeline`.
+* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see `decoding.pipelines.Pipeline`.
 * `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
   `decoding.signature.Signature`.
 * `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`. If imported models of the task become
-  runs, `IMPORTING` too; see `commands.importing.Importing`.
+  runs, `IMPORTING` too; see `commands.Importing`.
 """
 
 from __future__ import annotations

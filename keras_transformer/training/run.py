@@ -25,7 +25,7 @@ def train(given: Config) -> None:
     """Trains a run, or goes on with one.
 
     Args:
-        given: flags by the names of their settings (`settings.Settings`); None for a flag that was not given.
+        given: flags by the names of their settings (`common_settings.Settings`); None for a flag that was not given.
 
     Raises:
         RequestError: the request is wrong; nothing was written.

@@ -66,7 +66,7 @@ class Recognizer(Pipeline):
         [prediction] = recognizer.classify(["seven.png"])
 
     An image is a file, or an array (H, W), (H, W, 1) or (H, W, 3) of uint8. An image of another size than the model's
-    is resized, whatever its proportions are; see `images.reading`.
+    is resized, whatever its proportions are; see `corpus.read_image`.
 
     Args:
         model: the classifier of images.
@@ -104,7 +104,7 @@ class Recognizer(Pipeline):
         """An image as the model takes it, (S, S, channels) uint8.
 
         Raises:
-            UnreadableImage: see `images.reading`.
+            UnreadableImage: see `corpus.read_image`.
             RequestError: the image is neither the path of a file nor an array.
         """
         if not isinstance(image, str | os.PathLike | np.ndarray):

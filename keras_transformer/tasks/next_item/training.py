@@ -84,7 +84,7 @@ class ItemToItem:
 
 
 def ranks(baseline: Baseline, histories: Sequence[Sequence[int]], targets: Sequence[int], first: int) -> np.ndarray:
-    """The rank (N,) of each target after its history among the ids from `first` on, as in `ranking.ranks_of`.
+    """The rank (N,) of each target after its history among the ids from `first` on, as in `metrics.ranks_of`.
 
     Args:
         baseline: what scores.

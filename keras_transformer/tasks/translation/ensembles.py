@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_ensemble(runs: Sequence[str | os.PathLike[str]], max_source_length: int | None = None) -> Translator:
-    """The translator of several runs: each piece has the mean of their probabilities, see `models.ensemble.Ensemble`.
+    """The translator of several runs: each piece has the mean of their probabilities, see `Ensemble`.
 
     Args:
         runs: run folders whose vocabularies are the same, as those of runs that differ in their seeds are. The options
