@@ -23,8 +23,8 @@ from keras_transformer.options import Config
 class WeightedFit(keras.Model):
     """Weights are never averaged twice, on any backend.
 
-    With sample weights the loss is their weighted sum, whatever the loss's reduction. `text.batch_sampler` gives a label
-    the weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
+    With sample weights the loss is their weighted sum, whatever the loss's reduction. `text.batch_sampler` gives
+    labels the weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
     Keras's losses do by default, the weights are first divided by their sum. If the loss is a sum, weights (B, T) of
     tokens are used as they are.
 

@@ -59,7 +59,7 @@ class Certificate:
 
     Args:
         entries: one for each artefact.
-        stored: what is kept of the model's answers, to compare with where the model is not there; see `comparison.KeptCertificate`.
+        stored: the model's answers that are kept for a comparison without the model; see `KeptCertificate`.
         probes: by which graphs check themselves where they run; see `keras_transformer.decoding.probes`.
         against: "model", or "stored" if the model was not there.
         run: what is known of the run and of the search.

@@ -4,9 +4,10 @@ What a folder holds, by the names of its modules:
 
 * `settings`: the class `Settings`, the flags of training.
 * `training`: corpus, batches, loss, metrics and validation; see `training.task.TaskModule`.
-* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see `decoding.pipelines.Pipeline`.
+* `pipeline`: what a user holds of a run, such as a translator: `load` and `imported`; see
+  `decoding.pipelines.Pipeline`.
 * `signature`: what its artefacts take and give, and how they are compared with the model: `SIGNATURES`; see
-  `decoding.signature.Signature`.
+  `decoding.signatures.Signature`.
 * `commands`: its verbs, `COMMANDS`, the main one first; see `commands.Command`. If imported models of the task become
   runs, `IMPORTING` too; see `commands.Importing`.
 """
