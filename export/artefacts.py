@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NO_SUCH_PRECISION = {
     ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
 }
+LOOPED = ("halves", "step")
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,6 @@ def model_of_precision(model: FamilyModel, precision: str) -> FamilyModel:
     half = make_model(model_config(model), "float16")
     half.set_weights(model.get_weights())
     return half
-
-
-LOOPED = ("halves", "step")
 
 
 class BrokenArtefact(Exception):

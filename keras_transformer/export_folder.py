@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 from keras_transformer.errors import RequestError, command_line
 
+NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
+LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
+PRECISIONS = ("float32", "float16", "int8")
+PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
+ONNX = "onnx"  # the folder of an export's graphs
+
 
 class Bounds(NamedTuple):
     """What an artefact of a precision may differ by.
@@ -44,13 +50,6 @@ BOUNDS = {
     "float16": Bounds(0.05, 0.002, 0.05, 0.05, 0.0, 0.5, 0.02, 0.5),
     "int8": Bounds(0.3, 0.02, 0.3, 0.3, 0.0, 0.5, 0.05, 0.5),
 }
-NEAR_TIE = 1e-4  # in log-probability: a search in float32 may choose either of two hypotheses that are so near
-LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precision
-
-
-PRECISIONS = ("float32", "float16", "int8")
-PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
-ONNX = "onnx"  # the folder of an export's graphs
 
 
 class Graphs(NamedTuple):

@@ -14,6 +14,14 @@ from pathlib import Path
 
 from keras_transformer.errors import RequestError, check_utf8
 
+WEIGHTS = "model.weights.h5"
+# Space for HDF5's structures and the seeds of dropout layers, beside the weights.
+SLACK_BYTES = 16_000_000
+# A layer has fewer arrays and groups than this.
+ENTRIES_PER_LAYER = 100
+# What reading a damaged file may raise.
+DAMAGED = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile)
+
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
@@ -89,15 +97,6 @@ def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file whole or not at all."""
     with write_whole(path) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-WEIGHTS = "model.weights.h5"
-# Space for HDF5's structures and the seeds of dropout layers, beside the weights.
-SLACK_BYTES = 16_000_000
-# A layer has fewer arrays and groups than this.
-ENTRIES_PER_LAYER = 100
-# What reading a damaged file may raise.
-DAMAGED = (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
 def number_of_the_machine(error: Exception) -> int | None:

@@ -19,6 +19,7 @@ from keras_transformer.losses import check_shapes
 from keras_transformer.ops import Tensor
 
 __all__ = ["NDCGAt", "Perplexity", "RecallAt", "TokenAccuracy"]
+NUM_CONTROL_IDS = 4  # the ids before the first item
 
 
 class _TokenMean(keras.metrics.Mean):
@@ -97,9 +98,6 @@ class NDCGAt(_RankMean):
     def token_values(self, labels: Tensor, logits: Tensor) -> Tensor:
         """(B, T): from 0 to 1."""
         return ndcg_at(self.k, ranks_of(labels, logits))
-
-
-NUM_CONTROL_IDS = 4  # the ids before the first item
 
 
 def ranks_of(targets: Tensor, scores: Tensor) -> Tensor:

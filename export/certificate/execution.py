@@ -23,6 +23,13 @@ from .expected import Expected
 from .runner import Answers, Result, Task
 from .tokenizers import reads_of
 
+RUNNER = Path(__file__).with_name("runner.py")
+BATCH_SIZE = 32
+NUM_ALONE = 32  # so many texts also run alone and padded, unless that takes longer than
+ALONE_SECONDS = 5.0
+NUM_FEW = 4  # texts that signatures besides the main one get
+PAD_COLUMNS = 16
+
 
 def may_use_gpu(artefact: Artefact) -> bool:
     """Whether the artefact is meant for GPUs: int8 is for CPUs, and LiteRT's Python package runs on CPUs alone."""
@@ -55,14 +62,6 @@ def why_no_gpu(log: str) -> str:
     failed = r"\[[EW]:onnxruntime:[^]]*\] (?=.*Failed to (?:load|create).*CUDA)|^EP Error "
     found = re.search(f"(?:{failed})(.*)", plain, re.MULTILINE | re.IGNORECASE)
     return " ".join(found[1].split())[:500] if found else ""
-
-
-RUNNER = Path(__file__).with_name("runner.py")
-BATCH_SIZE = 32
-NUM_ALONE = 32  # so many texts also run alone and padded, unless that takes longer than
-ALONE_SECONDS = 5.0
-NUM_FEW = 4  # texts that signatures besides the main one get
-PAD_COLUMNS = 16
 
 
 class Execution(NamedTuple):

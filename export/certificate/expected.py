@@ -20,6 +20,8 @@ from keras_transformer.text.tokenizer import END, Tokenizer
 
 from ..artefacts import Artefact
 
+Row = Config  # an artefact's outputs for one text, by their names
+
 
 class Choice(NamedTuple):
     """A choice of the search: its margin in log-probability, and the piece where it was made, from 1."""
@@ -83,9 +85,6 @@ def best_left_out(reached: np.ndarray, id: int) -> float:
         reached = np.delete(reached, END, axis=1)
     ranked = np.sort(reached, axis=None)[::-1]
     return float(ranked[num_kept]) if num_kept < ranked.size else -math.inf
-
-
-Row = Config  # an artefact's outputs for one text, by their names
 
 
 class Compared(NamedTuple):

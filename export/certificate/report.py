@@ -16,6 +16,31 @@ from keras_transformer.options import Config
 from .contents import Contents
 from .judgement import Difference, Judgement
 
+LISTED = 20  # CERTIFICATE.md shows so many differing sentences of an artefact; certificate.json has all of them
+# What the columns of the first table mean: of models that search, and of the others.
+SEARCHED = (
+    "Identical: the share of answers with the model's tokens (of an artefact that gives text: with its text), in "
+    "batches of 32, in the order of the text. Score: the largest difference of an artefact's log P from the model's, "
+    "for the artefact's own tokens, in nats a token; probes and all trials of all signatures count. BLEU, in brackets "
+    "the model's own: {bleu}. Batched, padded: how many texts are answered otherwise than alone."
+)
+AT_ONCE = (
+    "Identical: the share of texts, images or histories with the model's label, its likeliest item, or its likeliest "
+    "piece at every place, in batches of 32. Score: the largest difference of a probability; probes and all trials "
+    "count. Batched, padded: how many get another label, item or piece than alone."
+)
+UNSPLIT = (
+    "The artefacts split no text: give each sentence as a text of its own, or as many together as `sentences_per_line` "
+    "says, by which the model learned."
+)
+AGAINST = {
+    "model": "the Keras model that it was made of",
+    "stored": (
+        "the answers that the certificate keeps of the Keras model, for its probes and a few texts: **the model is not "
+        "there**, so other answers cannot be scored"
+    ),
+}
+
 
 class Machine(TypedDict):
     """What the artefacts and the model ran on."""
@@ -83,35 +108,6 @@ class Certificate:
     def holds(self) -> bool:
         """Whether every artefact holds."""
         return all(entry.holds for entry in self.entries)
-
-
-LISTED = 20  # CERTIFICATE.md shows so many differing sentences of an artefact; certificate.json has all of them
-
-
-# What the columns of the first table mean: of models that search, and of the others.
-SEARCHED = (
-    "Identical: the share of answers with the model's tokens (of an artefact that gives text: with its text), in "
-    "batches of 32, in the order of the text. Score: the largest difference of an artefact's log P from the model's, "
-    "for the artefact's own tokens, in nats a token; probes and all trials of all signatures count. BLEU, in brackets "
-    "the model's own: {bleu}. Batched, padded: how many texts are answered otherwise than alone."
-)
-AT_ONCE = (
-    "Identical: the share of texts, images or histories with the model's label, its likeliest item, or its likeliest "
-    "piece at every place, in batches of 32. Score: the largest difference of a probability; probes and all trials "
-    "count. Batched, padded: how many get another label, item or piece than alone."
-)
-UNSPLIT = (
-    "The artefacts split no text: give each sentence as a text of its own, or as many together as `sentences_per_line` "
-    "says, by which the model learned."
-)
-
-AGAINST = {
-    "model": "the Keras model that it was made of",
-    "stored": (
-        "the answers that the certificate keeps of the Keras model, for its probes and a few texts: **the model is not "
-        "there**, so other answers cannot be scored"
-    ),
-}
 
 
 def write_certificate(certificate: Certificate, folder: str | os.PathLike[str]) -> list[Path]:

@@ -17,6 +17,10 @@ from ..artefacts import Artefact
 FIRST = "every output of every trial is there, finite, and of its type and shape"
 
 CHANCE = ", or no more than two standard errors over that"
+RESAMPLES, SEED = 1000, 12345
+# The columns of `bleu_statistics`.
+MATCHES, TOTALS, LENGTHS = slice(0, 4), slice(4, 8), slice(8, 10)
+ASCII_SPACE = " \t\n\v\f\r"  # what every vocabulary reads as a space
 
 
 def rule_of(unit: str, precision: str, has_references: bool) -> str:
@@ -57,11 +61,6 @@ def rule_of(unit: str, precision: str, has_references: bool) -> str:
     return f"{FIRST}; {numbers}; {choices}"
 
 
-RESAMPLES, SEED = 1000, 12345
-# The columns of `bleu_statistics`.
-MATCHES, TOTALS, LENGTHS = slice(0, 4), slice(4, 8), slice(8, 10)
-
-
 class BleuComparison(NamedTuple):
     """BLEU of an artefact and of the model, and half the width of the loss's 95 % paired-bootstrap interval."""
 
@@ -96,9 +95,6 @@ def bleu_of(sums: np.ndarray) -> float:
     options = {name: getattr(metric, name) for name in ("smooth_method", "smooth_value", "effective_order")}
     matches, totals, lengths = (sums[columns].tolist() for columns in (MATCHES, TOTALS, LENGTHS))
     return metric.compute_bleu(matches, totals, *lengths, **options).score
-
-
-ASCII_SPACE = " \t\n\v\f\r"  # what every vocabulary reads as a space
 
 
 class KnownDifference(NamedTuple):

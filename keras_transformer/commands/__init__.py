@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
+Item = TypeVar("Item")
+COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
+SECONDS = 0.2  # between two lines
+IN_WHEEL = "keras_transformer.export"
 
 
 class Command(NamedTuple):
@@ -222,12 +226,6 @@ def add_batch_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="how many at once (default: 64)")
 
 
-Item = TypeVar("Item")
-
-COUNTED = "{n:,}{unit} · {rate_noinv_fmt}"  # for tqdm
-SECONDS = 0.2  # between two lines
-
-
 def counted(items: Iterable[Item], noun: str) -> Iterator[Item]:
     """Yields the items, and counts them on standard error if a person sees nothing else of them.
 
@@ -267,9 +265,6 @@ def add_vector_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `embed` that all tasks share."""
     add_batch_size(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the .npy file to write")
-
-
-IN_WHEEL = "keras_transformer.export"
 
 
 def export_module(name: str) -> ModuleType:

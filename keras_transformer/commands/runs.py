@@ -25,6 +25,8 @@ from keras_transformer.tasks import TASKS, task_of
 if TYPE_CHECKING:
     from keras_transformer.decoding.pipelines import Attention
 
+SUFFIXES = (".html", ".png", ".svg", ".pdf")
+
 
 def average(arguments: argparse.Namespace) -> None:
     """Writes the mean of the last checkpoints as model.keras."""
@@ -116,9 +118,6 @@ def add_neighbours_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", nargs="+", metavar="WORD", help="a word that is one piece of the vocabulary, or a piece")
     add("--count", type=int, default=10, metavar="N", help="neighbours of each word (default: 10)")
-
-
-SUFFIXES = (".html", ".png", ".svg", ".pdf")
 
 
 def attention(arguments: argparse.Namespace) -> None:

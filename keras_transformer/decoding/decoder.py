@@ -38,6 +38,8 @@ Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")  # where Linux tells the limits of this process's container
 # The files that tell microseconds of all cores in each period, and the period: of cgroups of version 2, and of 1.
 QUOTA_FILES = (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"])
+TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
+_decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecoder` started the process
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -202,9 +204,6 @@ class Decoder(ABC):
         """
 
 
-TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
-
-
 class ProcessDecoder(Decoder):
     """Gives each batch to a process that is free.
 
@@ -255,9 +254,6 @@ class ProcessDecoder(Decoder):
             return self._pool.submit(_answer, self._open_decoder, question).result()
         except BrokenProcessPool:
             raise JobError("a process that translates died, perhaps because memory ran out: take fewer") from None
-
-
-_decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecoder` started the process
 
 
 def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], object]) -> Any:

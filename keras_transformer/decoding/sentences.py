@@ -21,6 +21,30 @@ Ids = list[int]
 
 # A batch has room for this many source pieces for each sentence that it may hold, so it holds fewer long sentences.
 PIECES_PER_SENTENCE = 64
+QUICK_TEXTS = 200  # that a certificate takes in float32
+# Bytes that are no UTF-8 stand in a text as surrogates.
+TEXTS = (
+    "",
+    " \t ",
+    "\u00a0\u2003\u3000",
+    "\u200b\u00ad\u2060",  # blank to the eye
+    "  two  spaces\u00a0and a no-break space ",
+    "Zürich, e\u0301te\u0301, ﬁ, ½, m², ™ … “x”",
+    "日本語のテスト。 한국어",
+    "Это проверка: ёж. ελληνικά",
+    "می‌خواهم हिन्दी क्‍ष ไทยทำ",
+    "😀 👩‍👩‍👧 🇩🇪",
+    "<s> </s> <pad> <unk> <mask> ▁ <0x41>",
+    "one\x00two",
+    "one\x01two\x7fthree",
+    "one\ntwo\rthree\r\nfour",
+    "\ufeffone \ufffd \ue000",
+    "?!.,;:-()[]\"'«»—",
+    "caf\udce9 \udcff\udcfe \udce2\udc82",
+)
+NUM_SHOWN = 5
+# What was told, by vocabulary: a run validates the same text again and again.
+_TOLD: WeakKeyDictionary[Tokenizer, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -111,29 +135,6 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
         yield batch
 
 
-QUICK_TEXTS = 200  # that a certificate takes in float32
-# Bytes that are no UTF-8 stand in a text as surrogates.
-TEXTS = (
-    "",
-    " \t ",
-    "\u00a0\u2003\u3000",
-    "\u200b\u00ad\u2060",  # blank to the eye
-    "  two  spaces\u00a0and a no-break space ",
-    "Zürich, e\u0301te\u0301, ﬁ, ½, m², ™ … “x”",
-    "日本語のテスト。 한국어",
-    "Это проверка: ёж. ελληνικά",
-    "می‌خواهم हिन्दी क्‍ष ไทยทำ",
-    "😀 👩‍👩‍👧 🇩🇪",
-    "<s> </s> <pad> <unk> <mask> ▁ <0x41>",
-    "one\x00two",
-    "one\x01two\x7fthree",
-    "one\ntwo\rthree\r\nfour",
-    "\ufeffone \ufffd \ue000",
-    "?!.,;:-()[]\"'«»—",
-    "caf\udce9 \udcff\udcfe \udce2\udc82",
-)
-
-
 class Texts(Sequence[Any]):
     """The texts of a certificate: long ones, then the other odd ones, then those that it is given.
 
@@ -196,11 +197,6 @@ def repeated(words: Sequence[str], count: int) -> str:
 def valid(text: str) -> str:
     """The text with U+FFFD in place of bytes that are no UTF-8, as commands read it."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-NUM_SHOWN = 5
-# What was told, by vocabulary: a run validates the same text again and again.
-_TOLD: WeakKeyDictionary[Tokenizer, set[str]] = WeakKeyDictionary()
 
 
 class UnreadCharacters:

@@ -27,6 +27,15 @@ from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
+# The text that SavedModel and ONNX clean, as regular expressions (RE2). LiteRT has no operator for them.
+LINE_BREAKS = r"[\x00\n\r]"
+BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
+ONE_LINE = (LINE_BREAKS, " ")
+NUM_FILLS = 5  # pieces of a place that are listed
+NUM_ITEMS = 20  # that are listed
+Outputs = dict[str, Tensor]
+Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
+
 
 def permitted(ids: Tensor, vocabulary_size: int, max_length: int) -> Tensor:
     """Replaces ids that the vocabulary lacks by unknown; cuts rows of more than `max_length` pieces, and ends them."""
@@ -80,18 +89,6 @@ def pieces_of(ids: Tensor) -> Any:
     )  # LiteRT reads 64-bit integers as 32-bit ones, without an error
     # `tf.ragged.boolean_mask` does the same, with an operator that LiteRT lacks.
     return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, is_piece), lengths, validate=False)
-
-
-# The text that SavedModel and ONNX clean, as regular expressions (RE2). LiteRT has no operator for them.
-LINE_BREAKS = r"[\x00\n\r]"
-BLANK = r"^[\p{Z}\p{Cc}\p{Cf}]*$"
-ONE_LINE = (LINE_BREAKS, " ")
-
-NUM_FILLS = 5  # pieces of a place that are listed
-NUM_ITEMS = 20  # that are listed
-
-Outputs = dict[str, Tensor]
-Detokenize = Callable[[Tensor], Tensor]  # ids (B, L) → strings (B,)
 
 
 class Output(NamedTuple):

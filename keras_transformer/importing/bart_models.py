@@ -53,6 +53,8 @@ WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
 LACKING = ("forced_bos_token_id", "min_length", "no_repeat_ngram_size")  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
+# Options with the one value that the architecture has. Old files say them.
+MARIAN_FIXED: Config = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 def read_bart(folder: ModelFolder) -> Imported:
@@ -111,10 +113,6 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": np.minimum(np.arange(rows), positions - 1)}
     return Weights(file, table, sizes, orders, {*copies, *VERSIONS})
-
-
-# Options with the one value that the architecture has. Old files say them.
-MARIAN_FIXED: Config = {"normalize_embedding": False, "static_position_embeddings": True}
 
 
 class _Ids(NamedTuple):

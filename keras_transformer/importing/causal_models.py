@@ -30,6 +30,16 @@ GPT2_WITHOUT_EFFECT = {
 }  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
 PARTS = ("query", "key", "value")
+# Options with the one value that is read here.
+LLAMA_FIXED: Config = {
+    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
+    "is_decoder": False, "pruned_heads": {},
+}  # fmt: skip
+LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
+BASE = 10_000.0  # the rotation's
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
 
 
 def read_gpt2(folder: ModelFolder) -> Imported:
@@ -92,18 +102,6 @@ def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
     yield Weight(f"{ours}.feed_forward.bias_out", f"{theirs}.mlp.c_proj.bias", "D")
     yield from norm_weights(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1")
     yield from norm_weights(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
-
-
-# Options with the one value that is read here.
-LLAMA_FIXED: Config = {
-    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
-    "is_decoder": False, "pruned_heads": {},
-}  # fmt: skip
-LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
-BASE = 10_000.0  # the rotation's
-EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
 
 
 def read_llama(folder: ModelFolder) -> Imported:

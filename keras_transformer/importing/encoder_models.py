@@ -56,6 +56,17 @@ OF_THE_POOLER = {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
     "pooler_type",
 }  # fmt: skip
+PROCESSOR = "preprocessor_config.json"
+# Options of the processor with the one value that images are read with here, see `read_image`.
+PROCESSOR_FIXED: Config = {
+    "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
+}  # fmt: skip
+PROCESSOR_WITHOUT_EFFECT = {
+    "crop_size", "data_format", "default_to_square", "device", "do_convert_rgb", "feature_extractor_type",
+    "image_processor_type", "input_data_format", "processor_class", "return_tensors",
+}  # fmt: skip
+OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
+KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
 
 def read_bert(folder: ModelFolder) -> Imported:
@@ -161,19 +172,6 @@ def _head(file: TensorFile, config: Config, pooler: str) -> Iterator[Weight]:
 def _norm(file: TensorFile, ours: str, theirs: str) -> Iterator[Weight]:
     """The weights of a norm; old files have other names for them."""
     return norm_weights(ours, theirs, ("gamma", "beta") if f"{theirs}.gamma" in file.places else ("weight", "bias"))
-
-
-PROCESSOR = "preprocessor_config.json"
-# Options of the processor with the one value that images are read with here, see `read_image`.
-PROCESSOR_FIXED: Config = {
-    "do_resize": True, "resample": 2, "do_rescale": True, "do_center_crop": False, "do_pad": False,
-}  # fmt: skip
-PROCESSOR_WITHOUT_EFFECT = {
-    "crop_size", "data_format", "default_to_square", "device", "do_convert_rgb", "feature_extractor_type",
-    "image_processor_type", "input_data_format", "processor_class", "return_tensors",
-}  # fmt: skip
-OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
-KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
 
 def read_vit(folder: ModelFolder) -> Imported:

@@ -15,6 +15,35 @@ from keras_transformer.errors import RequestError, warn
 from keras_transformer.options import Config
 
 MAX_JSON_BYTES = 64 * 2**20
+Choice = TypeVar("Choice")
+MAX_SIZE = 4_000_000
+ACTIVATIONS = {  # Hugging Face's names, and ours
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
+# What a configuration of any architecture may say without changing a translation.
+INERT = {
+    "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
+    "chunk_size_feed_forward", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "label2id",
+    "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type", "return_dict",
+    "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "use_bfloat16", "use_cache",
+}  # fmt: skip
+# Options that would change the search, with the values at which they do nothing.
+NEUTRAL_SEARCH: Config = {
+    "begin_suppress_tokens": None, "diversity_penalty": 0.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
+    "forced_bos_token_id": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
+    "repetition_penalty": 1.0, "suppress_tokens": None,
+}  # fmt: skip
+# Options of sampling, of the form of the output, and of how their search ends: ours looks until nothing better is left.
+SEARCH_WITHOUT_EFFECT = {
+    "_from_model_config", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_p", "num_return_sequences",
+    "output_logits", "output_scores", "remove_invalid_values", "renormalize_logits", "return_dict_in_generate",
+    "temperature", "top_h", "top_k", "top_p", "typical_p",
+}  # fmt: skip
+READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
+MAX_LENGTH = 1_000_000
 
 
 class ModelFolder:
@@ -84,22 +113,6 @@ class ModelFolder:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"it holds {name}, which is no JSON")
-
-
-Choice = TypeVar("Choice")
-MAX_SIZE = 4_000_000
-ACTIVATIONS = {  # Hugging Face's names, and ours
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
-    "swish": "silu",
-}  # fmt: skip
-# What a configuration of any architecture may say without changing a translation.
-INERT = {
-    "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
-    "chunk_size_feed_forward", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "label2id",
-    "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type", "return_dict",
-    "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "use_bfloat16", "use_cache",
-}  # fmt: skip
 
 
 class Options:
@@ -192,23 +205,6 @@ class Options:
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
         """The error that names an option."""
         return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
-
-
-# Options that would change the search, with the values at which they do nothing.
-NEUTRAL_SEARCH: Config = {
-    "begin_suppress_tokens": None, "diversity_penalty": 0.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
-    "repetition_penalty": 1.0, "suppress_tokens": None,
-}  # fmt: skip
-# Options of sampling, of the form of the output, and of how their search ends: ours looks until nothing better is left.
-SEARCH_WITHOUT_EFFECT = {
-    "_from_model_config", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_p", "num_return_sequences",
-    "output_logits", "output_scores", "remove_invalid_values", "renormalize_logits", "return_dict_in_generate",
-    "temperature", "top_h", "top_k", "top_p", "typical_p",
-}  # fmt: skip
-READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
-MAX_LENGTH = 1_000_000
 
 
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()) -> Config:

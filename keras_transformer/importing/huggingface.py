@@ -19,6 +19,16 @@ SMALL_FILES = [
     "target.spm", "spiece.model", "added_tokens.json", "preprocessor_config.json",
 ]  # fmt: skip
 WEIGHTS = ["model.safetensors", "pytorch_model.bin"]  # the first that is there is fetched
+# For each architecture, by its `model_type` in config.json, what reads it.
+ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
+    "bart": bart_models.read_bart,
+    "bert": encoder_models.read_bert,
+    "gpt2": causal_models.read_gpt2,
+    "llama": causal_models.read_llama,
+    "marian": bart_models.read_marian,
+    "t5": t5.read,
+    "vit": encoder_models.read_vit,
+}
 
 
 def download(name: str, folder: Path) -> None:
@@ -57,18 +67,6 @@ def download(name: str, folder: Path) -> None:
         raise JobError(f"cannot download {name:.80}: {reason}; try again later") from error
     except Exception as error:  # the library beneath raises others from version to version
         raise JobError(f"cannot download {name:.80}: {' '.join(str(error).split())[:200]}; try again later") from error
-
-
-# For each architecture, by its `model_type` in config.json, what reads it.
-ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
-    "bart": bart_models.read_bart,
-    "bert": encoder_models.read_bert,
-    "gpt2": causal_models.read_gpt2,
-    "llama": causal_models.read_llama,
-    "marian": bart_models.read_marian,
-    "t5": t5.read,
-    "vit": encoder_models.read_vit,
-}
 
 
 def import_huggingface(folder: str | os.PathLike[str]) -> Any:

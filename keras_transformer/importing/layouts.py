@@ -40,6 +40,26 @@ PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+# How they draw, and what they pad with: a generator of ours is told how to search.
+CAUSAL_WITHOUT_EFFECT = {
+    *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
+    "is_encoder_decoder",
+}  # fmt: skip
+# Options with the one value that the architectures have.
+ENCODER_FIXED: Config = {
+    "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}  # fmt: skip
+ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
+MAX_LABELS = 1_000_000
+DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
+PARTS = ("query", "key", "value")
+# The other products of a block: our kernel and bias, the name of theirs, its axes.
+PRODUCTS = [
+    ("self_attention.output_kernel", "self_attention.output_bias", "attention.output.dense", "DH"),
+    ("feed_forward.kernel_in", "feed_forward.bias_in", "intermediate.dense", "FD"),
+    ("feed_forward.kernel_out", "feed_forward.bias_out", "output.dense", "DF"),
+]
 
 
 def bart_config(options: Options) -> Config:
@@ -91,13 +111,6 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 
-# How they draw, and what they pad with: a generator of ours is told how to search.
-CAUSAL_WITHOUT_EFFECT = {
-    *NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, "initializer_range", "pad_token_id",
-    "is_encoder_decoder",
-}  # fmt: skip
-
-
 def ids_of(options: Options, size: int) -> list[int]:
     """For each of our ids, theirs. Pad and unknown, which they lack, are copies of the start.
 
@@ -143,23 +156,6 @@ def language_model(
     tensors = weights(open_weights(folder), config, ids)
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
     return Imported(config, tensors, (vocabulary,))
-
-
-# Options with the one value that the architectures have.
-ENCODER_FIXED: Config = {
-    "add_cross_attention": False, "is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {},
-    "tie_encoder_decoder": False,
-}  # fmt: skip
-ENCODER_WITHOUT_EFFECT = {"classifier_dropout", "cross_attention_hidden_size", "initializer_range"}
-MAX_LABELS = 1_000_000
-DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # for a configuration that names none
-PARTS = ("query", "key", "value")
-# The other products of a block: our kernel and bias, the name of theirs, its axes.
-PRODUCTS = [
-    ("self_attention.output_kernel", "self_attention.output_bias", "attention.output.dense", "DH"),
-    ("feed_forward.kernel_in", "feed_forward.bias_in", "intermediate.dense", "FD"),
-    ("feed_forward.kernel_out", "feed_forward.bias_out", "output.dense", "DF"),
-]
 
 
 def encoder_config(options: Options) -> Config:

@@ -28,6 +28,9 @@ NO_RUN = (
     "in Python, `keras_transformer.import_huggingface` makes a translator, a generator or a classifier of it, which "
     "takes and gives lines of ids"
 )
+MAX_MODEL_BYTES = 16 * 2**20
+MAX_CONTROL_IDS = 10_000
+NEVER = -100.0  # the logit of an id that is never emitted, less what its row gives
 
 
 class IdTokenizer(Tokenizer):
@@ -92,11 +95,6 @@ def _without_ends(ids: list[int]) -> list[int]:
         ids.pop()
     ids = ids[1:] if ids and ids[0] == START else ids
     return ids[:-1] if ids and ids[-1] == END else ids
-
-
-MAX_MODEL_BYTES = 16 * 2**20
-MAX_CONTROL_IDS = 10_000
-NEVER = -100.0  # the logit of an id that is never emitted, less what its row gives
 
 
 class ControlIds(NamedTuple):

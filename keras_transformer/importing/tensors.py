@@ -23,6 +23,19 @@ MAX_AXES = 8
 # The bytes of a number of each type that is read.
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
          "uint8": 1, "bool": 1}  # fmt: skip
+MAX_HEADER_BYTES = 16 * 2**20
+TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+MAX_PICKLE_BYTES = 16 * 2**20
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of the older form
+PROTOCOL = 1001  # the second one
+STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool",
+}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -78,13 +91,6 @@ def require_shape(name: str, shape: object) -> None:
         raise ValueError(f"the tensor {name!r:.80} has the impossible shape {shape!r:.80}")
 
 
-MAX_HEADER_BYTES = 16 * 2**20
-TYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-
-
 def open_safetensors(path: Path) -> TensorFile:
     """The tensors of a file.
 
@@ -130,16 +136,6 @@ def _check_that_nothing_is_between(tensors: TensorFile, start: int) -> None:
         start += place.num_bytes
     if start != tensors.path.stat().st_size:
         raise ValueError("it holds something besides its tensors")
-
-
-MAX_PICKLE_BYTES = 16 * 2**20
-MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of the older form
-PROTOCOL = 1001  # the second one
-STORAGES = {
-    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
-    "ByteStorage": "uint8", "BoolStorage": "bool",
-}  # fmt: skip
 
 
 class StorageType(NamedTuple):

@@ -33,6 +33,8 @@ from keras_transformer.layers.score import scaled_dot
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
+Shape = Sequence[int | None]
+
 
 class SelfAttention(Layer):
     """The base of self-attentions. By itself it asks for what an attention of all pairs of positions needs.
@@ -54,9 +56,6 @@ class SelfAttention(Layer):
             (N, S, S) float32; None for no bias.
         """
         return positions.bias(at, at, is_causal)
-
-
-Shape = Sequence[int | None]
 
 
 def attention_scores(query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -13,6 +13,8 @@ from keras_transformer.errors import require_rates
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config, parameters_of
 
+EPSILON = 1e-6  # Keras's default is 1e-3
+
 
 def glorot(gain: float = 1.0) -> keras.initializers.Initializer:
     """Glorot's uniform initializer, with its numbers multiplied by `gain`."""
@@ -73,9 +75,6 @@ class Dense(Replaceable, keras.layers.Dense):
 
 class Conv2D(Replaceable, keras.layers.Conv2D):
     """Keras's own."""
-
-
-EPSILON = 1e-6  # Keras's default is 1e-3
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -11,6 +11,8 @@ from keras_transformer.layers.layer import Conv2D, Layer, glorot
 from keras_transformer.layers.score import dot
 from keras_transformer.ops import Tensor
 
+KERNEL_SIZE = 3
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Patches(Layer):
@@ -127,9 +129,6 @@ class ImageAttention(Layer):
 
     def _inner(self, channels: int) -> int:
         return max(1, channels // self.reduction)
-
-
-KERNEL_SIZE = 3
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -15,6 +15,9 @@ from keras_transformer.layers.attention_ops import Rotation
 from keras_transformer.layers.layer import Layer
 from keras_transformer.ops import Tensor
 
+FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
+GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(Layer):
@@ -72,9 +75,6 @@ class TokenEmbedding(Layer):
 
     def compute_output_spec(self, ids: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*ids.shape, self.hidden_dim), dtype=self.compute_dtype)
-
-
-FEW_BITS = 7  # a summand of a frequency: its product with a position of 17 bits has the 24 bits of float32
 
 
 def positions_of(x: Tensor) -> Tensor:
@@ -276,9 +276,6 @@ class LearnedPositions(Positions):
 
     def compute_output_spec(self, positions: Tensor) -> keras.KerasTensor:
         return keras.KerasTensor((*positions.shape, self.hidden_dim), dtype=self.compute_dtype)
-
-
-GAMMA = 0.4  # the γ of xPos: the larger, the slower its decay
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

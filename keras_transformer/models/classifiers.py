@@ -15,6 +15,8 @@ from keras_transformer.models.stack_models import StackModel, TokenModel
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
+LARGEST_PIXEL = 255.0
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class HeadLayer(Layer):
@@ -132,9 +134,6 @@ def mean_state(states: Tensor, ids: Tensor) -> Tensor:
     weights = ops.expand_dims(ops.cast(padding_mask(ids), "float32"), -1)
     total = ops.sum(ops.cast(states, "float32") * weights, axis=1)
     return total / ops.maximum(ops.sum(weights, axis=1), 1.0)
-
-
-LARGEST_PIXEL = 255.0
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -20,6 +20,25 @@ from keras_transformer.plots.pictures import families_for
 
 INCHES_OF_LINE = 0.26  # the height of a word's line
 SHOWN = 0.01  # the smallest score with a line
+TITLES = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "encoder-decoder attention",
+    "self": "self-attention",
+}
+INCHES_OF_TOKEN = 0.17  # the width of a token
+MARGIN = 0.9  # inches, for the names of tokens
+# For each attention its name for readers, and what its rows and its columns are.
+_TEXTS = {
+    "encoder": ("Encoder self-attention", "each token of the source", "the tokens of the source that it looks at"),
+    "decoder": ("Decoder self-attention", "the token of the translation that is read", "the tokens that it looks at"),
+    "cross": (
+        "Encoder-decoder attention",
+        "the token of the translation that is written next",
+        "the tokens of the source that it looks at",
+    ),
+    "self": ("Self-attention", "each token of the text", "the tokens of the text that it looks at"),
+}
 
 
 class WordLines(NamedTuple):
@@ -81,16 +100,6 @@ def _draw_lines(axes: Any, panel: WordLines, most: int, families: list[str]) -> 
     axes.set_ylim(most - 0.5, -0.5)
 
 
-TITLES = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "encoder-decoder attention",
-    "self": "self-attention",
-}
-INCHES_OF_TOKEN = 0.17  # the width of a token
-MARGIN = 0.9  # inches, for the names of tokens
-
-
 def attention_picture(
     attentions: Mapping[str, Attention], layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Figure:
@@ -149,19 +158,6 @@ def _draw_heads(axes: Any, one: Attention, layer: int, head: int, families: list
     axes.set_xticks(range(len(one.keys.labels)), one.keys.labels, rotation=90, **style)
     axes.set_yticks(range(len(one.queries.labels)), one.queries.labels, **style)
     axes.tick_params(length=0)
-
-
-# For each attention its name for readers, and what its rows and its columns are.
-_TEXTS = {
-    "encoder": ("Encoder self-attention", "each token of the source", "the tokens of the source that it looks at"),
-    "decoder": ("Decoder self-attention", "the token of the translation that is read", "the tokens that it looks at"),
-    "cross": (
-        "Encoder-decoder attention",
-        "the token of the translation that is written next",
-        "the tokens of the source that it looks at",
-    ),
-    "self": ("Self-attention", "each token of the text", "the tokens of the text that it looks at"),
-}
 
 
 def attention_page(attentions: Mapping[str, Attention], title: str = "Attention") -> str:

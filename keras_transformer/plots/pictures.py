@@ -17,6 +17,32 @@ from keras_transformer import ops
 from keras_transformer.errors import warn
 from keras_transformer.options import Config
 
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+PANELS_IN_A_ROW = 3
+# What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
+_QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
+    "loss": ("nats", min),
+    "perplexity": ("perplexity", min),
+    "accuracy": ("share that is right", max),
+    "bleu": ("BLEU", max),
+    "recall": ("recall", max),
+    "ndcg": ("NDCG", max),
+    "learning_rate": ("learning rate", None),
+}
+CURVES = (8, 9, 32, 33)  # dimensions that are drawn as curves, where there are so many
+HEADS = 4  # whose biases are drawn
+POINTS = 400  # in a curve
+# A panel for each: its title, the quantity of an entry, and the factor to the title's unit.
+PANELS = (
+    ("identical, %", "identical", 100.0),
+    ("BLEU (line: the model)", "bleu", 1.0),
+    ("size, MB", "bytes", 1e-6),
+    ("memory, MB", "peak_bytes", 1e-6),
+    ("latency, ms", "latency_seconds", 1e3),
+    ("sentences a second", "sentences_per_second", 1.0),
+)
+COLUMNS = 3  # panels side by side
+
 
 def families_for(texts: Iterable[str]) -> list[str]:
     """The font families with which Matplotlib shows texts: the usual ones, then installed ones for other characters.
@@ -51,25 +77,9 @@ def _characters(path: str) -> frozenset[str]:
         return frozenset()
 
 
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-
-
 def tell_lines_apart(axes: Any) -> None:
     """Gives each line that the axes will draw a colour and a style of its own; the styles repeat after five."""
     axes.set_prop_cycle(color=matplotlib.color_sequences["tab10"], linestyle=2 * STYLES)
-
-
-PANELS_IN_A_ROW = 3
-# What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
-_QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
-    "loss": ("nats", min),
-    "perplexity": ("perplexity", min),
-    "accuracy": ("share that is right", max),
-    "bleu": ("BLEU", max),
-    "recall": ("recall", max),
-    "ndcg": ("NDCG", max),
-    "learning_rate": ("learning rate", None),
-}
 
 
 def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
@@ -140,10 +150,6 @@ def masks_picture(masks: Mapping[str, Any]) -> Figure:
     return figure
 
 
-CURVES = (8, 9, 32, 33)  # dimensions that are drawn as curves, where there are so many
-HEADS = 4  # whose biases are drawn
-
-
 def positions_picture(positions: Any, length: int = 64, hidden_dim: int = 128, is_causal: bool = False) -> Figure:
     """What a layer of positions adds, for each of the first positions.
 
@@ -203,9 +209,6 @@ def _array(tensor: object) -> Any:
     return ops.convert_to_numpy(tensor)
 
 
-POINTS = 400  # in a curve
-
-
 def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: int) -> Figure:
     """The learning rate at each step, with the peak marked.
 
@@ -226,18 +229,6 @@ def schedule_picture(schedules: Mapping[str, Callable[[Any], Any]], num_steps: i
     axes.set(xlabel="step", ylabel="learning rate")
     axes.legend()
     return figure
-
-
-# A panel for each: its title, the quantity of an entry, and the factor to the title's unit.
-PANELS = (
-    ("identical, %", "identical", 100.0),
-    ("BLEU (line: the model)", "bleu", 1.0),
-    ("size, MB", "bytes", 1e-6),
-    ("memory, MB", "peak_bytes", 1e-6),
-    ("latency, ms", "latency_seconds", 1e3),
-    ("sentences a second", "sentences_per_second", 1.0),
-)
-COLUMNS = 3  # panels side by side
 
 
 def certificate_picture(certificate: Mapping[str, Any]) -> Figure:

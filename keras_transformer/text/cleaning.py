@@ -35,6 +35,16 @@ OWN_SHARE = 0.1  # a script is a side's own if this share of its lines is in it;
 EXAMPLES = 3  # for each reason
 _NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # what all scripts share, and unassigned characters
 _JAPANESE = ("Hira", "Kana", "Bopo")  # kana and bopomofo stand among Chinese characters: they count as such
+BLANK_SOURCE = "its source is blank"
+EMPTY = "the translation is empty"
+UNFINISHED = "the translation is cut at its limit"
+RATIO = "one side is absurdly longer than the other"
+REPEATED = "the translation repeats a phrase"
+MAX_RATIO = 4.0  # letters of one side for each of the other;
+FEW_LETTERS = 20  # sides with fewer letters may differ as they like
+MAX_TIMES = 3  # a phrase may stand so often in a row, or as often as one does in the source
+PHRASE_WORDS = 12  # the longest phrase that is looked for
+LONG_WORD = 40  # a line with a longer word has no spaces between its words: each character counts as one
 
 
 class _Kept(dict[int, int | None]):
@@ -267,19 +277,6 @@ class Overlap:
     def num_all(self) -> int:
         """How many lines validation has."""
         return len(self._keys)
-
-
-BLANK_SOURCE = "its source is blank"
-EMPTY = "the translation is empty"
-UNFINISHED = "the translation is cut at its limit"
-RATIO = "one side is absurdly longer than the other"
-REPEATED = "the translation repeats a phrase"
-
-MAX_RATIO = 4.0  # letters of one side for each of the other;
-FEW_LETTERS = 20  # sides with fewer letters may differ as they like
-MAX_TIMES = 3  # a phrase may stand so often in a row, or as often as one does in the source
-PHRASE_WORDS = 12  # the longest phrase that is looked for
-LONG_WORD = 40  # a line with a longer word has no spaces between its words: each character counts as one
 
 
 class Translation(NamedTuple):

@@ -21,6 +21,24 @@ MAX_TEXT_BYTES = 64 * 2**20
 MAX_DOWNLOAD_BYTES = 16 * 2**20
 _DOWNLOAD_SECONDS, _SILENCE_SECONDS = 120, 30
 _MEND = "fetch it by other means and pass its folder with --data-dir"
+URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+# SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
+SHA256 = {
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+    "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
+    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
+    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
+}
+LANGUAGES = ("cs", "de", "fr", "hi", "ru")
+LIMIT = 1_000_000  # numbers are below this
+SAMPLED = 24_000  # drawn at random for training
+HELD_OUT = 2_000  # drawn at random for validation
+ALL_BELOW = 1_000  # below this, all numbers that are not held out are trained on
 
 
 def fetch(url: str, path: Path, sha256: str) -> None:
@@ -71,21 +89,6 @@ def download(url: str) -> bytes:
     except (OSError, http.client.HTTPException) as error:
         raise JobError(f"could not fetch {url} ({error}); {_MEND}") from None
     return bytes(body)
-
-
-URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
-# SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
-SHA256 = {
-    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
-    "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
-    "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
-    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
-    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
-    "val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
-    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
-    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
-    "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
-}
 
 
 def multi30k_file(
@@ -139,9 +142,6 @@ def _local_copy(name: str, folder: Path, sha256: str) -> Path:
                 raise RequestError(f"{path} is not Multi30k's {name} (its SHA-256 differs): copy it again")
             return path
     raise RequestError(f"{folder} holds neither {name}.gz nor {name}: check --data-dir")
-
-
-LANGUAGES = ("cs", "de", "fr", "hi", "ru")
 
 
 class Wmt14:
@@ -204,12 +204,6 @@ def _prepared(name: str, data_dir: Path | None) -> tuple[list[Any], str]:
 
 def _one_line(text: bytes) -> str:
     return " ".join(text.decode("utf-8", "replace").splitlines())
-
-
-LIMIT = 1_000_000  # numbers are below this
-SAMPLED = 24_000  # drawn at random for training
-HELD_OUT = 2_000  # drawn at random for validation
-ALL_BELOW = 1_000  # below this, all numbers that are not held out are trained on
 
 
 @functools.cache

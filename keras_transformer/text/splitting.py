@@ -45,6 +45,14 @@ _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[\W_]{0,9}(\d*)([^\W\d_]*)")
 _QUOTE = re.compile(r"\s*[“«「『][^”»」』]*[”»」』]\s*")
 _LOOK_BACK = 20  # characters, for the marks before a sentence
+SAMPLE_LINES = 10_000
+_CLOSING = r"\"'”’»›)\]}"
+# Some languages close with what others open with. Where white space follows, it closes.
+_SPACED = rf"[{_CLOSING}“‘«‹]*\s+"
+_UNSPACED = rf"[{_CLOSING}」』】〉》〕）］｝]*\s*"
+CLAUSE_END = re.compile(rf"[,;:،؛–—]{_SPACED}|[，、；：､]{_UNSPACED}")
+WHITE_SPACE = re.compile(r"\s+")
+Sizes = Callable[[Sequence[str]], list[int]]
 
 
 def sentences_in(text: str, language: str | None = None) -> list[str]:
@@ -122,18 +130,6 @@ def _begins(text: str, before: int, start: int, has_capitals: bool) -> bool:
     bare = last.rstrip(CLOSING)
     goes_on = bare.endswith(("..", "…", "‥")) or (bare != last and bare.endswith(tuple("!?！？؟")))
     return not (goes_on or _QUOTE.fullmatch(text, before, start))
-
-
-SAMPLE_LINES = 10_000
-
-_CLOSING = r"\"'”’»›)\]}"
-# Some languages close with what others open with. Where white space follows, it closes.
-_SPACED = rf"[{_CLOSING}“‘«‹]*\s+"
-_UNSPACED = rf"[{_CLOSING}」』】〉》〕）］｝]*\s*"
-CLAUSE_END = re.compile(rf"[,;:،؛–—]{_SPACED}|[，、；：､]{_UNSPACED}")
-WHITE_SPACE = re.compile(r"\s+")
-
-Sizes = Callable[[Sequence[str]], list[int]]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ from keras_transformer.text.tokenizer import UNKNOWN, Tokenizer
 # SentencePiece scores an unknown character this much below its worst piece.
 _UNKNOWN_PENALTY = 10.0
 _CACHED_WORDS, _CACHED_WORD_LENGTH = 2**15, 16
+SIDES = ("source", "target")
+_LINES_AT_A_TIME = 1_000
 
 
 class _Edge(NamedTuple):
@@ -140,10 +142,6 @@ class SubwordSampler:
                 return [id for ids in known for id in ids]
             _, at = min(merges)
             symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-
-
-SIDES = ("source", "target")
-_LINES_AT_A_TIME = 1_000
 
 
 class SampledEpochs:

@@ -22,6 +22,10 @@ from keras_transformer.options import Config
 if TYPE_CHECKING:
     from keras_transformer.training.common_settings import Settings
 
+MEETING_SECONDS = 600.0  # how long the first worker waits for the last
+MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
+BETWEEN_CALLS = 0.3  # seconds
+
 
 class Devices(NamedTuple):
     """What `--devices` asks for.
@@ -122,11 +126,6 @@ def describe_devices(devices: str) -> str:
 def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
     return len(list(folder.iterdir())) if folder.is_dir() else 0
-
-
-MEETING_SECONDS = 600.0  # how long the first worker waits for the last
-MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
-BETWEEN_CALLS = 0.3  # seconds
 
 
 class WorkerLost(JobError):

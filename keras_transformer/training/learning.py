@@ -36,6 +36,17 @@ if TYPE_CHECKING:
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
 
+# Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
+METRICS_EVERY = 10
+# How the message of a feeding thread's error begins, where the error is one that a user can mend.
+MENDABLE = "|".join(
+    [
+        r"keras_transformer\.errors\.\w+",
+        "MemoryError",
+        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)),
+    ]
+)
+
 
 def start_from_word_vectors(
     model: TokenModel | Transformer, tokenizer: Tokenizer, path: str | os.PathLike[str]
@@ -71,18 +82,6 @@ def start_from_word_vectors(
         f"{len(found):,} of {size:,} pieces begin with vectors of {path}; of the others, which begin at random, "
         f"{len(ids) - len(found):,} are words"
     )
-
-
-# Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
-METRICS_EVERY = 10
-# How the message of a feeding thread's error begins, where the error is one that a user can mend.
-MENDABLE = "|".join(
-    [
-        r"keras_transformer\.errors\.\w+",
-        "MemoryError",
-        *(name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)),
-    ]
-)
 
 
 def compiled_model(run: Run) -> FamilyModel:

@@ -27,6 +27,9 @@ from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
 
 EXAMPLE_CHARACTERS = 60  # as much of an example is shown
+MOST_CHECKED = 100_000  # target lines
+MOST_CHANGED = 0.001  # the share of changed lines that brings no warning
+NUM_EXAMPLES, SHOWN_CHARACTERS = 3, 30
 
 
 def clean(run: Run) -> None:
@@ -71,11 +74,6 @@ def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
         }
         write_text(report_path, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
         say(f"{report_path} has more examples")
-
-
-MOST_CHECKED = 100_000  # target lines
-MOST_CHANGED = 0.001  # the share of changed lines that brings no warning
-NUM_EXAMPLES, SHOWN_CHARACTERS = 3, 30
 
 
 class Tokenizers(NamedTuple):

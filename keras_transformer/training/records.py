@@ -26,6 +26,11 @@ from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
 
+LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
+REDRAW_SECONDS = 0.2  # between two drawings of the bar
+BAR = "{bar} {desc}"  # for tqdm
+DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
+
 
 class Records(keras.callbacks.Callback):
     """Writes a row of metrics, the curves and TensorBoard's events at the end of each round.
@@ -129,12 +134,6 @@ def _read_samples(run: RunFolder) -> list[tuple[int, str]]:
     blocks = run.samples.read_text(encoding="utf-8", errors="replace").split("== step ")[1:]
     heads = [block.partition("\n\n") for block in blocks]
     return [(int(step), text.removesuffix("\n")) for step, _, text in heads if re.fullmatch(r"\s*\d{1,15}\s*", step)]
-
-
-LINE_SECONDS = 15.0  # between two lines, if standard error is no terminal
-REDRAW_SECONDS = 0.2  # between two drawings of the bar
-BAR = "{bar} {desc}"  # for tqdm
-DIGITS = {"val_loss": 2, "val_bleu": 2, "val_ndcg": 4}  # decimals of validation's figures
 
 
 class ProgressLine(keras.callbacks.Callback):

@@ -44,6 +44,10 @@ RECIPES = {"digits": DIGITS_RECIPE}
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 MODES = {1: "L", 3: "RGB"}  # Pillow's name of an image with so many channels
+HELD_OUT_SHARE = 0.1  # per label, if no validation images are given
+NAMED_IN_WARNINGS = 5  # files; the others are counted
+DIGITS_SHARE, DIGITS_SEED = 0.5, 0  # what is held out of the digits: half of each, always the same
+DIGITS_WHITE = 16  # the largest pixel of the digits
 
 
 class UnreadableImage(ValueError):
@@ -112,12 +116,6 @@ def pixels_of(array: np.ndarray, size: int, channels: int) -> np.ndarray:
             f"expected an array of uint8, (H, W), (H, W, 1) or (H, W, 3); received {array.dtype} {array.shape}"
         )
     return _pixels(Image.fromarray(array.reshape(shape[:2] if shape[2] == 1 else shape)), size, MODES[channels])
-
-
-HELD_OUT_SHARE = 0.1  # per label, if no validation images are given
-NAMED_IN_WARNINGS = 5  # files; the others are counted
-DIGITS_SHARE, DIGITS_SEED = 0.5, 0  # what is held out of the digits: half of each, always the same
-DIGITS_WHITE = 16  # the largest pixel of the digits
 
 
 class LabelledImage(NamedTuple):

@@ -27,6 +27,9 @@ from keras_transformer.text.lines import each_of, strings_of
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
 
+TASK = "images"
+Source = str | os.PathLike[str] | np.ndarray
+
 
 def write_recognizer(
     folder: str | os.PathLike[str],
@@ -53,10 +56,6 @@ def write_recognizer(
             np.savez_compressed(run.valid_images, images=images)
 
     write_run(path, "images", twin_of(model), {"labels": labels, "corpus": {}}, write_images)
-
-
-TASK = "images"
-Source = str | os.PathLike[str] | np.ndarray
 
 
 class Recognizer(Pipeline):

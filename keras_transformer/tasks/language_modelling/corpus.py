@@ -54,6 +54,8 @@ PYDOC_RECIPE: Config = {
     "checkpoint_every": 200,
 }
 RECIPES = {"pydoc-topics": PYDOC_RECIPE}
+NUM_SAMPLES = 5
+SHOWN_CHARACTERS = 300  # as much of a source is shown among the samples
 
 
 def text_from_file(text: str | os.PathLike[str], valid_text: str | os.PathLike[str] | None = None) -> Corpus[str]:
@@ -116,10 +118,6 @@ def named_text(name: str) -> Corpus[str]:
     count = num_training_lines(lambda: lines)
     train, valid = lines[:count], lines[count:]
     return Corpus(name, "en", "en", lambda: iter(train), lambda: iter(valid), sha256_of(lines), RECIPES[name])
-
-
-NUM_SAMPLES = 5
-SHOWN_CHARACTERS = 300  # as much of a source is shown among the samples
 
 
 @dataclass(frozen=True)

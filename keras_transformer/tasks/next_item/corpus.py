@@ -22,6 +22,31 @@ from keras_transformer.text.tokenizer import END
 
 FIRST_ITEM = END + 1  # as for text, the ids before are pad, unknown, start and end
 MAX_BYTES = 2**30  # the largest file of names
+History = list[str]  # the items of a user, the oldest first
+# What a header may call a column, without capitals, underscores, and RecBole's type after a colon.
+COLUMNS = {
+    "user": {"user", "userid"},
+    "item": {"item", "itemid", "movieid"},
+    "time": {"time", "timestamp"},
+}
+NOT_IN_NAMES = {"\t", "\n", "\r", "\ufeff"}  # what a line of items.txt, or of histories, could not give back
+MAX_NAME = 1_000  # characters of a user's or an item's name
+SERIES_RECIPE: Config = {
+    "num_layers": 2,
+    "hidden_dim": 64,
+    "intermediate_dim": 128,
+    "num_heads": 2,
+    "dropout": 0.1,
+    "context_length": 32,
+    "token_budget": 2_048,
+    "residual": "pre_norm",
+    "steps": 600,
+    "warmup_steps": 200,
+    "learning_rate_factor": 0.3,
+    "checkpoint_every": 150,
+}
+RECIPES = {"series": SERIES_RECIPE}
+NUM_READERS, NUM_SERIES, NUM_PARTS, NUM_NOVELS = 3_000, 40, 10, 60
 
 
 class Items:
@@ -89,35 +114,6 @@ class Items:
     def id(self, name: str, unknown: int) -> int:
         """The id of an item, or `unknown` if the vocabulary lacks the item."""
         return self._ids.get(string_of(name), unknown)
-
-
-History = list[str]  # the items of a user, the oldest first
-
-# What a header may call a column, without capitals, underscores, and RecBole's type after a colon.
-COLUMNS = {
-    "user": {"user", "userid"},
-    "item": {"item", "itemid", "movieid"},
-    "time": {"time", "timestamp"},
-}
-NOT_IN_NAMES = {"\t", "\n", "\r", "\ufeff"}  # what a line of items.txt, or of histories, could not give back
-MAX_NAME = 1_000  # characters of a user's or an item's name
-
-SERIES_RECIPE: Config = {
-    "num_layers": 2,
-    "hidden_dim": 64,
-    "intermediate_dim": 128,
-    "num_heads": 2,
-    "dropout": 0.1,
-    "context_length": 32,
-    "token_budget": 2_048,
-    "residual": "pre_norm",
-    "steps": 600,
-    "warmup_steps": 200,
-    "learning_rate_factor": 0.3,
-    "checkpoint_every": 150,
-}
-RECIPES = {"series": SERIES_RECIPE}
-NUM_READERS, NUM_SERIES, NUM_PARTS, NUM_NOVELS = 3_000, 40, 10, 60
 
 
 class Log(NamedTuple):

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from keras_transformer.models.stack_models import SequenceEncoder
     from keras_transformer.training.callbacks import Progress
 
+SCORE = "NDCG@10"
+UNIT = "events"
+AT = 10  # the k of recall and NDCG
+MAX_VALIDATION_USERS = 10_000  # what a round is validated on
+
 
 class Baseline(Protocol):
     """Scores items after a history."""
@@ -97,12 +102,6 @@ def ranks(baseline: Baseline, histories: Sequence[Sequence[int]], targets: Seque
         scores = baseline.scores(history)
         found[row] = len(scores) if target < first else (scores[first:] >= scores[target]).sum()
     return found
-
-
-SCORE = "NDCG@10"
-UNIT = "events"
-AT = 10  # the k of recall and NDCG
-MAX_VALIDATION_USERS = 10_000  # what a round is validated on
 
 
 @dataclass(frozen=True)
