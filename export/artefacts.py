@@ -1,4 +1,4 @@
-"""The run that is exported, its artefacts and their forms."""
+"""What all artefacts share: the run, its precisions and its metadata; and which artefacts an export folder has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes files and folders whole or not at all, and reads the weights in a `.keras` archive that nobody vouches for."""
+"""Writes files and folders whole or not at all. It also checks the weights in a `.keras` archive from a stranger."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from keras_transformer.options import Config
 class WeightedFit(keras.Model):
     """Weights are never averaged twice, on any backend.
 
-    With sample weights the loss is their weighted sum, whatever the loss's reduction. `text.batch_sampler` gives
-    labels the weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
+    With sample weights the loss is their weighted sum, whatever the loss's reduction. `BatchPlan` gives a label the
+    weight 1 / (tokens of the batch), and a mean over the batch would divide once more. If the loss takes a mean, as
     Keras's losses do by default, the weights are first divided by their sum. If the loss is a sum, weights (B, T) of
     tokens are used as they are.
 
@@ -169,7 +169,7 @@ class _TensorFlowFit(WeightedFit):
     * The constructor builds the model, so Keras does not build it from a first batch. Under a strategy Keras would
       average the replicas' ids, or fail because the replicas' shapes differ.
     * The weights of a batch sum to 1 over all replicas and micro-batches. So loss and gradient equal those of one large
-      batch on one replica. `text.batch_sampler` makes such weights. If no weights come and the loss is a sum, each real
+      batch on one replica. `BatchPlan` makes such weights. If no weights come and the loss is a sum, each real
       label gets the weight 1 / (number of real labels on all replicas): a token's label 0 is padding, a row's is not.
       If the loss takes a mean, or the weights are those of rows, they are divided by their sum over all replicas. A
       mean without weights needs `micro_batches` = 1.
@@ -277,7 +277,7 @@ class _TensorFlowFit(WeightedFit):
     def _tracked_gradients(self, data: tuple, is_first: Tensor, counts: Tensor | None) -> list[Tensor]:
         inputs, labels, weights = self._passes(data)
         if self.r_drop:
-            weights /= 2  # their sum stays: the loss is half of the paper's equation 4, which Adam does not see
+            weights /= 2  # their sum stays: the loss is half of R-Drop's equation 4, which Adam does not see
         compute = self._compiled_gradients or self._gradients
         gradients, loss, logits = compute(inputs, labels, weights, counts)
         self._track_loss(loss, weights)

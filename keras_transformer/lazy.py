@@ -1,5 +1,4 @@
-"""What is imported when it is first used: TensorFlow, which takes seconds and is not there for every backend, and the
-names of a package."""
+"""Imports what takes seconds when it is first used: TensorFlow, and the modules behind the names of a package."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ class _LazyModule:
     """A module that is imported when one of its names is first asked for.
 
     Args:
-        name: the name of the module.
+        name: such as "tensorflow".
     """
 
     def __init__(self, name: str):

@@ -1,4 +1,4 @@
-"""Presets, and how a model is made from its configuration. Keras is imported when the first model is made."""
+"""Presets as plain settings, and models made from configurations. Keras is imported with the first model."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class StoredSearch(Searched):
     Args:
         vocabularies: the vocabularies of the model.
         stored: what `ExpectedSearch.stored` gave.
-        config: the config of the model.
+        config: the model's configuration.
     """
 
     has_model = False

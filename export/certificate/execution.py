@@ -1,4 +1,4 @@
-"""Runs an artefact in a process of its own, on its device, and reads its outputs."""
+"""Runs an artefact in a process of its own, on its device, and checks that it gives what it has to give."""
 
 from __future__ import annotations
 

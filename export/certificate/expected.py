@@ -149,7 +149,7 @@ class Expected(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """The sizes of outputs that are fixed, by the letters of `decoding.signature`."""
+        """The sizes of outputs that are fixed, by the letters of `decoding.signatures`."""
 
     @abstractmethod
     def answer(self, place: int) -> str:

@@ -51,7 +51,7 @@ class Task(TypedDict):
     pad_columns: int  # how many columns of padding ids get when they run padded
     reads: list[tuple[str, list[int]]]  # texts, and the ids that the artefact's tokenizer has to make of them
     tokenizer: str | None  # a file that holds the artefact's tokenizer alone, where the format needs one
-    max_length: int | None  # limits the search around two halves or a step, as do
+    max_length: int | None  # the limit of the search around two halves or a step
     length_penalty: float
     num_control_ids: int  # the first ids, of which the end alone is emitted
     context: int  # the most ids of a language model's step

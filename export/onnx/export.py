@@ -157,7 +157,7 @@ def export_onnx(
     column, states 8 bits and a scale for each row; it needs one operator that only ONNX Runtime has.
 
     Args:
-        run: what to export; `signatures.open_run` reads it from a run folder.
+        run: what to export; `artefacts.open_run` reads it from a run folder.
         folder: where to write; it is created if it does not exist.
         decoding: the options of the search, for models that search.
         precision: "float32", "float16" or "int8".

@@ -42,7 +42,7 @@ class Vocabularies:
     """From text to ids and back, as the model's own pipeline does it.
 
     Args:
-        signature: the signature of the model.
+        signature: what the model's artefacts take and give.
         source, target: the vocabularies of what is read and of what is written.
     """
 
@@ -107,7 +107,7 @@ class Ranking(NamedTuple):
     """How probable the model finds the labels, the pieces of a place, or the items.
 
     Args:
-        probabilities: the probabilities of each choice, the best first.
+        probabilities: that of each choice, the best first.
         others: the most that a choice has that is not among them.
     """
 

@@ -1,7 +1,7 @@
 """What a translator computes with a model: search, sampling, alignment, and the probability of a given translation.
 
 Each is a frozen record of its options, so equal ones are compiled once (see `keras_decoder`). Letters of the shapes are
-those of `search`, and S source and T target pieces.
+those of `loop`, and S source and T target pieces.
 """
 
 from __future__ import annotations

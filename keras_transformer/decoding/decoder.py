@@ -1,6 +1,4 @@
-"""What a translator needs of a model: search, sampling, alignments and probabilities, from pieces to pieces, on all
-cores.
-"""
+"""Decoders: the base, one that spreads batches over processes, and how work is divided among threads and cores."""
 
 from __future__ import annotations
 

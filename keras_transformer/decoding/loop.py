@@ -1,5 +1,4 @@
-"""What beam search and sampling share: the step, the loop over positions, operations on beams, prompts, and random
-draws.
+"""Sampling, and what it shares with beam search: the step, the loop, operations on beams, and prompts.
 
 Letters of the shapes in this package: B sentences, K beams or samples, C candidates, V vocabulary, L the longest
 output, P the longest prefix.

@@ -1,6 +1,4 @@
-"""What a user holds of a run: the base of translators, generators, classifiers and their like; what they return, and
-where the tokens of a text look.
-"""
+"""The base of what a user holds of a run, and what it returns: hypotheses, scores, attentions, vectors of pieces."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""From texts to batches of ids: prefixes, limits, sentences of similar length together, and input that a vocabulary
-cannot read.
+"""From texts to batches of ids.
+
+The texts of a certificate, and a warning of what a vocabulary cannot read, are here too.
 """
 
 from __future__ import annotations

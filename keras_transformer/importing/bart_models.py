@@ -1,20 +1,17 @@
 """BART and Marian in Hugging Face's format: encoder-decoders.
 
-BART's models (Lewis et al. 2020, arXiv 1910.13461) in Hugging Face's format.
-
-They are the paper's model with gelu, learned positions from 2 on, encoder and decoder apart, a norm after the
-embedding, and biases in attention and on the logits.
+BART (Lewis et al. 2020, arXiv 1910.13461) is the paper's model with gelu, learned positions from 2 on, encoder and
+decoder apart, a norm after the embedding, and biases in attention and on the logits.
 
 BART's byte-level BPE cuts text by rules that SentencePiece does not have, so lines are ids here, see `IdTokenizer`.
 Decoding starts with the end id, so the row of our start id is a copy of the end's. BART has no unknown text, so our
 unknown id is a copy of pad. Neither takes a probability.
 
-Marian's translators, such as OPUS-MT (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), in Hugging Face's format.
-
-They are the paper's model with biases in attention and on the logits, mostly with swish in place of relu. The import
-changes two orders. Ids become ours, on each side those of its own pieces. And the model's width is put in another
-order, because Marian's sinusoids have all sines before all cosines, while ours take turns; no other part depends on
-that order. Decoding starts with the pad id, so the row of our start id is a copy of the pad's.
+Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), such as OPUS-MT, is the paper's model with biases in attention
+and on the logits, mostly with swish in place of relu. The import changes two orders. Ids become ours, on each side
+those of its own pieces. And the model's width is put in another order, because Marian's sinusoids have all sines before
+all cosines, while ours take turns; no other part depends on that order. Decoding starts with the pad id, so the row of
+our start id is a copy of the pad's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """GPT-2 and Llama in Hugging Face's format: language models, which take and give ids.
 
-GPT-2's models (Radford et al. 2019) in Hugging Face's format: the decoder alone, with pre-norm, gelu by its tangent
-form, learned positions, biases, and a tied output.
+GPT-2 (Radford et al. 2019) is the decoder alone, with pre-norm, gelu by its tangent form, learned positions, biases,
+and a tied output.
 
-Llama's models (Touvron et al. 2023, arXiv 2302.13971) in Hugging Face's format: the decoder alone, with RMS norms
-before its sub-layers, rotary positions, SwiGLU, grouped heads, and no biases.
+Llama (Touvron et al. 2023, arXiv 2302.13971) is the decoder alone, with RMS norms before its sub-layers, rotary
+positions, SwiGLU, grouped heads, and no biases.
 """
 
 from __future__ import annotations

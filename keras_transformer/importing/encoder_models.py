@@ -1,13 +1,12 @@
 """BERT and ViT in Hugging Face's format: encoders of text and of images.
 
-BERT's models (Devlin et al. 2018, arXiv 1810.04805) in Hugging Face's format: the encoder alone, with a head for
-labels, for masked tokens, or with none.
+BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone, with a head for labels, for masked tokens, or none.
 
 BERT's WordPiece is not SentencePiece, so lines are ids here, see `IdTokenizer`. Every text is of the first segment: the
 vector of that segment is added to those of all positions.
 
-ViT's models (Dosovitskiy et al. 2020, arXiv 2010.11929) in Hugging Face's format, with labels: classifiers of images
-of one size, with the means and deviations of pixels that their processor has.
+ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
+deviations of pixels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What several architectures of Hugging Face's format have in common, options and names of tensors: BART and Marian;
-GPT-2 and Llama; BERT and ViT.
-"""
+"""What BART and Marian share in Hugging Face's format, what GPT-2 and Llama share, and what BERT and ViT share."""
 
 from __future__ import annotations
 

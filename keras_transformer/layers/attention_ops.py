@@ -1,4 +1,7 @@
-"""Functions that attentions are made of: masks, heads, the cache of decoding, and what positions add to all layers."""
+"""The parts of an attention as functions: masks, heads, the cache of decoding, and the rotation by positions.
+
+This module alone makes masks. They are booleans, True = visible.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def written(positions: Tensor, index: Tensor, size: int | None = None) -> Tensor
     Args:
         positions: (S,), as `key_positions` or `ring_positions` gives them.
         index: the position of the beams.
-        size: the size of the ring; None if the cache is none.
+        size: how many positions the ring holds; None for a cache that is no ring.
 
     Returns:
         booleans that broadcast to (B, K, 1, S), or with beams as one sequence to (B, 1, K, S); None if it sees all.

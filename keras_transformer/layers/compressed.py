@@ -13,7 +13,7 @@ from keras_transformer.layers.attention_ops import KeysValues, Shared, empty_cac
 from keras_transformer.layers.windowed import require_one_length
 from keras_transformer.ops import Tensor
 
-STRIDE = 3  # and the size of the convolution's kernel: each block of so many positions becomes one key
+STRIDE = 3  # positions of a block, which becomes one key: the convolution's stride, and its kernel's size
 
 
 class CompressedCache(NamedTuple):
@@ -38,7 +38,7 @@ class CompressedAttention(MultiHeadAttention):
     A causal query sees a block only from the block's last position on; a query that sees no block gets zeros. In an
     encoder every query sees all blocks; zeros fill the last one.
 
-    In a stack, layers of `LocalAttention` come between, and the first layer is one (see `family.Part.of_layer`).
+    In a stack, layers of `LocalAttention` come between, and the first layer is one (see `options.Part.of_layer`).
 
     Args:
         num_heads: N.

@@ -1,4 +1,4 @@
-"""The base of layers, how a part becomes a layer, norms, and residuals."""
+"""The base of layers, norms and residuals; and how a part becomes a layer."""
 
 from __future__ import annotations
 

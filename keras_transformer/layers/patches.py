@@ -79,7 +79,7 @@ class ClassToken(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ImageAttention(Layer):
-    """y = γ · o + x, where o is what a pixel gathers from all pixels (equations 1 to 3).
+    """y = γ · o + x, where o is what a pixel gathers from all pixels (SAGAN, arXiv 1805.08318, equations 1 to 3).
 
     γ starts at 0, so at first the layer is the identity. It learns to look near first, then farther away. The paper's
     W_g, W_f, W_h and W_v, convolutions of one pixel, are the weights `query`, `key`, `value` and `output`. Scores are

@@ -1,4 +1,4 @@
-"""The base of models, how they are put together from parts, and what they tell of their attention."""
+"""The base of the models, and how their layers are made from a configuration."""
 
 from __future__ import annotations
 

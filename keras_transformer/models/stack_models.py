@@ -204,7 +204,8 @@ class SequenceEncoder(TokenModel):
     """Makes a vector of a history of items, and predicts the next item after each of them.
 
     Ids: pad 0, unknown 1, start 2, end 3; the items follow. A history begins with the start id. The logit of an item is
-    the inner product of the history's vector and the item's (SASRec, section 3.4: one matrix for input and output).
+    the inner product of the history's vector and the item's (Kang and McAuley 2018, SASRec, arXiv 1808.09781, section
+    3.4: one matrix for input and output).
 
     Unlike in SASRec, a history is padded at its end, positions count from its start, and training takes the cross
     entropy over all items in place of one drawn negative item.

@@ -1,4 +1,4 @@
-"""The Transformer (paper, section 3), and several that decode as one."""
+"""The Transformer (Vaswani et al. 2017, arXiv 1706.03762), and several that decode as one."""
 
 from __future__ import annotations
 

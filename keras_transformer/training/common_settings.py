@@ -1,7 +1,6 @@
-"""The settings that all tasks share, and those of tasks of text: default, help and bounds of each. `config.json` keeps
-them.
+"""The settings of training that all tasks share, and those of tasks of text: default, help and bounds of each.
 
-A task's own settings are in its folder, in a class made by `task_settings`.
+`config.json` keeps them. A task's own settings are in its folder, in a class made by `task_settings`.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def flag(
 
     Args:
         group: the group of the flag in the help.
-        default, help: the default and help of the flag.
+        default, help: the flag's value where it is not given, and its line in the help.
         check: whether a value is allowed.
         expected: the values that are allowed, in words.
         own: what the user's own data is that it names, in place of a named corpus.
         reads: "file" or "folder", if the run reads what it names.
         is_inherited: whether a run hands it on to a run that fine-tunes it.
         is_kept: whether config.json keeps it.
-        slot: that the value fills, a part.
+        slot: the slot of the part that the value names; "" for other settings.
         options: for `argparse`.
     """
     facts = {"own": own, "reads": reads, "is_inherited": is_inherited, "is_kept": is_kept, "slot": slot}

@@ -320,7 +320,7 @@ def seed(number: int) -> None:
 
 
 def strategy(devices: str = "auto") -> tf.distribute.Strategy:
-    """The strategy for `--devices` (see `devices.parse_devices`).
+    """The strategy for `--devices` (see `parse_devices`).
 
     Several workers if `TF_CONFIG` names them, mirrored replicas on several devices, else TensorFlow's default strategy.
     It uses all GPUs that TensorFlow sees: `configure` must have hidden the others.

@@ -1,4 +1,4 @@
-"""Training itself: the compiled model, and `model.fit` from the newest checkpoint to the last step."""
+"""Training itself: the compiled model, what it begins with, and `model.fit` from the newest checkpoint on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images to train on: files with labels, and named corpora with their recipes; how a picture becomes an array."""
+"""Images to train on: the user's files, or named ones with their recipe; and how a file becomes pixels of one size."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class LabelledImage(NamedTuple):
     Args:
         label: such as the name of the folder that the image lies in.
         source: a file, or pixels (H, W) or (H, W, 3) uint8.
-        sha256: the sha256 of the file or of the pixels.
+        sha256: that of the file, or of the pixels.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""What a user holds of a run that labels images, and how one is saved."""
+"""From images to labels: a classifier of images, and its run folder written from Python."""
 
 from __future__ import annotations
 

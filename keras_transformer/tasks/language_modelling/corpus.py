@@ -1,4 +1,4 @@
-"""What a language model trains on: prose, or pairs."""
+"""What a language model trains on: text of one language, or pairs of a prompt and its answer."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ class Pairs:
 def prepare_pairs(run: Run, cache: Path, num_replicas: int) -> Pairs:
     """Learns the vocabulary, tokenises the pairs once, and plans batches with a pair in each row.
 
-    In training every id of a row has a label, those of the source too, as in the paper (section 4.2): what the model
-    learns of the language from its sources helps it to write the targets. In validation only targets have labels, so
-    that its loss is that of the answers.
+    In training every id of a row has a label, those of the source too, as in Liu et al. 2018 (arXiv 1801.10198, section
+    4.2): what the model learns of the language from its sources helps it to write the targets. In validation only
+    targets have labels, so that its loss is that of the answers.
 
     `config.json` keeps `answer_length`, the number of ids of the longest target with its end. The source gets what the
     context holds beside it: the end of a longer source is cut, in training as when the model answers.

@@ -48,7 +48,7 @@ class Continuation(NamedTuple):
 class _Row:
     """A text that grows."""
 
-    ids: Ids  # the ids of the prompt and what was added
+    ids: Ids  # the prompt's, and those that were added
     num_added: int = 0
     log_prob: float = 0.0
     random: np.random.Generator = field(default_factory=np.random.default_rng)

@@ -1,4 +1,4 @@
-"""Logs of what users chose, and the list of items."""
+"""Logs of what users chose, the user's own or a made one; and the items in them, with an id for each."""
 
 from __future__ import annotations
 

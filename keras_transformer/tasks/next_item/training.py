@@ -1,4 +1,4 @@
-"""Training of next items: the data, the loss, what is measured, and simple recommenders to compare with."""
+"""The task of telling the next item: histories, cross entropy, recall and NDCG; and simple recommenders to beat."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("onnx", "onnxruntime")  # what building and running a graph needs
 MOST_SOURCES = 2000  # so many validation sources are tried as probes
-TrainedRun = Any  # the trainedrun of the export's module `signatures`, which is imported late
+TrainedRun = Any  # the class of the export's module `artefacts`, which is imported late
 
 
 def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
