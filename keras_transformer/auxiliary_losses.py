@@ -127,9 +127,9 @@ def twice(data: object) -> Any:
 
 
 def divergence(logits: Tensor, weights: Tensor) -> Tensor:
-    """The mean of both Kullback-Leibler divergences between the two passes (equation 2), summed over the labels.
+    """The mean of both Kullback-Leibler divergences between the two passes, summed over the labels.
 
-    KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q).
+    R-Drop (Wu et al. 2021, arXiv 2106.14448, section 2.2, equation 2): KL(p‖q) + KL(q‖p) = Σ (p − q)(log p − log q).
 
     Args:
         logits: (2B, ..., V) of rows that are there `twice`, of any precision.

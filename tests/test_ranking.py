@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_transformer import metrics as ranking
+from keras_transformer import metrics
 from keras_transformer.metrics import NDCGAt, RecallAt
 from keras_transformer.tasks.next_item.corpus import FIRST_ITEM
 
@@ -13,11 +13,11 @@ SCORES = np.array([[9.0, 9, 9, 9, 5, 1, 3, 3], [0, 0, 0, 0, 1, 2, 3, 4]], "float
 
 
 def ranks(targets, scores=SCORES):
-    return ops.convert_to_numpy(ranking.ranks_of(np.array(targets), scores)).tolist()
+    return ops.convert_to_numpy(metrics.ranks_of(np.array(targets), scores)).tolist()
 
 
 def test_ranks_by_hand():
-    assert ranking.NUM_CONTROL_IDS == FIRST_ITEM
+    assert metrics.NUM_CONTROL_IDS == FIRST_ITEM
     assert ranks([4, 7]) == [1, 1]
     assert ranks([5, 4]) == [4, 4]
     assert ranks([6, 6]) == [3, 2], "an item of the same score counts as better"
@@ -38,7 +38,7 @@ def test_recall_is_kerass_and_ndcg_is_the_definition(k):
     draw = np.random.default_rng(0)
     scores, targets = draw.permuted(np.tile(np.arange(30.0), (50, 1)), axis=1), draw.integers(4, 30, 50)
     scores[:, :4] = -1
-    found = ranking.mean_figures(np.array(ranks(targets, scores.astype("float32"))), k)
+    found = metrics.mean_figures(np.array(ranks(targets, scores.astype("float32"))), k)
     top = keras.metrics.SparseTopKCategoricalAccuracy(k)
     top.update_state(targets, scores.astype("float32"))
     assert found["recall"] == pytest.approx(float(top.result()), abs=1e-6)

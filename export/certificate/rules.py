@@ -62,7 +62,7 @@ def rule_of(unit: str, precision: str, has_references: bool) -> str:
 
 
 class BleuComparison(NamedTuple):
-    """BLEU of an artefact and of the model, and half the width of the loss's 95 % paired-bootstrap interval."""
+    """BLEU of an artefact and of the model, and half the 95 % interval of their difference by bootstrap (Koehn 2004)."""
 
     bleu: float
     model_bleu: float

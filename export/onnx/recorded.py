@@ -1,4 +1,7 @@
-"""Values of a graph that is recorded, and the precision that a graph computes in."""
+"""Values of a graph that is recorded, and the precision that a graph computes in.
+
+Letters in shapes: R rows, V vocabulary, D width.
+"""
 
 from __future__ import annotations
 

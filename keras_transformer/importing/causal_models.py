@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_transformer.importing.folder import ModelFolder, Options
-from keras_transformer.importing.layouts import copies, ids_of, language_model
+from keras_transformer.importing.layouts import PARTS, PROJECTIONS, copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of, norm_weights
 from keras_transformer.options import Config
@@ -29,7 +29,6 @@ GPT2_WITHOUT_EFFECT = {
     "summary_use_proj", "tie_encoder_decoder", "cross_attention_hidden_size",
 }  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
-PARTS = ("query", "key", "value")
 # Options with the one value that is read here.
 LLAMA_FIXED: Config = {
     "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "add_cross_attention": False,
@@ -38,7 +37,6 @@ LLAMA_FIXED: Config = {
 LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
 BASE = 10_000.0  # the rotation's
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
 
 

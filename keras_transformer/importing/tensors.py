@@ -1,5 +1,7 @@
 """Tensors in a file from outside, of safetensors or of PyTorch: where each lies, checked against the size of the file,
-and read as arrays. No code of the file is run.
+and read as arrays.
+
+A PyTorch file is a pickle, which could call any function. Here it may make tensors and ordered dictionaries alone.
 
 Formats: https://huggingface.co/docs/safetensors, "Format"; a zip archive whose index is a pickle.
 """

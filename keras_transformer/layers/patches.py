@@ -16,10 +16,10 @@ KERNEL_SIZE = 3
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Patches(Layer):
-    """x_p E + b for each patch x_p of the image (equation 1): a linear projection of its pixels.
+    """x_p E + b for each patch x_p of the image (Dosovitskiy et al. 2020, arXiv 2010.11929, equation 1).
 
-    Patches come row by row, and so do the pixels in a patch, each with its channels. A convolution with stride P is the
-    same function.
+    This is a linear projection of its pixels. Patches come row by row, and so do the pixels in a patch, each with its
+    channels. A convolution with stride P is the same function.
 
     Args:
         patch_size: P, the height and the width of a patch in pixels.
@@ -63,7 +63,7 @@ class Patches(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ClassToken(Layer):
-    """Puts a learned vector before all others: (B, N, D) → (B, N + 1, D) (equation 1)."""
+    """Puts a learned vector before all others: (B, N, D) → (B, N + 1, D) (arXiv 2010.11929, equation 1)."""
 
     def build(self, x_shape: tuple) -> None:
         self.token = self.add_weight(name="token", shape=(x_shape[-1],), initializer="zeros")

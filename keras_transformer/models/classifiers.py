@@ -22,6 +22,8 @@ LARGEST_PIXEL = 255.0
 class HeadLayer(Layer):
     """Norm(f(x W + b)): before labels f is tanh and there is no norm, before tokens both are the model's.
 
+    As in BERT (Devlin et al. 2018, arXiv 1810.04805, and the code that came with it).
+
     Args:
         activation: f, a part; None for tanh.
         norm: the norm, a part; None for no norm.
@@ -63,7 +65,7 @@ class HeadLayer(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Encoder(TokenModel):
-    """Tells the label of a text, or the token at each of its places.
+    """Tells the label of a text, or the token at each of its places (Devlin et al. 2018, arXiv 1810.04805).
 
     Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id, and ends with the end id.
 
@@ -138,7 +140,9 @@ def mean_state(states: Tensor, ids: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ImageClassifier(StackModel):
-    """Tells the label of an image: patches, a class token, positions, the stack, a head (section 3.1, equations 1–4).
+    """Tells the label of an image: a Vision Transformer (Dosovitskiy et al. 2020, arXiv 2010.11929, section 3.1).
+
+    Patches, a class token, positions, the stack and a head: equations 1 to 4.
 
     The defaults are the sizes of an image of ViT-B/16, and its parts: learned positions, pre-norm, gelu, and biases in
     attention.

@@ -142,7 +142,7 @@ class TokenModel(StackModel):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LanguageModel(TokenModel):
-    """Predicts each token of a text from those before it.
+    """Predicts each token of a text from those before it (Liu et al. 2018, arXiv 1801.10198, section 4.2.2).
 
     Ids: pad 0, unknown 1, start 2, end 3. A text begins with the start id.
 

@@ -280,7 +280,7 @@ class Overlap:
 
 
 class Translation(NamedTuple):
-    """A teacher's translation.
+    """A teacher's translation (Kim and Rush 2016, arXiv 1606.07947, section 3.2).
 
     Args:
         text: one line.

@@ -58,6 +58,9 @@ Sizes = Callable[[Sequence[str]], list[int]]
 def sentences_in(text: str, language: str | None = None) -> list[str]:
     """The sentences of a line, each with the white space behind it. Together they are the line.
 
+    LanguageTool's rules say where sentences end (library choppa-srx). A language without rules takes those of English,
+    or the marks of its script.
+
     Args:
         text: one line.
         language: such as "de" or "deu"; None if it is not known.

@@ -188,9 +188,9 @@ def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
     """
     if run.is_resumed:
         return
-    step, clean = -(-count // MOST_CHECKED), normalizer_of("identity")
+    step, identity = -(-count // MOST_CHECKED), normalizer_of("identity")
     checked = (plain(target) for _, target in islice(run.corpus.train(), 0, None, max(step, 1)))
-    lines = [clean.normalize(line).replace(SPACE, " ").strip() for line in checked]
+    lines = [identity.normalize(line).replace(SPACE, " ").strip() for line in checked]
     pairs = list(zip(lines, tokenizer.decode(tokenizer.encode(lines, run.settings.threads or 1)), strict=True))
     changed = [pair for pair in pairs if pair[0] != pair[1]]
     run.config["corpus"]["changed_targets"] = share = len(changed) / max(1, len(pairs))

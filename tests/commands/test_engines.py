@@ -22,7 +22,6 @@ from keras_transformer.__main__ import main
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.run_folder import RunFolder, load_model, save_model
 from keras_transformer.tasks.translation.commands import engines
-from keras_transformer.tasks.translation.commands import engines as kept_graphs
 from tests.graphs import search_eagerly
 
 pytestmark = pytest.mark.usefixtures("eager")  # a kept graph has probes, for which the model searches
@@ -111,18 +110,18 @@ def test_a_damaged_graph_is_named_and_new_weights_make_new_graphs(kept_run, tran
 def test_another_version_or_a_change_of_the_source_makes_new_graphs(built_run, tmp_path, monkeypatch):
     changed = tmp_path / "package/part/module.py"
     changed.parent.mkdir(parents=True)
-    of_source = [changed.write_text(text) and kept_graphs.sha256_of_source(tmp_path / "package") for text in "abb"]
+    of_source = [changed.write_text(text) and engines.sha256_of_source(tmp_path / "package") for text in "abb"]
     assert of_source[0] != of_source[1] == of_source[2]
-    assert [*kept_graphs.installed("keras")] and not [*kept_graphs.installed("absent")]
+    assert [*engines.installed("keras")] and not [*engines.installed("absent")]
 
     def folder() -> Path:
-        return kept_graphs.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent
+        return engines.graphs_of([RunFolder(built_run)], SearchOptions(), "float32", False).main.parent
 
     before = folder()
     for name in ("installed", "sha256_of_source"):
         other = Mock(return_value="999")
         with monkeypatch.context() as patch:
-            patch.setattr(kept_graphs, name, other)
+            patch.setattr(engines, name, other)
             assert folder() != before
     assert {path.name for path in other.call_args.args} == {"export", "keras_transformer"}
 

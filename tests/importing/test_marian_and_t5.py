@@ -15,7 +15,7 @@ from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.pieces import is_tag
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
-from keras_transformer.tasks.translation.pipeline import imported as translator_of
+from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from tests.importing.test_torch_file import archive, state, tensor
 from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
 
@@ -34,7 +34,7 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert config["search"] == OWN
     assert (config["corpus"]["source_language"], config["corpus"]["target_language"]) == ("en", "de")
     assert (run / "validation.source").read_text() == sentences.read_text()
-    loaded, imported = keras_transformer.load(run), translator_of(read_huggingface(folder))
+    loaded, imported = keras_transformer.load(run), imported_translator(read_huggingface(folder))
     assert all(map(np.array_equal, loaded.model.get_weights(), imported.model.get_weights()))
     assert loaded.source_tokenizer.model == imported.source_tokenizer.model
     assert loaded.target_tokenizer.model == imported.target_tokenizer.model
@@ -133,7 +133,7 @@ def test_sentinels_and_ids_without_a_piece(tmp_path):
 
 
 def test_a_run_has_the_vocabulary_and_the_weights(tmp_path):
-    translator = translator_of(read_huggingface(write("t5", tmp_path / "model")))
+    translator = imported_translator(read_huggingface(write("t5", tmp_path / "model")))
     translator.save(tmp_path / "run")
     again = keras_transformer.load(tmp_path / "run")
     assert all(map(np.array_equal, again.model.get_weights(), translator.model.get_weights()))

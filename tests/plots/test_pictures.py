@@ -11,7 +11,6 @@ from matplotlib import font_manager
 from keras_transformer import plots
 from keras_transformer.decoding.pipelines import Attention, Tokens
 from keras_transformer.layers import positions, score
-from keras_transformer.layers import positions as rotary
 from keras_transformer.plots import WordLines, pictures
 from keras_transformer.plots.pictures import PANELS, certificate_picture, learning_curves
 from keras_transformer.schedules import InverseSquareRootDecay
@@ -87,7 +86,7 @@ def test_positions_show_what_they_add_or_turn():
     assert list(curves) == [f"dimension {number}" for number in (8, 9)]
     assert len({line.get_linestyle() for line in figure.axes[1].lines}) == 2, "colour alone does not tell them apart"
     np.testing.assert_allclose(curves["dimension 8"], expected[:, 8], atol=1e-6)
-    shown = maps(plots.positions_picture(rotary.RotaryPositions(8), length=6))
+    shown = maps(plots.positions_picture(positions.RotaryPositions(8), length=6))
     angles = np.arange(6)[:, None] / 10_000 ** (np.arange(4) / 4)
     np.testing.assert_allclose(shown["cosine of the angle"], np.cos(angles), atol=1e-5)
     with pytest.raises(ValueError, match="expected positions that add something; received: NoPositions"):

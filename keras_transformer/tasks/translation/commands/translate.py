@@ -13,12 +13,12 @@ from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, config_of_kind
 from keras_transformer.tasks import TASKS
 from keras_transformer.tasks.translation.commands.engines import open_translator
-from keras_transformer.tasks.translation.pipeline import imported as translator_of
+from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.lines import read_lines
 
 if TYPE_CHECKING:
     from keras_transformer.importing.weights import Imported
-    from keras_transformer.tasks.translation.pipeline import Hypothesis, SearchOptions, Validation
+    from keras_transformer.tasks.translation.pipeline import Hypothesis, Validation
 
 
 OF_SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -111,7 +111,7 @@ def validation_of(arguments: argparse.Namespace) -> Validation | None:
 
 def write_translator(imported: Imported, arguments: argparse.Namespace, validation: Validation | None) -> None:
     """Writes the run of a translator."""
-    translator = translator_of(imported)
+    translator = imported_translator(imported)
     translator.save(arguments.run, imported.languages, validation, arguments.overwrite)
     languages = f", {' to '.join(imported.languages)}" if imported.languages else ""
     search = ", ".join(f"{name} {value}" for name, value in translator.search.items())
