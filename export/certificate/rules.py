@@ -62,7 +62,7 @@ def rule_of(unit: str, precision: str, has_references: bool) -> str:
 
 
 class BleuComparison(NamedTuple):
-    """BLEU of an artefact and of the model, and half the 95 % interval of their difference by bootstrap (Koehn 2004)."""
+    """BLEU of an artefact and of the model, and half the 95 % interval of the loss, by bootstrap (Koehn 2004)."""
 
     bleu: float
     model_bleu: float
