@@ -24,8 +24,8 @@ from keras_transformer.training.resolution import (
     model_arguments,
     resolve,
     resumed,
+    settings_and_corpus,
     settings_of,
-    settled,
     warn_of_a_long_warm_up,
     warn_of_settings_that_cannot_pay,
 )
@@ -58,7 +58,7 @@ def open_run(given: Config) -> Run | None:
 
 def _new_run(given: Config) -> Run:
     parent = read_config(given["init_from"]) if given.get("init_from") else None
-    given, settings, corpus = settled(given, parent, _corpus)
+    given, settings, corpus = settings_and_corpus(given, parent, _corpus)
     is_chief = _check_devices(settings)
     folder = free_folder(settings, is_chief)
     _check_vocabulary_files(settings)

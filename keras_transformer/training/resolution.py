@@ -29,7 +29,7 @@ NOT_FIXED = ("dropout", "attention_dropout", "vocabulary_size")
 USUAL_PEAK = 5e-5
 
 
-def settled(
+def settings_and_corpus(
     given: Config, parent: Config | None, corpus_of: Callable[[Settings], Corpus[Any]]
 ) -> tuple[Config, Settings, Corpus[Any]]:
     """The settings of a new run, which need what the corpus brings, and the corpus.
