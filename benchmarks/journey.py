@@ -17,11 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MESSAGES = "keras_transformer/errors.py"
-# Methods that lists, dictionaries, texts and paths have too.
-COMMON = {name for kind in (str, list, dict, set, Path, bytes) for name in dir(kind)}
+# Methods that lists, dictionaries, texts, paths and arrays have too.
+COMMON = {name for kind in (str, list, dict, set, Path, bytes, np, np.ndarray) for name in dir(kind)}
 
 
 class Place(NamedTuple):
