@@ -21,7 +21,7 @@ from keras_transformer.making import MULTI30K_RECIPE
 from keras_transformer.options import Config
 from keras_transformer.text.lines import is_blank, refuse_pipe, sha256_of
 from keras_transformer.text.lines import read_lines as read_lines
-from keras_transformer.text.named_corpora import Wmt14, number_pairs, sha256_of_file
+from keras_transformer.text.named_corpora import Wmt14, multi30k_sha256, number_pairs
 from keras_transformer.text.named_corpora import multi30k_file as multi30k_file
 from keras_transformer.text.pronouns import pronoun_examples
 
@@ -257,7 +257,7 @@ def _made(name: str, train: list[Pair], valid: list[Pair], recipe: Config) -> Co
 
 def _multi30k(source: str, target: str, data_dir: Path | None) -> Corpus[Pair]:
     languages = (source, target)
-    identity = sha256_of(sha256_of_file(split, language) for split in ("train", "val") for language in languages)
+    identity = sha256_of(multi30k_sha256(split, language) for split in ("train", "val") for language in languages)
     train = [multi30k_file("train", language, data_dir) for language in languages]
     valid = [multi30k_file("val", language, data_dir) for language in languages]
     if data_dir is None:

@@ -21,9 +21,11 @@ MAX_TEXT_BYTES = 64 * 2**20
 MAX_DOWNLOAD_BYTES = 16 * 2**20
 _DOWNLOAD_SECONDS, _SILENCE_SECONDS = 120, 30
 _MEND = "fetch it by other means and pass its folder with --data-dir"
-URL = "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+MULTI30K_URL = (
+    "https://raw.githubusercontent.com/multi30k/dataset/2eed49f9b40b6d30566775c99823b23f2457bd55/data/task1/raw"
+)
 # SHA-256 of the text, not of its compressed form: a copy compressed again, or not at all, passes too.
-SHA256 = {
+MULTI30K_SHA256 = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
     "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
     "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
@@ -34,7 +36,7 @@ SHA256 = {
     "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
     "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
 }
-LANGUAGES = ("cs", "de", "fr", "hi", "ru")
+WMT14_LANGUAGES = ("cs", "de", "fr", "hi", "ru")
 LIMIT = 1_000_000  # numbers are below this
 SAMPLED = 24_000  # drawn at random for training
 HELD_OUT = 2_000  # drawn at random for validation
@@ -95,7 +97,7 @@ def multi30k_file(
     split: str,
     language: str,
     data_dir: str | os.PathLike[str] | None = None,
-    base_url: str = URL,
+    base_url: str = MULTI30K_URL,
 ) -> Path:
     """The path of a file of Multi30k (Elliott et al. 2016, arXiv 1605.00459), a sentence a line; its text is checked.
 
@@ -112,7 +114,7 @@ def multi30k_file(
         RequestError: unknown split or language, or `data_dir` does not hold the file or holds another text.
         JobError: it could not be fetched.
     """
-    sha256 = sha256_of_file(split, language)
+    sha256 = multi30k_sha256(split, language)
     name = f"{split}.{language}"
     if data_dir is not None:
         return _local_copy(name, Path(data_dir), sha256)
@@ -122,16 +124,16 @@ def multi30k_file(
     return path
 
 
-def sha256_of_file(split: str, language: str) -> str:
+def multi30k_sha256(split: str, language: str) -> str:
     """The SHA-256 of a file's text.
 
     Raises:
         RequestError: the corpus has no such file.
     """
     name = f"{split}.{language}"
-    if name not in SHA256:
-        raise RequestError(f"multi30k has no {name}; expected one of {', '.join(SHA256)}")
-    return SHA256[name]
+    if name not in MULTI30K_SHA256:
+        raise RequestError(f"multi30k has no {name}; expected one of {', '.join(MULTI30K_SHA256)}")
+    return MULTI30K_SHA256[name]
 
 
 def _local_copy(name: str, folder: Path, sha256: str) -> Path:
@@ -161,8 +163,10 @@ class Wmt14:
 
     def __init__(self, source: str, target: str, data_dir: Path | None):
         other = target if source == "en" else source
-        if other not in LANGUAGES or "en" not in (source, target):
-            raise RequestError(f"wmt14 pairs English (en) with {', '.join(LANGUAGES)}; received: {source}-{target}")
+        if other not in WMT14_LANGUAGES or "en" not in (source, target):
+            raise RequestError(
+                f"wmt14 pairs English (en) with {', '.join(WMT14_LANGUAGES)}; received: {source}-{target}"
+            )
         self.source, self.target = source, target
         # One configuration serves both directions: its examples name their languages.
         (self._train, self._valid), self.full_name = _prepared(f"wmt14_translate/{other}-en", data_dir)

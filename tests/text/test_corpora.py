@@ -143,9 +143,9 @@ def test_held_out_numbers_are_apart(monkeypatch) -> None:
 @pytest.fixture
 def stand_in(monkeypatch) -> dict[str, bytes]:
     """Texts that take the place of Multi30k's, with their hashes."""
-    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in named_corpora.SHA256}
+    texts = {name: f"{name} 1\n{name} 2\n".encode() for name in named_corpora.MULTI30K_SHA256}
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    monkeypatch.setattr(named_corpora, "SHA256", hashes)
+    monkeypatch.setattr(named_corpora, "MULTI30K_SHA256", hashes)
     return texts
 
 
