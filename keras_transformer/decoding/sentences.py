@@ -24,7 +24,7 @@ Ids = list[int]
 PIECES_PER_SENTENCE = 64
 QUICK_TEXTS = 200  # that a certificate takes in float32
 # Bytes that are no UTF-8 stand in a text as surrogates.
-TEXTS = (
+ODD_TEXTS = (
     "",
     " \t ",
     "\u00a0\u2003\u3000",
@@ -170,7 +170,7 @@ class Texts(Sequence[Any]):
 
 def odd_texts(tokenizer: Tokenizer) -> list[str]:
     """The odd texts, without those whose pieces SentencePiece itself chooses by rounding."""
-    return [text for text in TEXTS if not tokenizer.is_ambiguous(valid(text))]
+    return [text for text in ODD_TEXTS if not tokenizer.is_ambiguous(valid(text))]
 
 
 def long_texts(line: str, most: int, count: Callable[[str], int]) -> list[str]:

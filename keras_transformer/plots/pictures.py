@@ -18,7 +18,7 @@ from keras_transformer.errors import warn
 from keras_transformer.options import Config
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-PANELS_IN_A_ROW = 3
+CURVES_IN_A_ROW = 3
 # What is measured: its name on the axis, and the function that finds its best; None where nothing is best.
 _QUANTITIES: dict[str, tuple[str, Callable[..., Any] | None]] = {
     "loss": ("nats", min),
@@ -41,7 +41,7 @@ PANELS = (
     ("latency, ms", "latency_seconds", 1e3),
     ("sentences a second", "sentences_per_second", 1.0),
 )
-COLUMNS = 3  # panels side by side
+CERTIFICATE_COLUMNS = 3  # panels side by side
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
@@ -94,7 +94,7 @@ def learning_curves(history: Mapping[str, Sequence[float]]) -> Figure:
     """
     names = [name for name in _QUANTITIES if _has(history, name)]
     count = max(1, len(names))
-    columns = min(PANELS_IN_A_ROW, count)
+    columns = min(CURVES_IN_A_ROW, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(3.2 * columns, 2.8 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -242,9 +242,9 @@ def certificate_picture(certificate: Mapping[str, Any]) -> Figure:
         hatched, and a line below says so. A dashed line marks the model's BLEU.
     """
     entries = [entry for entry in certificate["entries"] if entry["judgement"]]
-    rows = -(-len(PANELS) // COLUMNS)
-    figure = Figure(figsize=(3 * COLUMNS, 0.3 + rows * (0.6 + 0.28 * len(entries))), layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, sharey=True).ravel()
+    rows = -(-len(PANELS) // CERTIFICATE_COLUMNS)
+    figure = Figure(figsize=(3 * CERTIFICATE_COLUMNS, 0.3 + rows * (0.6 + 0.28 * len(entries))), layout="constrained")
+    panels = figure.subplots(rows, CERTIFICATE_COLUMNS, sharey=True).ravel()
     for (title, quantity, unit), axes in zip(PANELS, panels, strict=True):
         values = [(_quantities(entry)[quantity] or 0) * unit for entry in entries]
         bars = axes.barh([entry["name"] for entry in entries], values)

@@ -26,10 +26,10 @@ from keras_transformer.text.tokenizer import SPACE, Tokenizer, VocabularyTooLarg
 from keras_transformer.training.common_settings import PairSettings, Settings
 from keras_transformer.training.task import Run
 
-EXAMPLE_CHARACTERS = 60  # as much of an example is shown
+PAIR_CHARACTERS = 60  # as much of an example is shown
 MOST_CHECKED = 100_000  # target lines
 MOST_CHANGED = 0.001  # the share of changed lines that brings no warning
-NUM_EXAMPLES, SHOWN_CHARACTERS = 3, 30
+NUM_EXAMPLES, CHANGE_CHARACTERS = 3, 30
 
 
 def clean(run: Run) -> None:
@@ -40,9 +40,9 @@ def clean(run: Run) -> None:
     if not (isinstance(run.settings, PairSettings) and run.settings.clean):
         return
     corpus, folder = run.corpus, run.folder
-    run.corpus = cleaned(corpus, lambda found: _tell(run, corpus.name, found, folder.cleaning))
+    run.corpus = cleaned(corpus, lambda found: _tell_of_cleaning(run, corpus.name, found, folder.cleaning))
     if more := corpus.more:
-        further = cleaned(more, lambda found: _tell(run, more.name, found, folder.cleaning_more))
+        further = cleaned(more, lambda found: _tell_of_cleaning(run, more.name, found, folder.cleaning_more))
         run.corpus = replace(run.corpus, more=further)
 
 
@@ -55,12 +55,12 @@ def tell_of_overlap(overlap: Overlap) -> None:
         )
 
 
-def _tell(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
+def _tell_of_cleaning(run: Run, name: str, found: Cleaning, report_path: Path) -> None:
     say(f"{name}: --clean keeps {found.num_kept:,} of {len(found.reasons):,} pairs")
     for reason, examples in found.examples.items():
         first = examples[0]
         place = f"line {first.line:,}" + (f" as line {first.like:,}" if first.like else "")
-        shown = textwrap.shorten(f"{first.source} ||| {first.target}", EXAMPLE_CHARACTERS, placeholder=" …")
+        shown = textwrap.shorten(f"{first.source} ||| {first.target}", PAIR_CHARACTERS, placeholder=" …")
         say(f"  {found.counts[reason]:>9,}  {reason:<36}  {place}: {shown}")
     if run.is_chief:
         source, target = found.scripts
@@ -205,8 +205,8 @@ def tell_of_changed_targets(run: Run, tokenizer: Tokenizer, count: int) -> None:
 
 def _told_change(line: str, decoded: str) -> str:
     """The places where two lines part, with a few characters around."""
-    at = max(0, len(commonprefix([line, decoded])) - SHOWN_CHARACTERS // 2)
-    return f"{line[at : at + SHOWN_CHARACTERS]!r}, which becomes {decoded[at : at + SHOWN_CHARACTERS]!r}"
+    at = max(0, len(commonprefix([line, decoded])) - CHANGE_CHARACTERS // 2)
+    return f"{line[at : at + CHANGE_CHARACTERS]!r}, which becomes {decoded[at : at + CHANGE_CHARACTERS]!r}"
 
 
 def training_files(settings: Settings) -> str:

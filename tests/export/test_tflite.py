@@ -13,7 +13,7 @@ from export import tflite
 from export.artefacts import Artefact, Decoding, TrainedRun
 from export.certificate.rules import known_difference
 from export.tflite import export_tflite
-from keras_transformer.decoding.sentences import TEXTS, Texts, padded
+from keras_transformer.decoding.sentences import ODD_TEXTS, Texts, padded
 from keras_transformer.models.transformer import Transformer
 from keras_transformer.tasks.translation.pipeline import Translator
 from keras_transformer.tasks.translation.signature import translate_ids
@@ -82,9 +82,9 @@ def test_blank_lines_that_litert_translates_are_known():
     tf, library = (pytest.importorskip(name) for name in ("tensorflow", "tensorflow_text"))
     tokenizer = Tokenizer.train([line.replace(" ", "\u00a0", 1) for line in lines(0)], 64)
     litert = library.FastSentencepieceTokenizer(tokenizer.model)
-    file, texts = Artefact(Path("translate_text.tflite"), "tflite", "text", "float32"), Texts([], [], TEXTS)
-    blank = [text for text in TEXTS if is_blank(text)]
+    file, texts = Artefact(Path("translate_text.tflite"), "tflite", "text", "float32"), Texts([], [], ODD_TEXTS)
+    blank = [text for text in ODD_TEXTS if is_blank(text)]
     read = [text for text, ids in zip(blank, litert.tokenize(tf.constant(blank)).to_list(), strict=True) if ids]
-    known = [text for text in blank if known_difference(file, texts, TEXTS.index(text))]
+    known = [text for text in blank if known_difference(file, texts, ODD_TEXTS.index(text))]
     assert "\u00a0\u2003\u3000" in read and {*read} <= {*known}
     assert not {"", " \t "} & {*known}
