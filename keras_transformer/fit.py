@@ -1,7 +1,7 @@
 """A Keras model whose `fit` handles label weights, replicas, workers, micro-batches and XLA as translation needs.
 
 The models derive from it, so a plain `Transformer(...)`, `compile`, `fit` in a notebook trains correctly under any
-strategy, and on any backend with weights of labels as they are meant.
+strategy. On JAX and PyTorch it handles label weights alone.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ export.artefacts
 tasks
 keras_transformer.commands
 keras_transformer.training
-keras_transformer.importing keras_transformer.plots
+keras_transformer.importing keras_transformer.plots keras_transformer.bleu
 keras_transformer.decoding
 keras_transformer.text
 keras_transformer.models
@@ -40,7 +40,7 @@ keras_transformer.losses
 keras_transformer.layers keras_transformer.optimizers keras_transformer.schedules
 keras_transformer.own_parts
 keras_transformer.family
-keras_transformer.slots keras_transformer.files keras_transformer.bleu keras_transformer.auxiliary_losses
+keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_losses
 keras_transformer.export_folder keras_transformer.tasks
 keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops

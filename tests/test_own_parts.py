@@ -16,8 +16,8 @@ import pytest
 import keras_transformer
 from keras_transformer import family, own_parts
 from keras_transformer.__main__ import main
-from keras_transformer.decoding import decoder as processes
-from keras_transformer.decoding.decoder import apart
+from keras_transformer.decoding import processes
+from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError
 from keras_transformer.models import Transformer
 from keras_transformer.run_folder import RunFolder, read_config, resume_command

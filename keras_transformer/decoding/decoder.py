@@ -1,18 +1,12 @@
-"""Decoders: the base, one that spreads batches over processes, and how work is divided among threads and cores."""
+"""Decoders: the base, and how work is divided among threads and cores."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection, wait
-from operator import attrgetter, methodcaller
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -22,7 +16,6 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, arrays_of
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.lengths import penalty
-from keras_transformer.own_parts import import_named
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import PAD
 
@@ -36,8 +29,6 @@ Result = TypeVar("Result")
 CGROUP = Path("/sys/fs/cgroup")  # where Linux tells the limits of this process's container
 # The files that tell microseconds of all cores in each period, and the period: of cgroups of version 2, and of 1.
 QUOTA_FILES = (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"])
-TOLD = (RequestError, JobError, OSError, MemoryError)  # errors that a command tells in one line
-_decoder: Decoder | None = None  # the decoder of this process, if `ProcessDecoder` started the process
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -200,117 +191,3 @@ class Decoder(ABC):
             sources: the pieces of each source, without an end.
             targets: the ids of each target.
         """
-
-
-class ProcessDecoder(Decoder):
-    """Gives each batch to a process that is free.
-
-    Args:
-        open_decoder: makes the decoder of a process; it must be picklable.
-        num_processes: how many processes.
-
-    Raises:
-        RequestError: what `open_decoder` raises.
-        JobError: a process died.
-    """
-
-    def __init__(self, open_decoder: Callable[[], Decoder], num_processes: int):
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
-        self._pool = ProcessPoolExecutor(num_processes, context, initializer=_depend_on_parent)
-        self._open_decoder = open_decoder
-        self.num_parallel = num_processes
-        asked = attrgetter("max_source_length", "vocabulary_sizes", "own_search", "learned_text")
-        self.max_source_length, self.vocabulary_sizes, self.own_search, self.learned_text = self._ask(asked)
-
-    def __repr__(self) -> str:
-        return f"{self._ask(repr)}, in {self.num_parallel} processes"
-
-    def check_source_length(self, length: int) -> None:
-        self._ask(methodcaller("check_source_length", length))
-
-    def require_checked(self, options: SearchOptions) -> None:
-        self._ask(methodcaller("require_checked", options))
-
-    def decode(self, sentences: list[Sentence], options: SearchOptions) -> list[Emitted]:
-        return self._ask(methodcaller("decode", sentences, options))
-
-    def search(self, arrays: Arrays, options: SearchOptions) -> Found:
-        return self._ask(methodcaller("search", arrays, options))
-
-    def sample(self, arrays: Arrays, uniforms: np.ndarray, options: SearchOptions) -> tuple[np.ndarray, np.ndarray]:
-        return self._ask(methodcaller("sample", arrays, uniforms, options))
-
-    def align(self, emitted: list[Emitted]) -> list[tuple[tuple[int, int], ...]]:
-        return self._ask(methodcaller("align", emitted))
-
-    def log_probs(self, sources: list[Ids], targets: list[Ids]) -> np.ndarray:
-        return self._ask(methodcaller("log_probs", sources, targets))
-
-    def _ask(self, question: Callable[[Decoder], object]) -> Any:
-        """What the question gives for the decoder of a process."""
-        try:
-            return self._pool.submit(_answer, self._open_decoder, question).result()
-        except BrokenProcessPool:
-            raise JobError("a process that translates died, perhaps because memory ran out: take fewer") from None
-
-
-def _answer(open_decoder: Callable[[], Decoder], question: Callable[[Decoder], object]) -> Any:
-    global _decoder
-    if _decoder is None:
-        import_named()
-        _decoder = open_decoder()
-    return question(_decoder)
-
-
-def _depend_on_parent() -> None:
-    """The parent alone answers Ctrl-C; the process ends when the parent does, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
-
-
-def apart(job: Callable[..., Result], *arguments: object) -> Result:
-    """What a job returns in a process of its own, such as one in which TensorFlow is set up in another way.
-
-    The process ends when this one stops to wait for it, for whatever reason.
-
-    Args:
-        job: a function of a module.
-        arguments: what it is called with. They are pickled, and so is the result.
-
-    Raises:
-        JobError: the process died.
-        RequestError, OSError, MemoryError: what the job raised; so is a `JobError`. The process prints the traceback of
-            another error, and dies.
-    """
-    context = multiprocessing.get_context("spawn")
-    answers, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(answer, job, arguments))
-    process.start()
-    answer.close()
-    try:
-        result, error = answers.recv()
-    except EOFError:
-        raise JobError("a process of this command died, perhaps because memory ran out") from None
-    finally:
-        answers.close()
-        process.kill()
-        process.join()
-    if error is not None:
-        raise error
-    return result
-
-
-def _report(answer: Connection, job: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    _depend_on_parent()
-    try:
-        import_named()
-        answer.send((job(*arguments), None))
-    except TOLD as error:
-        answer.send((None, error))

@@ -23,9 +23,18 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing import layouts
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
-from keras_transformer.importing.layouts import BART_WITHOUT_EFFECT, OUTPUT, POSITIONS, SHARED, SOURCE, TARGET
+from keras_transformer.importing.layouts import (
+    OUTPUT,
+    POSITIONS,
+    SEQ2SEQ_FIXED,
+    SEQ2SEQ_WITHOUT_EFFECT,
+    SHARED,
+    SOURCE,
+    TARGET,
+    bart_blocks,
+    bart_config,
+)
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
     ControlIds,
@@ -46,7 +55,7 @@ BART_FIXED: Config = {
     "normalize_embedding": True, "static_position_embeddings": False, "tie_word_embeddings": True,
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
-WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
+BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
 LACKING = ("forced_bos_token_id", "min_length", "no_repeat_ngram_size")  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
@@ -61,15 +70,15 @@ def read_bart(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**layouts.SEQ2SEQ_FIXED, **BART_FIXED})
+    options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
     ids = _bart_ids(options)
     search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
-    config = layouts.bart_config(options) | {
+    config = bart_config(options) | {
         "vocabulary_size": len(ids),
         "positions": {"name": "learned", "offset": OFFSET, "separate": True},
         "embedding_norm": True,
     }
-    options.finish(INERT | layouts.BART_WITHOUT_EFFECT | WITHOUT_EFFECT)
+    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
@@ -102,7 +111,7 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
         Weight("positions.decoder_embeddings", POSITIONS[1], "PD"),
         *norm_weights("source_norm", "model.encoder.layernorm_embedding"),
         *norm_weights("target_norm", "model.decoder.layernorm_embedding"),
-        *layouts.bart_blocks(config),
+        *bart_blocks(config),
     ]
     width = config["hidden_dim"]
     sizes = {
@@ -127,18 +136,18 @@ def read_marian(folder: ModelFolder) -> Imported:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
-    options.expect({**layouts.SEQ2SEQ_FIXED, **MARIAN_FIXED})
+    options.expect({**SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
-    config = layouts.bart_config(options) | {
+    config = bart_config(options) | {
         "vocabulary_size": len(target.ids),
         "source_vocabulary_size": len(source.ids),
         "tied_output": options.switch("tie_word_embeddings", True),
     }
-    options.finish(INERT | BART_WITHOUT_EFFECT)
+    options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
@@ -218,7 +227,7 @@ def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabul
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
         Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
-        *layouts.bart_blocks(config),
+        *bart_blocks(config),
     ]
     sizes = {
         "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,

@@ -27,7 +27,7 @@ SEQ2SEQ_FIXED: Config = {
     "pruned_heads": {}, "tie_encoder_decoder": False,
 }  # fmt: skip
 # Options that act in training alone, or repeat others.
-BART_WITHOUT_EFFECT = {
+SEQ2SEQ_WITHOUT_EFFECT = {
     "activation_dropout", "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "extra_pos_embeddings", "num_hidden_layers",
 }  # fmt: skip

@@ -53,7 +53,7 @@ def start_from_word_vectors(
 ) -> None:
     """Gives the rows of pieces that are whole words the vectors of these words; other rows keep their random start.
 
-    The rows are the input's, of a translator the source's. One factor scales all vectors, so that
+    The rows are those of the input's vocabulary, which is a translator's source. One factor scales all vectors, so that
     their root mean square is that of the random start, D^−0.5: the embedding multiplies its rows by √D, and a tied
     output takes their inner products for logits. Directions, and lengths in proportion to each other, are the file's.
 

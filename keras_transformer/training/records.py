@@ -161,7 +161,7 @@ class ProgressLine(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._since = self._since or replace(self.progress)
         now = time.monotonic()
-        if now - self._shown >= (REDRAW_SECONDS if self._bar else LINE_SECONDS):
+        if now - self._shown >= (LINE_SECONDS if self._bar is None else REDRAW_SECONDS):
             self._shown = now
             if self._bar is None:
                 say(self._line(logs or {}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_transformer.decoding.decoder import apart
+from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text.corpora import corpus_from_files
 

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from keras_transformer.decoding.decoder import apart
+from keras_transformer.decoding.processes import apart
 
 
 def sleep() -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
+from keras_transformer.bleu import checked_tokenizer, evaluate
 from keras_transformer.decoding.decoder import Decoder
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.pipelines import Attention, Pipeline, scores_of, translation_attention
@@ -250,8 +251,6 @@ class Translator(Pipeline):
         Raises:
             RequestError: the lists are not of one length, or not of strings, or empty; or the tokenizer cannot be used.
         """
-        from keras_transformer.tasks.translation.evaluation import checked_tokenizer, evaluate
-
         tokenize = checked_tokenizer(tokenize, self.target_language)
         return evaluate(self.stream, sources, references, options or self.search_options(), tokenize)
 

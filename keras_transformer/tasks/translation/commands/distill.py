@@ -11,8 +11,9 @@ import contextlib
 import io
 import json
 
+from keras_transformer.bleu import checked_tokenizer
 from keras_transformer.commands import read_both
-from keras_transformer.decoding.decoder import apart
+from keras_transformer.decoding.processes import apart
 from keras_transformer.errors import RequestError, command_line, say
 from keras_transformer.making import count_parameters
 from keras_transformer.options import Config
@@ -21,7 +22,6 @@ from keras_transformer.tasks.translation.commands.distilled_text import Distille
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.evaluate import compared
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
-from keras_transformer.tasks.translation.evaluation import checked_tokenizer
 from keras_transformer.text.corpora import untagged
 from keras_transformer.text.lines import read_lines
 from keras_transformer.training import flags

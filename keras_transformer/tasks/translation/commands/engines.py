@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
 from keras_transformer.commands import export_module
-from keras_transformer.decoding.decoder import ProcessDecoder, num_cores
+from keras_transformer.decoding.decoder import num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
@@ -154,6 +154,8 @@ def open_translator(arguments: argparse.Namespace, options: SearchOptions, has_p
 
 def several(open_decoder: Callable[[], Decoder], count: int) -> Decoder:
     """A decoder that hands its batches to `count` processes, each with a decoder of its own."""
+    from keras_transformer.decoding.processes import ProcessDecoder  # multiprocessing takes 10 ms to import
+
     return ProcessDecoder(open_decoder, count)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keras_transformer.bleu import paired_quality
+from keras_transformer.bleu import checked_tokenizer, paired_quality
 from keras_transformer.commands import read_both
 from keras_transformer.decoding.pipelines import Score
 from keras_transformer.errors import RequestError, load_tensorflow, say, warn
@@ -16,7 +16,6 @@ from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config
 from keras_transformer.tasks.translation.commands.engines import open_translator
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
-from keras_transformer.tasks.translation.evaluation import checked_tokenizer
 from keras_transformer.tasks.translation.pipeline import load
 from keras_transformer.text.tokenized import TokenizedCorpus
 
