@@ -124,6 +124,16 @@ def test_the_newest_are_kept_those_that_end_at_the_best_and_what_will_be_average
     assert (checkpoints.steps(), checkpoints.whole_steps()) == ([30, 40, 45], [40, 45])
 
 
+def test_a_run_goes_on_from_a_checkpoint_that_has_weights_and_state_of_one_step(tmp_path):
+    folder = runs.RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    found = []
+    for name in ("00000010.weights.npz", "00000020.state.npz", "20.weights.npz.part", "00000010.state.npz"):
+        (folder.checkpoints / name).touch()
+        found.append(folder.has_checkpoint)
+    assert found == [False, False, False, True]
+
+
 def test_a_full_disk_leaves_the_checkpoint_before_intact(folder, model, two, monkeypatch):
     savez = np.savez
 

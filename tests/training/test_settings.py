@@ -30,6 +30,7 @@ from keras_transformer.training.resolution import (
     learning_rate,
     resolve,
     resumed,
+    settings_and_corpus,
 )
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
@@ -78,6 +79,23 @@ def test_a_run_hands_on_how_it_learns_and_not_its_text_or_machine():
     handed_on = inherited_from(settings.as_dict())
     assert (handed_on["dropout"], handed_on["ema"]) == (0.4, 0.9)
     assert not {"source", "target", "dataset", "devices", "threads", "tokenizer", "init_from"} & handed_on.keys()
+
+
+def test_a_run_has_the_task_of_the_run_that_it_fine_tunes_unless_a_flag_names_another():
+    """The corpus is looked for with these settings; nothing else is settled before."""
+
+    class Looked(Exception):
+        """The corpus is asked for."""
+
+    def corpus_of(settings):
+        raise Looked(settings.task)
+
+    parent = {"settings": resolve({"task": "masked-tokens", "text": "a"}, {}).as_dict()}
+    for given, task in (({}, "masked-tokens"), ({"task": "classification"}, "classification")):
+        with pytest.raises(Looked, match=f"^{task}$"):
+            settings_and_corpus(given, parent, corpus_of)
+    with pytest.raises(Looked, match="^translation$"):
+        settings_and_corpus({}, None, corpus_of)
 
 
 def test_a_task_has_a_named_corpus_whose_place_own_text_takes_and_defaults_of_its_own():

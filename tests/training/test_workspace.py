@@ -169,3 +169,11 @@ def test_a_run_writes_nowhere_where_it_reads(folder, tmp_path, text):
         with pytest.raises(RequestError, match=message):
             open_run({**others, name: path, "out": str(folder.path), "overwrite": True})
     assert contents(folder.path) == before
+
+
+def test_a_run_in_a_file_is_refused_by_the_worker_that_would_write_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = Settings(out=str(tmp_path / "file" / "run"))
+    assert workspace.free_folder(settings, is_chief=False).path == settings.folder
+    with pytest.raises(RequestError, match="^not a folder: .*file; choose another folder with --out$"):
+        workspace.free_folder(settings, is_chief=True)
