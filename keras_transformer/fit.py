@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_transformer import auxiliary_losses
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.lazy import tf
+from keras_transformer.lazy import fused, tf
 from keras_transformer.ops import Tensor
 from keras_transformer.options import Config
 
@@ -199,7 +199,7 @@ class _TensorFlowFit(WeightedFit):
         super().compile(*args, jit_compile=False, **kwargs)
         self._compiled_gradients = None
         if jit_compile is True:
-            self._compiled_gradients = tf.function(self._gradients, jit_compile=True)
+            self._compiled_gradients = tf.function(fused()(self._gradients), jit_compile=True)
 
     def train_step(self, data: tuple) -> dict[str, Tensor]:
         data = self._weighted(data, training=True)

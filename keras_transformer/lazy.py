@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -65,3 +66,23 @@ def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
     if keras.config.backend() != "tensorflow":
         return nullcontext()
     return tf.control_dependencies(tensors)
+
+
+_fused = ContextVar("fused", default=False)
+
+
+@contextmanager
+def fused() -> Iterator[None]:
+    """Within it TensorFlow traces what XLA compiles."""
+    token = _fused.set(True)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
+
+
+def is_fused() -> bool:
+    """Whether XLA fuses what is computed now: on JAX always, on TensorFlow within `fused`. PyTorch needs no help."""
+    import keras
+
+    return keras.config.backend() != "tensorflow" or _fused.get()

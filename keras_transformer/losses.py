@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention_ops import real_labels
-from keras_transformer.lazy import computed_after
+from keras_transformer.lazy import computed_after, is_fused
 from keras_transformer.ops import Tensor
 
 __all__ = ["SmoothedCrossEntropy"]
@@ -24,7 +24,7 @@ __all__ = ["SmoothedCrossEntropy"]
 # Losses (N,), and a function from their gradient (N,) to the gradient of the logits (N, V).
 LossAndGradient = tuple[Tensor, Callable[[Tensor], Tensor]]
 
-CHUNKS = 16  # in which logits of half precision are processed, so that float32 copies stay small
+CHUNKS = 8  # in which logits of half precision are processed, so that float32 copies stay small
 
 
 def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: float) -> Tensor:
@@ -50,7 +50,8 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
         # Before the chunks: gathering costs no memory, and in each chunk it would cost many nodes of the graph.
         true_logits = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
         true_logits = ops.cast(ops.squeeze(true_logits, -1), "float32")
-        losses, gradient_of = (_whole if in_float32 else _in_chunks)(labels, logits, true_logits, label_smoothing)
+        others, gradient_of = (_whole if in_float32 else _in_chunks)(labels, logits, label_smoothing)
+        losses = others - (1.0 - label_smoothing) * true_logits
 
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
             # After the loss, which reads the logits: then the gradient can reuse their memory.
@@ -62,13 +63,14 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, label_smoothing: floa
     return ops.reshape(loss(ops.reshape(logits, (-1, shape[-1]))), shape[:-1])
 
 
-def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
-    """Losses of labels (N,) and float32 logits (N, V). The gradient reuses the memory of the probabilities."""
+def _whole(labels: Tensor, logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """Losses of labels (N,) and float32 logits (N, V). The gradient reuses the memory of the probabilities.
+
+    What the true logits take off is missing from the losses, not from the gradient.
+    """
     probabilities = ops.softmax(logits)
     largest = ops.max(logits, axis=-1, initial=-math.inf)  # without a first value Keras refuses an empty chunk
     log_total = largest - ops.log(ops.max(probabilities, axis=-1, initial=0.0))
-    mean_logits = ops.mean(logits, axis=-1)
-    losses = log_total - (1.0 - label_smoothing) * true_logits - label_smoothing * mean_logits
 
     def gradient(upstream: Tensor) -> Tensor:
         # (p − q) · upstream: fewer passes over (N, V) than automatic differentiation makes. A one-hot product, because
@@ -77,18 +79,18 @@ def _whole(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing:
         true_class = ops.one_hot(labels, logits.shape[-1], dtype="float32") * (1.0 - label_smoothing)
         return (probabilities - each_other - true_class) * ops.expand_dims(upstream, -1)
 
-    return losses, gradient
+    return log_total - label_smoothing * ops.mean(logits, axis=-1), gradient
 
 
-def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smoothing: float) -> LossAndGradient:
-    """Losses of logits in half precision, chunk by chunk.
+def _in_chunks(labels: Tensor, logits: Tensor, label_smoothing: float) -> LossAndGradient:
+    """`_whole` for logits in half precision, chunk by chunk.
 
     A float32 copy of all logits would take as much memory as the logits and their gradient together. So the
     probabilities are not kept; the gradient computes them again.
     """
 
-    def in_float32(labels: Tensor, logits: Tensor, true_logits: Tensor) -> LossAndGradient:
-        return _whole(labels, ops.cast(logits, "float32"), true_logits, label_smoothing)
+    def in_float32(labels: Tensor, logits: Tensor) -> LossAndGradient:
+        return _whole(labels, ops.cast(logits, "float32"), label_smoothing)
 
     def losses_of(*chunk: Tensor) -> Tensor:
         return in_float32(*chunk)[0]
@@ -96,16 +98,16 @@ def _in_chunks(labels: Tensor, logits: Tensor, true_logits: Tensor, label_smooth
     def gradient_of(upstream: Tensor, *chunk: Tensor) -> Tensor:
         return ops.cast(in_float32(*chunk)[1](upstream), logits.dtype)
 
-    arrays = labels, logits, true_logits
+    arrays = labels, logits
     return _by_chunks(losses_of, *arrays), lambda upstream: _by_chunks(gradient_of, upstream, *arrays)
 
 
 def _by_chunks(compute: Callable[..., Tensor], *arrays: Tensor) -> Tensor:
     """Applies `compute` (n, ...), ... → (n, ...) to chunks of the rows, one after the other.
 
-    Only TensorFlow needs chunks. On JAX, XLA fuses the operations, and chunks would move rows between devices.
+    XLA fuses the operations: it needs no chunks, and would copy them.
     """
-    if keras.config.backend() != "tensorflow":
+    if is_fused():
         return compute(*arrays)
     num_rows = ops.shape(arrays[0])[0]
     bounds = [num_rows * chunk // CHUNKS for chunk in range(CHUNKS + 1)]

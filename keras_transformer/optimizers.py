@@ -43,26 +43,37 @@ class Adam(keras.optimizers.Adam):
     ):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
 
+    def _backend_update_step(
+        self, grads: list[Tensor], trainable_variables: list[keras.Variable], learning_rate: Tensor
+    ) -> None:
+        if self._is_fused():  # once a step, not once a weight: a launch on a GPU costs more than the number
+            step = tf.cast(self.iterations.value + 1, "float32")
+            corrections = tf.sqrt(1.0 - tf.pow(self.beta_2, step)), 1.0 - tf.pow(self.beta_1, step)
+            learning_rate = tf.cast(learning_rate, "float32") * corrections[0] / corrections[1]
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
     def update_step(self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor) -> None:
-        """As in Keras."""
-        if keras.config.backend() != "tensorflow" or self.amsgrad:
+        """As in Keras, but the fused kernel's learning rate is corrected for both biases (Kingma and Ba 2015, 2)."""
+        if not self._is_fused():
             super().update_step(gradient, variable, learning_rate)
             return
         dtype, index = variable.dtype, self._get_variable_index(variable)
-        step = tf.cast(self.iterations.value + 1, dtype)
-        beta_1, beta_2 = tf.cast(self.beta_1, dtype), tf.cast(self.beta_2, dtype)
+        zero = tf.zeros([], dtype)  # as a power: the kernel corrects nothing more
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=beta_1**step,
-            beta2_power=beta_2**step,
+            beta1_power=zero,
+            beta2_power=zero,
             lr=tf.cast(learning_rate, dtype),
-            beta1=beta_1,
-            beta2=beta_2,
+            beta1=tf.cast(self.beta_1, dtype),
+            beta2=tf.cast(self.beta_2, dtype),
             epsilon=tf.cast(self.epsilon, dtype),
             grad=tf.cast(gradient, dtype),
         )
+
+    def _is_fused(self) -> bool:
+        return keras.config.backend() == "tensorflow" and not self.amsgrad
 
     def finalize_variable_values(self, var_list: object) -> None:
         """Leaves the weights as they are; whoever writes them chooses between weights and moving average."""

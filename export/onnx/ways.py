@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_transformer.layers.attention_ops import HIDDEN, Projection
+from keras_transformer.layers.layer import LayerNorm
 
 from .loops import run_loop_in_rounds
 from .recorded import Recorded, Recorder, same
@@ -257,6 +258,7 @@ def conv_2d(r: Recorder, layer: keras.layers.Conv2D, x: Recorded) -> Recorded:
 
 FORMS_OF_KERAS: dict[type, Callable[..., Any]] = {
     keras.layers.LayerNormalization: layer_norm,
+    LayerNorm: layer_norm,
     keras.layers.RMSNormalization: rms_norm,
     keras.layers.Dropout: dropout,
     keras.layers.Dense: dense,

@@ -88,6 +88,39 @@ class LayerNorm(Replaceable, keras.layers.LayerNormalization):
     def __init__(self, epsilon: float = EPSILON, **kwargs: object):
         super().__init__(epsilon=epsilon, **kwargs)
 
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        is_usual = self.axis in (-1, [-1]) and self.gamma is not None and self.beta is not None and not self.rms_scaling
+        if not (training and is_usual and keras.config.backend() == "tensorflow"):
+            return super().call(inputs)
+        return _normalized(inputs, self.gamma, self.beta, self.epsilon)
+
+
+def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
+    """Layer normalization in at least float32 with a gradient of its own, in the type of x.
+
+    Without XLA, TensorFlow's automatic gradient passes more often over x and its gradient.
+    """
+    compute_dtype = keras.backend.result_type(x.dtype, "float32")
+
+    @ops.custom_gradient
+    def norm(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Any]:
+        dtype, x = x.dtype, ops.cast(x, compute_dtype)
+        centred = x - ops.mean(x, axis=-1, keepdims=True)
+        factor = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
+        normal = centred * factor
+
+        def gradient(upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            upstream = ops.cast(upstream, compute_dtype)
+            rows = tuple(range(len(upstream.shape) - 1))
+            scaled = upstream * gamma
+            along = normal * ops.mean(scaled * normal, axis=-1, keepdims=True)
+            of_x = factor * (scaled - ops.mean(scaled, axis=-1, keepdims=True) - along)
+            return ops.cast(of_x, dtype), ops.sum(upstream * normal, axis=rows), ops.sum(upstream, axis=rows)
+
+        return ops.cast(normal * gamma + beta, dtype), gradient
+
+    return norm(x, ops.copy(gamma), ops.copy(beta))  # a copy is no variable, of which TensorFlow asks more
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RmsNorm(Replaceable, keras.layers.RMSNormalization):

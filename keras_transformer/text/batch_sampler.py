@@ -154,8 +154,6 @@ class BatchPlan(Plan):
             if self.widths is None:
                 num_rows = -(-(stop - start) // self.divisor) * self.divisor
                 width = 0
-            else:
-                stop = start + int(np.searchsorted(-widths[start:stop], -width, side="right"))
             batches.append((start, stop, num_rows, width))
             start = stop
         return np.array(batches, _STRETCH)
