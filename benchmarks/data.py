@@ -34,6 +34,7 @@ MEAN_WORDS = 24
 VOCABULARY_SIZE = 6_000
 TOKEN_BUDGETS = (25_000, 4_096)
 SAMPLED_LINES = 20_000
+STATIC_SHAPES = (0, 3, 4, 6, 8, 12, 16)
 DELIVERED_BATCHES = 2_000
 
 
@@ -112,6 +113,19 @@ def deliver_dataset(folder: Path, token_budget: int) -> dict[str, Any]:
     return deliver(folder, token_budget, lambda plan, place: dataset(plan, place).as_numpy_iterator())
 
 
+def pad_to_shapes(folder: Path, token_budget: int) -> dict[str, Any]:
+    """The padding of an epoch's batches of few shapes, as XLA takes them; 0 stands for free widths."""
+    corpus = TokenizedCorpus.open(folder / "tokens")
+    real = int(corpus.source_lengths.sum() + corpus.target_lengths.sum())
+    percents = {}
+    for count in STATIC_SHAPES:
+        plan = BatchPlan(corpus, token_budget, seed=1, static_shapes=count)
+        batches = (plan.batch(Place(0, index)) for index in range(plan.num_batches(0)))
+        slots = sum(batch.inputs["source_ids"].size + batch.labels.size for batch in batches)
+        percents[str(count)] = round(100 * (1 - real / slots), 1)
+    return {"padding_percent": percents}
+
+
 def draw_subwords(folder: Path, pairs: int) -> dict[str, Any]:
     """Samples subwords. In training, one process for each side does this for the next epoch."""
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
@@ -149,6 +163,7 @@ def benchmark(folder: Path, pairs: int, run: Callable[..., dict[str, Any]] = mea
     for token_budget in TOKEN_BUDGETS:
         results[f"arrays_{token_budget}"] = run(deliver_arrays, folder, token_budget)
         results[f"dataset_{token_budget}"] = run(deliver_dataset, folder, token_budget)
+        results[f"shapes_{token_budget}"] = run(pad_to_shapes, folder, token_budget)
     return results | {"sampling": run(draw_subwords, folder, pairs)}
 
 

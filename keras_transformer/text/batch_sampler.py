@@ -94,6 +94,12 @@ class BatchPlan(Plan):
         widths = [] if self.widths is None else self.widths.tolist()
         return [(self._num_rows(width), width, width) for width in widths]
 
+    def of_each_shape(self) -> list[Place]:
+        if self.widths is None:
+            return []
+        _, first = np.unique(self._epoch(0).batches["width"], return_index=True)
+        return [Place(0, int(batch)) for batch in first]
+
     def num_batches(self, epoch: int) -> int:
         """How many global batches an epoch has; with subword sampling the number differs from epoch to epoch."""
         return len(self._epoch(epoch).batches)
@@ -232,6 +238,9 @@ class EqualPlan(Plan):
     def order(self, epoch: int) -> np.ndarray:
         """What tells each row of an epoch, in their order."""
         raise NotImplementedError
+
+    def of_each_shape(self) -> list[Place]:
+        return [Place(0, batch) for batch in sorted({0, self.num_batches(0) - 1})]
 
     def num_batches(self, epoch: int) -> int:
         return -(-len(self._order(epoch)) // self.rows)

@@ -57,6 +57,10 @@ class Plan(ABC):
     def batch(self, place: Place) -> Batch:
         """The global batch at a place."""
 
+    def of_each_shape(self) -> list[Place]:
+        """The places of batches of all shapes that the first epoch has; none if the plan's shapes are not few."""
+        return []
+
     def place_after(self, place: Place) -> Place:
         """The place of the batch that follows."""
         if place.batch + 1 < self.num_batches(place.epoch):
@@ -101,6 +105,18 @@ def dataset(
 ) -> tf.data.Dataset:
     """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
     return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), plan.like, prefetch)
+
+
+def chosen(
+    plan: Plan, places: Sequence[Place], replica_indices: Sequence[int] = (0,), num_shards: int = 1
+) -> tf.data.Dataset:
+    """The batches at some places, once, as a `tf.data.Dataset`; see `generator`."""
+
+    def batches() -> Iterator[tuple]:
+        for place in places:
+            yield from itertools.islice(generator(plan, place, replica_indices, num_shards), len(replica_indices))
+
+    return as_tf_dataset(batches, plan.like)
 
 
 def one_epoch(plan: Plan, replica_indices: Sequence[int] = (0,), num_shards: int = 1) -> tf.data.Dataset:

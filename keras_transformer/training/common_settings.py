@@ -75,7 +75,7 @@ def positive(group: str, default: Any, help: str, **facts: Any) -> Any:
     return flag(group, default, help, lambda x: 0 < x <= LARGEST, "a positive number", type=float, metavar="X", **facts)
 
 
-def switch(group: str, help: str, default: bool = False, **facts: Any) -> Any:
+def switch(group: str, help: str, default: bool | None = False, **facts: Any) -> Any:
     """A setting that is true or false."""
     return flag(group, default, help, action=argparse.BooleanOptionalAction, **facts)
 
@@ -134,7 +134,10 @@ class Settings:
         TRAINING, None, "compute in bfloat16 or float16, with float32 weights", choices=("bfloat16", "float16"),
         metavar="TYPE",
     )  # fmt: skip
-    xla: bool = switch(TRAINING, "compile forward and backward pass with XLA, for GPUs")
+    xla: bool | None = switch(
+        TRAINING, "compile the step with XLA (default: in long runs on a GPU, if batches have few shapes)", None,
+        is_inherited=False,
+    )  # fmt: skip
     init_from: str | None = flag(
         TRAINING, None, "fine-tune: begin with the weights of this run", reads="file", is_inherited=False,
         metavar="RUN",
@@ -168,6 +171,11 @@ class Settings:
         return getattr(self, "separate_vocabularies", False)
 
     @property
+    def has_few_shapes(self) -> bool:
+        """Whether batches have few shapes, so that XLA compiles few times."""
+        return False
+
+    @property
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.out or f"runs/{self.name.replace(':', '-')}-{self.preset}")
@@ -199,8 +207,11 @@ class Settings:
 
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""
-        if self.hours and self.xla:
-            raise RequestError("--hours times the first steps, in which --xla compiles; received both: give --steps")
+        if self.hours and self.xla and not self.has_few_shapes:
+            raise RequestError(
+                "--hours times the first steps, in which --xla compiles each of many shapes: give --steps, or leave "
+                "out --xla"
+            )
 
 
 def task_settings(task: str, kind: str, **defaults: Any) -> Callable[[SettingsClass], SettingsClass]:

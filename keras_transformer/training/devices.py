@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_transformer.errors import JobError, RequestError, say
+from keras_transformer.files import user_cache
 from keras_transformer.lazy import tf
 from keras_transformer.options import Config
 
@@ -121,6 +125,33 @@ def describe_devices(devices: str) -> str:
             why = f"CUDA_VISIBLE_DEVICES is {hidden!r}, which may hide them"
         return f"training on the processor: the NVIDIA driver has {count} GPU(s), but TensorFlow sees none. {why}"
     return "training on the processor" + (f", in {len(numbers)} replicas" if len(numbers) > 1 else "")
+
+
+def has_gpu(devices: str) -> bool:
+    """Whether training on these devices is training on GPUs."""
+    kind, _ = parse_devices(devices)
+    return kind == "gpu" or (kind == "auto" and bool(tf.config.list_physical_devices("GPU")))
+
+
+def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
+    """Makes XLA keep what it compiles, in this user's folder for caches, apart for each machine and TensorFlow.
+
+    TensorFlow reads the flags when it first looks for devices.
+    """
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    if "persistent_cache" in flags:
+        return
+    machine = [importlib.metadata.version("tensorflow"), platform.machine()]
+    with suppress(OSError):
+        machine += re.findall(r"^flags.*$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[:1]
+        machine += sorted((gpu / "information").read_text(encoding="utf-8").split("\n")[0] for gpu in gpus.glob("*"))
+    try:
+        folder = user_cache() / "xla" / hashlib.sha256("\n".join(machine).encode()).hexdigest()[:16]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # without a home, or without permission, nothing is kept
+        return
+    keep = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_prefix=keras_transformer"
+    os.environ["TF_XLA_FLAGS"] = f"{flags} {keep}".strip()
 
 
 def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +19,14 @@ from keras_transformer.making import make_model
 from keras_transformer.optimizers import Adam
 from keras_transformer.run_folder import load_model, read_config, resume_command
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.text.feeding import Plan, dataset, one_epoch
+from keras_transformer.text.feeding import Plan, chosen, dataset, one_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress
-from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.checkpoints import Checkpoints, unchanged
 from keras_transformer.training.devices import local_replicas, num_workers
-from keras_transformer.training.records import ProgressLine, Records
+from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
 from keras_transformer.training.timing import tell_time
@@ -107,7 +108,7 @@ def _compile(run: Run, model: FamilyModel) -> None:
         optimizer=Adam(schedule, global_clipnorm=settings.clip_norm, **ema),
         loss=task.loss(settings),
         weighted_metrics=task.metrics(),
-        jit_compile=settings.xla,
+        jit_compile=bool(settings.xla),
     )
     model.build_for_training()
 
@@ -149,6 +150,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         Stopped: a signal came; the run is saved.
         JobError: the loss became NaN or infinite, or a file could not be written.
     """
+    compile_ahead(run, data.plan, model, strategy)
     if not run.is_resumed and num_workers() == 1:
         with _feeding_errors():
             batches = _batches(data.plan, strategy, Progress())
@@ -156,6 +158,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         if has_other_rate:
             with strategy.scope():
                 _compile(run, model)
+            compile_ahead(run, data.plan, model, strategy)
     num_averaged = run.settings.average_last or MOST_AVERAGED
     checkpoints = Checkpoints(run.folder.checkpoints, num_averaged, run.settings.checkpoint_every)
     progress = _restored_progress(run, data.plan, model, checkpoints)
@@ -169,6 +172,24 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         say(f"no better {best}: stopped early")
     if run.is_chief:
         write_result(run, data, model, progress, checkpoints)
+
+
+def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:
+    """With XLA, compiles the step for all shapes of batches that are known, and says how long that took.
+
+    So the time of a step can be told, and no step in the middle of a run waits. What the steps change is put back.
+    """
+    places = plan.of_each_shape() if run.settings.xla else []
+    if not places:
+        return
+    say(f"compiling the step for {len(places)} shapes of batches with XLA; --no-xla does without")
+    begin, local = time.monotonic(), local_replicas(strategy)
+    with unchanged(model), _feeding_errors():
+        model.fit(
+            strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local)),
+            epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False,
+        )  # fmt: skip
+    say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
 
 def _restored_progress(run: Run, plan: Plan, model: FamilyModel, checkpoints: Checkpoints) -> Progress:

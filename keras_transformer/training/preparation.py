@@ -122,7 +122,7 @@ def prepare_text(run: Run, cache: Path, num_replicas: int) -> Text:
     say(f"{run.corpus.name}: {train.report}")
     tell_of_changed_targets(run, tokenizers.target, train.report.kept)
     plan = BatchPlan(
-        train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes,
+        train, settings.token_budget, settings.seed, num_replicas, settings.accumulate, settings.static_shapes or 0,
         sampling=settings.sampling,
     )  # fmt: skip
     valid_plan = BatchPlan(valid, settings.token_budget, num_replicas=num_replicas, shuffle=False)

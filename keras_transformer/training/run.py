@@ -33,6 +33,7 @@ def train(given: Config) -> None:
             are intact.
         Stopped: a signal came; the run is saved.
     """
+    devices.keep_programs()
     run = open_run(given)
     if run is None:
         return

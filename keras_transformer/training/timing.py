@@ -98,7 +98,8 @@ def tell_time(run: Run, data: Prepared, model: FamilyModel, batches: object, val
         Whether the learning rate has changed, so that the model must be compiled anew.
     """
     before = run.settings
-    if (before.steps <= SHORTEST and before.hours is None) or before.xla:  # which compiles in its first steps
+    compiles_later = bool(before.xla) and not data.plan.of_each_shape()
+    if (before.steps <= SHORTEST and before.hours is None) or compiles_later:
         return False
     found = estimate(run, data, model, batches, valid_batches)
     if before.hours is not None:

@@ -10,7 +10,7 @@ from keras import ops
 from keras_transformer.layers.blocks import DecoderBlock
 from keras_transformer.layers.layer import NoResidual, PostNorm, PreNorm, SubNorm
 from keras_transformer.layers.stack import Stack
-from tests.layer_check import array, assert_close, assert_equal, built, normalized, random
+from tests.layer_check import array, assert_close, built, normalized, random
 
 # The variance of the rows is small, so that another ε gives different results.
 X = 0.01 * random(2, 3, 5)

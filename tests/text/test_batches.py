@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_transformer.errors import RequestError
+from keras_transformer.tasks.language_modelling.batches import WindowPlan
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place, dataset, generator, one_epoch, shard
 from keras_transformer.text.tokenized import TokenizedCorpus
@@ -91,6 +92,17 @@ def test_little_is_padded(tmp_path) -> None:
         batches = [plan.batch(Place(0, index)) for index in range(plan.num_batches(0))]
         ids = [array for batch in batches for array in (batch.inputs["source_ids"], batch.labels)]
         assert 1 - sum(map(np.count_nonzero, ids)) / sum(array.size for array in ids) < most
+
+
+def test_batches_of_each_shape_are_known_where_shapes_are_few(corpus) -> None:
+    plan = BatchPlan(corpus, 2000, num_replicas=2, static_shapes=4)
+    shapes = {batch.labels.shape for _, batch in islice(plan.iterate(), 3 * plan.num_batches(0))}
+    of_each = [plan.batch(place).labels.shape for place in plan.of_each_shape()]
+    assert set(of_each) == shapes and len(of_each) == len(shapes) <= 4
+    assert set(of_each) <= {(rows, width) for rows, _, width in plan.shapes}
+    assert BatchPlan(corpus, 2000).of_each_shape() == []
+    windows = WindowPlan(np.arange(100, dtype="int32") + 4, 8, 32)
+    assert windows.of_each_shape() == [Place(0, 0), Place(0, windows.num_batches(0) - 1)]
 
 
 def test_the_dataset_yields_shards_in_replica_order(corpus) -> None:

@@ -52,8 +52,10 @@ def trained(folder: Path, flags: str, status: int = 0, with_graph: bool = False)
         stack.enter_context(contextlib.redirect_stderr(said))
         if not with_graph:
             stack.enter_context(eagerly())
-        # Devices and threads are a process's own, and other tests run in this one.
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(devices, "configure", configured)
+        # Devices, threads and XLA's flags are a process's own, and other tests run in this one.
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(devices, "configure", configured)
+        patch.setattr(devices, "keep_programs", lambda: None)
         try:
             found = train.main(shlex.split(flags))
         except SystemExit as refused:  # by the parser

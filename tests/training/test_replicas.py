@@ -1,7 +1,10 @@
 """Replicas, micro-batches and what a step is made of: however the batch is spread, the same is learned."""
 
+import os
+import re
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -84,7 +87,8 @@ def test_nothing_of_a_training_step_is_a_scatter():
     model.compile(adam(), SmoothedCrossEntropy(0.1), weighted_metrics=[TokenAccuracy()])
     model.build_for_training()
     operators = [node.op for node in nodes_of_a_step(model)]
-    assert "ResourceApplyAdam" in operators and not [name for name in operators if "scatter" in name.lower()]
+    assert operators.count("ResourceApplyAdam") > 9 and operators.count("Pow") == 2, "of each β, for all weights"
+    assert not [name for name in operators if "scatter" in name.lower()]
 
 
 def test_devices():
@@ -93,6 +97,25 @@ def test_devices():
             devices.parse_devices(text)
     found = [devices.parse_devices(text) for text in ("auto", "cpu", "cpu:3", "2,0")]
     assert found == [("auto", []), ("cpu", [0]), ("cpu", [0, 1, 2]), ("gpu", [2, 0])]
+
+
+def test_what_xla_compiles_is_kept_for_this_machine_and_the_users_own_flags_stay(monkeypatch, tmp_path):
+    def flags(before="", gpu="NVIDIA One"):
+        (tmp_path / "gpus" / "0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "gpus" / "0" / "information").write_text(f"Model: {gpu}\nIRQ: 7\n")
+        monkeypatch.setenv("TF_XLA_FLAGS", before)
+        devices.keep_programs(tmp_path / "gpus")
+        return os.environ["TF_XLA_FLAGS"]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    one, other = flags(), flags(gpu="NVIDIA Other")
+    assert one == flags() != other
+    folder = Path(re.findall(r"--tf_xla_persistent_cache_directory=(\S+)", one)[0])
+    assert folder.is_relative_to(tmp_path / "cache") and folder.stat().st_mode & 0o777 == 0o700
+    own = "--tf_xla_persistent_cache_directory=/mine"
+    assert flags(own) == own and flags("--tf_xla_auto_jit=2").startswith("--tf_xla_auto_jit=2 --tf_xla_persistent")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert flags("--tf_xla_auto_jit=2") == "--tf_xla_auto_jit=2", "nothing can be kept there"
 
 
 def test_what_a_run_trains_on_is_said_and_why_no_gpu(monkeypatch, tmp_path):

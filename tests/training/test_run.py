@@ -271,3 +271,15 @@ def test_an_error_of_the_machine_is_told_in_one_line():
             raise tf.errors.UnknownError(None, None, message)
     with pytest.raises(JobError, match=r"^cannot write curves.png \(full\); the checkpoints"), _feeding_errors():
         raise OSError(28, "full", "curves.png")
+
+
+@pytest.mark.long
+def test_xla_compiles_before_the_first_step_and_what_it_compiled_is_kept(tmp_path):
+    shared = "--dataset numbers:en-de --token-budget 400 --xla --static-shapes 2 --warmup-steps 1 --bleu-sentences 0"
+    kept = []
+    for steps in ("1", "40"):
+        own = ["--steps", steps, "--checkpoint-every", steps, "--out", steps]
+        run_module(tmp_path, "train", *shared.split(), *own, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("cache/keras_transformer/xla/*/*")})
+    assert len(kept[0]) == 2, "a program for each shape, though there was one step"
+    assert kept[1] == kept[0], "the second run compiles nothing"

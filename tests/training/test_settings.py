@@ -22,6 +22,7 @@ from keras_transformer.tasks.language_modelling import corpus as prose
 from keras_transformer.tasks.next_item import corpus as logs
 from keras_transformer.tasks.translation import training as translation
 from keras_transformer.text import corpora
+from keras_transformer.training import request
 from keras_transformer.training.request import open_run
 from keras_transformer.training.resolution import (
     check,
@@ -31,6 +32,7 @@ from keras_transformer.training.resolution import (
     resolve,
     resumed,
     settings_and_corpus,
+    settings_of,
 )
 from keras_transformer.training.task import Run
 from tests.golden.stored import unpack
@@ -130,7 +132,7 @@ EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"source": "a"}, "--source and --target go together; received only one of them"),
     ({"valid_source": "a", "valid_target": "b"}, "--valid-source and --valid-target need --source and --target"),
     ({"tokenizer": "a", "separate_vocabularies": True}, "--tokenizer goes neither with --separate-vocabularies"),
-    ({"hours": 1.0, "xla": True}, "--hours times the first steps, in which --xla compiles"),
+    ({"hours": 1.0, "xla": True, "static_shapes": 0}, "--hours times the first steps, in which --xla compiles"),
     ({"patience": 1, "bleu_sentences": 0}, "--patience needs validation BLEU"),
     ({"init_from": "a", "normalization": "nfc"}, "--normalization is .* --init-from brings one"),
     ({"task": "language-model", "normalization": "nfc"}, "--normalization needs --source: a language model of one"),
@@ -295,7 +297,7 @@ def test_what_a_recipe_sets_over_a_preset_that_was_given_and_xla_without_static_
     assert said.startswith("numbers:en-de brings a recipe, which wins over --preset base: --num-layers 2, --hidden-dim")
     opened(given, preset="auto")
     assert capsys.readouterr().err == "", "auto leaves all to a whole recipe"
-    for shapes, warns in ((None, True), (8, False)):
+    for shapes, warns in ((0, True), (None, False), (8, False)):
         opened({**text, "xla": True, "static_shapes": shapes, "steps": 2})
         assert ("give --static-shapes too" in capsys.readouterr().err) == warns
 
@@ -335,3 +337,25 @@ def test_a_wrong_request_is_told_in_flags_and_nothing_is_written(tmp_path, monke
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, flags
         assert not any(tmp_path.iterdir())
+
+
+def test_xla_is_for_long_runs_of_few_shapes_on_a_gpu():
+    long, short = {"steps": request.LEAST_STEPS_FOR_XLA}, {"steps": request.LEAST_STEPS_FOR_XLA - 1}
+    decided: dict[str, tuple[dict[str, Any], bool, tuple[bool, int]]] = {
+        "long": (long, True, (True, request.USUAL_SHAPES)),
+        "long, on a processor": (long, False, (False, 0)),
+        "short": (short, True, (False, 0)),
+        "of hours": ({**short, "hours": 1.0}, True, (True, request.USUAL_SHAPES)),
+        "of free widths": ({**long, "static_shapes": 0}, True, (False, 0)),
+        "of shapes that are given": ({**long, "static_shapes": 3}, True, (True, 3)),
+        "without": ({**long, "xla": False}, True, (False, 0)),
+        "with": ({**short, "xla": True}, False, (True, request.USUAL_SHAPES)),
+    }
+    for name, (given, on_gpu, expected) in decided.items():
+        settings = request.with_xla_decided(replace(Settings(), **given), on_gpu)
+        assert (settings.xla, settings.static_shapes) == expected, name
+    for task, has_few in {"images": True, "language-model": True, "masked-tokens": False}.items():
+        settings = request.with_xla_decided(replace(settings_of(task)(), **long), True)
+        assert settings.xla is has_few, task
+    pairs = replace(settings_of("language-model")(), **long, source="a", target="b")
+    assert request.with_xla_decided(pairs, True).xla is False, "pairs have many lengths"

@@ -17,6 +17,10 @@ class Settings(base.Settings):
     valid_images: str | None = file("validation images (default: a tenth of each label's)", reads="folder")
     random_shift: int = count(DATA, 0, "move each image of training by up to so many pixels", least=0)
 
+    @property
+    def has_few_shapes(self) -> bool:
+        return True
+
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""
         super().check_together()

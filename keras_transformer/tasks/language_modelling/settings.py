@@ -22,6 +22,10 @@ class Settings(OneLanguageSettings, PairSettings):
 
     dataset: str | None = flag(DATA, None, "pydoc-topics", is_inherited=False, metavar="NAME")
 
+    @property
+    def has_few_shapes(self) -> bool:
+        return self.source is None  # windows of one text are all of one size
+
     def settled(self) -> TextSettings:
         settings = super().settled()
         return replace(settings, normalization=None) if self.source is None else settings

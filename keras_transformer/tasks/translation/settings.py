@@ -52,8 +52,15 @@ class Settings(TextSettings, PairSettings):
         MODEL, AUTO, f"sizes and recipe: auto (by the number of pairs), {', '.join(PRESETS)}", choices=(AUTO, *PRESETS),
         metavar="NAME",
     )  # fmt: skip
-    static_shapes: int = count(TRAINING, 0, "pad batches to so many shapes, for XLA; 0: free widths", least=0)
+    static_shapes: int | None = count(
+        TRAINING, None, "pad batches to so many shapes; 0: free widths (default: 8 with XLA, else 0)", least=0,
+        is_inherited=False,
+    )  # fmt: skip
     bleu_sentences: int = count(RUN, 500, "validation sentences for BLEU; 0: none", least=0)
+
+    @property
+    def has_few_shapes(self) -> bool:
+        return self.static_shapes != 0
 
     def check_together(self) -> None:
         """Raises RequestError if one setting needs or excludes another."""
