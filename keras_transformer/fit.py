@@ -108,6 +108,10 @@ class WeightedFit(keras.Model):
         self._check_class_weight(class_weight)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
+    def build_for_training(self) -> None:
+        """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
+        self._symbolic_build(data_batch=self.symbolic_batch())
+
     def symbolic_batch(self) -> tuple:
         """Symbolic inputs, labels and weights of unknown sizes. The model defines them."""
         raise NotImplementedError
@@ -345,17 +349,35 @@ class _TensorFlowFit(WeightedFit):
             return logs
         return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
-    def build_for_training(self) -> None:
-        """Makes the variables of optimizer and metrics, which Keras would otherwise make with the first batch."""
-        self._maybe_symbolic_build()
-
     def _maybe_symbolic_build(self, iterator: object = None, data_batch: object = None) -> None:
+        self.build_for_training()
+
+    def build_for_training(self) -> None:
         with self.distribute_strategy.scope():
-            self._symbolic_build(data_batch=self.symbolic_batch())
+            super().build_for_training()
 
 
-# JAX and PyTorch train on one device, with Keras's own steps.
-ReplicatedFit: type[Any] = _TensorFlowFit if keras.config.backend() == "tensorflow" else WeightedFit
+class _JaxFit(WeightedFit):
+    """How `fit` differs from Keras's on JAX: the loss that is told is the mean over all labels, as on TensorFlow. Keras
+    takes the mean of the batches' losses, each as often as the batch has rows.
+    """
+
+    def _update_metrics_variables(
+        self, metrics_variables: list[Tensor], loss: Tensor, x: object, y: Tensor, y_pred: Tensor, weights: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        if weights is None:
+            return super()._update_metrics_variables(metrics_variables, loss, x, y, y_pred, weights)
+        share = ops.sum(self._label_weights(y, weights))
+        is_a_mean = are_of_rows(weights) or self._sum_loss is not None
+        present = zip(self.metrics_variables, metrics_variables, strict=True)
+        with keras.StatelessScope(state_mapping=present) as scope:
+            loss = loss if is_a_mean else loss / ops.maximum(share, 1e-30)
+            self._loss_tracker.update_state(loss, sample_weight=share)
+            logs = self.compute_metrics(x, y, y_pred, weights)
+        return logs, [scope.get_current_value(variable) for variable in self.metrics_variables]
+
+
+ReplicatedFit: type[Any] = {"tensorflow": _TensorFlowFit, "jax": _JaxFit}.get(keras.config.backend(), WeightedFit)
 
 
 def _part_of(data: object, part: Tensor, rows: Tensor) -> Any:

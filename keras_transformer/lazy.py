@@ -59,13 +59,16 @@ def lazy_names(
     return get, names
 
 
-def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
-    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
+def on_tensorflow() -> bool:
+    """Whether Keras computes with TensorFlow."""
     import keras
 
-    if keras.config.backend() != "tensorflow":
-        return nullcontext()
-    return tf.control_dependencies(tensors)
+    return keras.config.backend() == "tensorflow"
+
+
+def computed_after(tensors: Sequence[object]) -> AbstractContextManager:
+    """Within it TensorFlow computes nothing before `tensors`. JAX and PyTorch order their operations themselves."""
+    return tf.control_dependencies(tensors) if on_tensorflow() else nullcontext()
 
 
 _fused = ContextVar("fused", default=False)
@@ -83,6 +86,4 @@ def fused() -> Iterator[None]:
 
 def is_fused() -> bool:
     """Whether XLA fuses what is computed now: on JAX always, on TensorFlow within `fused`. PyTorch needs no help."""
-    import keras
-
-    return keras.config.backend() != "tensorflow" or _fused.get()
+    return not on_tensorflow() or _fused.get()

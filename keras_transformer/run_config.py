@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import sys
@@ -189,7 +190,8 @@ def versions() -> dict[str, str]:
     """The installed versions of Python, of this package, and of the packages that it depends on."""
     import importlib.metadata  # late: it takes 10 ms, and only training asks for versions
 
-    packages = ("tensorflow", "keras", "numpy", "sentencepiece", "sacrebleu")
+    back_end = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    packages = (back_end, "keras", "numpy", "sentencepiece", "sacrebleu")
     found = {"python": platform.python_version(), "keras-transformer": __version__}
     for package in packages:
         try:

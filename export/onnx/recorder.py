@@ -7,6 +7,7 @@ outermost graph that has the node's inputs: what a loop does not change is compu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,15 @@ def recorder_of(model: FamilyModel, precision: str) -> Recorder:
     else:
         num_positions = model.context_length
     return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
+
+
+def _with_int64() -> AbstractContextManager:
+    """Within it Keras makes integers of 64 bits where they are asked for, which JAX else makes of 32."""
+    if keras.config.backend() != "jax":
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
 
 
 def model_of(r: Recorder, inputs: Sequence[ValueInfo], outputs: Sequence[tuple[ValueInfo, Any]]) -> Model:
@@ -116,7 +126,8 @@ class Recorder:
 
     def computed(self, function: Callable[..., object], *arguments: object, **named: object) -> Any:
         """What Keras computes of constants, as arrays."""
-        with ops.on(None):
+        texts = [value for value in (*arguments, *named.values()) if isinstance(value, str)]
+        with ops.on(None), _with_int64() if "int64" in texts else nullcontext():
             return keras.tree.map_structure(
                 lambda value: value if isinstance(value, int | float | str) else keras.ops.convert_to_numpy(value),
                 function(*arguments, **named),

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from keras_transformer.errors import RequestError, command_line
-from keras_transformer.lazy import tf
+from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.options import Config
 from keras_transformer.text.batch_sampler import BatchPlan, Place, generator
 from keras_transformer.text.corpora import MAX_VALIDATION_PAIRS, Corpus, Pair, corpus_from_files
@@ -80,7 +80,7 @@ def num_replicas(strategy: Any) -> int:
     """
     if strategy is None:
         return 1
-    if keras.config.backend() != "tensorflow":
+    if not on_tensorflow():
         raise RequestError(f"`strategy` must be None on the backend {keras.config.backend()}; received: {strategy!r}")
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise RequestError(
@@ -125,7 +125,7 @@ class Epochs:
 
         Under a `MirroredStrategy` Keras divides the rows of each batch among the replicas. They divide evenly.
         """
-        if keras.config.backend() != "tensorflow":
+        if not on_tensorflow():
             return _PyEpochs(self)
         # TensorFlow keeps the function until the process ends, so the dataset, not the function, keeps the text.
         epochs = weakref.proxy(self)

@@ -41,9 +41,11 @@ class Plan(ABC):
 
     Attributes:
         like: a batch with arrays of the types and the numbers of axes that the plan's batches have.
+        divisor: replicas times micro-batches, which divides the rows of each batch.
     """
 
     like: Batch
+    divisor: int = 1
 
     @abstractmethod
     def num_batches(self, epoch: int) -> int:
@@ -105,6 +107,43 @@ def dataset(
 ) -> tf.data.Dataset:
     """`generator` as a `tf.data.Dataset` that prepares `prefetch` batches ahead and that TensorFlow does not shard."""
     return as_tf_dataset(lambda: generator(plan, place, replica_indices, num_shards), plan.like, prefetch)
+
+
+def of_few_shapes(plan: Plan, place: Place = BEGINNING) -> Iterator[tuple]:
+    """`generator` for JAX, which compiles a step for each shape of a batch: the batches are padded to few shapes.
+
+    Batches whose plan has few shapes stay as they are.
+    """
+    if plan.of_each_shape():
+        yield from generator(plan, place)
+    for _, batch in plan.iterate(place):
+        yield padded(batch, plan.divisor)
+
+
+def padded(batch: Batch, divisor: int = 1, per_octave: int = 4) -> Batch:
+    """The batch with blank rows and with padding, so that rows and widths are of few sizes, see `size_in_octave`.
+
+    Args:
+        batch: has B rows.
+        divisor: divides B before and after.
+        per_octave: how many sizes an octave has.
+    """
+    num_rows = size_in_octave(len(batch.labels) // divisor, per_octave) * divisor
+
+    def in_size(array: np.ndarray) -> np.ndarray:
+        is_text = array.ndim == 2  # images have one size
+        sizes = (num_rows, size_in_octave(array.shape[1], per_octave)) if is_text else (num_rows, *array.shape[1:])
+        return np.pad(array, [(0, size - own) for size, own in zip(sizes, array.shape, strict=True)])
+
+    inputs = {name: in_size(array) for name, array in batch.inputs.items()}
+    return Batch(inputs, in_size(batch.labels), in_size(batch.weights))
+
+
+def size_in_octave(size: int, per_octave: int) -> int:
+    """The least size that is at least `size`: of 1, 2, … 8, 10, 12, 14, 16, 20, … with four an octave, of powers of two
+    with one."""
+    step = 2 ** max(0, (size - 1).bit_length() - per_octave.bit_length())
+    return -(-size // step) * step
 
 
 def chosen(

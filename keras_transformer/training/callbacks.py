@@ -144,6 +144,8 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         is_last = batch + 1 == self.params["steps"]
         if self.received is not None and not is_last:
+            if keras.config.backend() == "jax":  # whose step keeps the weights to itself until a round ends
+                self.model.jax_state_sync()
             self.check(logs)
             self.save()
             self._stop(self.received)

@@ -18,13 +18,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
+
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import user_cache
-from keras_transformer.lazy import tf
+from keras_transformer.lazy import on_tensorflow, tf
 from keras_transformer.options import Config
+from keras_transformer.training import jax_devices
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from keras_transformer.training.common_settings import Settings
+
+    Strategy: TypeAlias = tf.distribute.Strategy | jax_devices.DataParallel
 
 MEETING_SECONDS = 600.0  # how long the first worker waits for the last
 MESSAGE_SECONDS, MAX_MESSAGE_BYTES = 10.0, 100_000
@@ -62,8 +69,9 @@ def parse_devices(text: str) -> Devices:
 
 
 @contextmanager
-def started(settings: Settings, facts: Config) -> Iterator[tf.distribute.Strategy]:
+def started(settings: Settings, facts: Config) -> Iterator[Strategy]:
     """Starts the devices, seeds all random numbers, meets the other workers, and yields the strategy to train under.
+    JAX has one worker.
 
     Args:
         settings: `devices`, `threads` and `seed`.
@@ -73,6 +81,11 @@ def started(settings: Settings, facts: Config) -> Iterator[tf.distribute.Strateg
         RequestError: a GPU is not there, or a worker differs from the chief.
         WorkerLost: another worker did not come, or was lost within.
     """
+    if keras.config.backend() == "jax":
+        with jax_devices.started(*parse_devices(settings.devices)) as found:
+            seed(settings.seed)
+            yield found
+        return
     configure(settings.devices, settings.threads)
     say(describe_devices(settings.devices))
     seed(settings.seed)
@@ -130,18 +143,21 @@ def describe_devices(devices: str) -> str:
 def has_gpu(devices: str) -> bool:
     """Whether training on these devices is training on GPUs."""
     kind, _ = parse_devices(devices)
-    return kind == "gpu" or (kind == "auto" and bool(tf.config.list_physical_devices("GPU")))
+    if kind == "auto":
+        uses_jax = keras.config.backend() == "jax"
+        return jax_devices.has_gpu() if uses_jax else bool(tf.config.list_physical_devices("GPU"))
+    return kind == "gpu"
 
 
 def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
-    """Makes XLA keep what it compiles, in this user's folder for caches, apart for each machine and TensorFlow.
+    """Makes XLA keep what it compiles, in this user's folder for caches, apart for each kind of machine and version.
 
     TensorFlow reads the flags when it first looks for devices.
     """
-    flags = os.environ.get("TF_XLA_FLAGS", "")
+    backend, flags = keras.config.backend(), os.environ.get("TF_XLA_FLAGS", "")
     if "persistent_cache" in flags:
         return
-    machine = [importlib.metadata.version("tensorflow"), platform.machine()]
+    machine = [backend, importlib.metadata.version(backend), platform.machine()]
     with suppress(OSError):
         machine += re.findall(r"^flags.*$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[:1]
         machine += sorted((gpu / "information").read_text(encoding="utf-8").split("\n")[0] for gpu in gpus.glob("*"))
@@ -149,6 +165,9 @@ def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
         folder = user_cache() / "xla" / hashlib.sha256("\n".join(machine).encode()).hexdigest()[:16]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:  # without a home, or without permission, nothing is kept
+        return
+    if backend == "jax":
+        jax_devices.keep_programs(folder)
         return
     keep = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_prefix=keras_transformer"
     os.environ["TF_XLA_FLAGS"] = f"{flags} {keep}".strip()
@@ -298,7 +317,7 @@ def lost_workers() -> Iterator[None]:
     """Raises `WorkerLost` where an operation fails because another worker is gone; TensorFlow notices in seconds."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except operation_errors() as error:
         is_lost = isinstance(error, tf.errors.UnavailableError) or "Collective ops is aborted" in error.message
         if num_workers() == 1 or not is_lost:
             raise
@@ -306,6 +325,11 @@ def lost_workers() -> Iterator[None]:
             "another worker stopped, or cannot be reached; the checkpoints are intact: start all workers again with "
             "--resume"
         ) from error
+
+
+def operation_errors() -> tuple[type[Any], ...]:
+    """The errors in which TensorFlow wraps what an operation raised; JAX and PyTorch wrap nothing."""
+    return (tf.errors.OpError,) if on_tensorflow() else ()
 
 
 def _workers() -> Workers:
@@ -345,8 +369,6 @@ class LocalReplicas(NamedTuple):
 
 def seed(number: int) -> None:
     """Seeds Python, NumPy, Keras and TensorFlow."""
-    import keras
-
     keras.utils.set_random_seed(number)
 
 

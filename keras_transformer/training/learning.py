@@ -6,7 +6,7 @@ import builtins
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +14,19 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.errors import JobError, RequestError, say
-from keras_transformer.lazy import tf
+from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import make_model
 from keras_transformer.optimizers import Adam
 from keras_transformer.run_folder import load_model, read_config, resume_command
 from keras_transformer.schedules import InverseSquareRootDecay
-from keras_transformer.text.feeding import Plan, chosen, dataset, one_epoch
+from keras_transformer.text.feeding import Place, Plan, chosen, dataset, of_few_shapes, one_epoch
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.word_vectors import read_word_vectors
 from keras_transformer.training import callbacks as c
 from keras_transformer.training.callbacks import Interrupt, Progress
 from keras_transformer.training.checkpoints import Checkpoints, unchanged
-from keras_transformer.training.devices import local_replicas, num_workers
+from keras_transformer.training.devices import local_replicas, num_workers, operation_errors
+from keras_transformer.training.jax_devices import DataParallel, Validation
 from keras_transformer.training.records import ProgressLine, Records, clock
 from keras_transformer.training.result import MOST_AVERAGED, write_result, write_so_far
 from keras_transformer.training.task import Prepared, Run
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
     from keras_transformer.models.stack_models import TokenModel
     from keras_transformer.models.transformer import Transformer
+    from keras_transformer.training.devices import Strategy
 
 # Accuracy and perplexity pass over all logits once more, so training measures them on a sample of the steps.
 METRICS_EVERY = 10
@@ -141,7 +143,7 @@ def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> N
         mine.assign(theirs)
 
 
-def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:
+def fit(run: Run, data: Prepared, model: FamilyModel, strategy: Strategy) -> None:
     """Trains to the last step, from the newest whole checkpoint if the run is resumed, and writes `model.keras`.
 
     A new run is timed first, unless several workers train together.
@@ -174,7 +176,7 @@ def fit(run: Run, data: Prepared, model: FamilyModel, strategy: tf.distribute.St
         write_result(run, data, model, progress, checkpoints)
 
 
-def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: tf.distribute.Strategy) -> None:
+def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: Strategy) -> None:
     """With XLA, compiles the step for all shapes of batches that are known, and says how long that took.
 
     So the time of a step can be told, and no step in the middle of a run waits. What the steps change is put back.
@@ -182,13 +184,12 @@ def compile_ahead(run: Run, plan: Plan, model: FamilyModel, strategy: tf.distrib
     places = plan.of_each_shape() if run.settings.xla else []
     if not places:
         return
-    say(f"compiling the step for {len(places)} shapes of batches with XLA; --no-xla does without")
-    begin, local = time.monotonic(), local_replicas(strategy)
+    without = "; --no-xla does without" if on_tensorflow() else ""
+    say(f"compiling the step for {len(places)} shapes of batches with XLA{without}")
+    begin = time.monotonic()
     with unchanged(model), _feeding_errors():
-        model.fit(
-            strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local)),
-            epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False,
-        )  # fmt: skip
+        batches = _chosen_batches(plan, strategy, places)
+        model.fit(batches, epochs=1, steps_per_epoch=len(places), verbose=0, shuffle=False)
     say(f"compiled in {clock(time.monotonic() - begin)}, and kept for other runs of these shapes")
 
 
@@ -214,7 +215,7 @@ def _fit_rounds(
     run: Run,
     data: Prepared,
     model: FamilyModel,
-    strategy: tf.distribute.Strategy,
+    strategy: Strategy,
     progress: Progress,
     checkpoints: Checkpoints,
 ) -> bool:
@@ -275,7 +276,7 @@ def _feeding_errors() -> Iterator[None]:
     """
     try:
         yield
-    except tf.errors.OpError as error:
+    except operation_errors() as error:
         if cause := re.search(rf"^(?:{MENDABLE}): (.*)$", error.message, re.MULTILINE):
             raise JobError(f"the batches stopped coming: {cause[1]}; the checkpoints are intact") from error
         raise
@@ -284,12 +285,23 @@ def _feeding_errors() -> Iterator[None]:
         raise JobError(f"{failed} ({error.strerror or error}); the checkpoints are intact") from error
 
 
-def _batches(plan: Plan, strategy: tf.distribute.Strategy, progress: Progress) -> tf.distribute.DistributedDataset:
+def _batches(plan: Plan, strategy: Strategy, progress: Progress) -> Any:
+    if isinstance(strategy, DataParallel):
+        return of_few_shapes(plan, progress.place)
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: dataset(plan, progress.place, *local))
 
 
-def _valid_batches(plan: Plan, strategy: tf.distribute.Strategy) -> tf.distribute.DistributedDataset:
+def _chosen_batches(plan: Plan, strategy: Strategy, places: Sequence[Place]) -> Any:
+    if isinstance(strategy, DataParallel):
+        return (plan.batch(place) for place in places)
+    local = local_replicas(strategy)
+    return strategy.distribute_datasets_from_function(lambda _: chosen(plan, places, *local))
+
+
+def _valid_batches(plan: Plan, strategy: Strategy) -> Any:
+    if isinstance(strategy, DataParallel):
+        return Validation(plan)
     local = local_replicas(strategy)
     return strategy.distribute_datasets_from_function(lambda _: one_epoch(plan, *local))
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import math
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
+from tensorboard.summary import Writer
 from tqdm import tqdm
 
 from keras_transformer.errors import say
 from keras_transformer.files import write_text, write_whole
-from keras_transformer.lazy import tf
 from keras_transformer.plots.pictures import learning_curves
 from keras_transformer.run_folder import RunFolder, read_metrics
 from keras_transformer.training.callbacks import Progress
@@ -75,8 +72,7 @@ class Records(keras.callbacks.Callback):
     def _begin(self) -> None:
         """Writes the records up to the present step anew."""
         shutil.rmtree(self.run.tensorboard, ignore_errors=True)
-        with self._board_errors():
-            self._board = tf.summary.create_file_writer(str(self.run.tensorboard))
+        self._board = Writer(str(self.run.tensorboard))
         for row in self.rows:
             self._to_board(row)
         if self.run.metrics.exists():
@@ -103,18 +99,9 @@ class Records(keras.callbacks.Callback):
             learning_curves(history).savefig(aside, dpi=120)
 
     def _to_board(self, row: dict[str, float]) -> None:
-        with self._board_errors(), self._board.as_default(step=int(row["step"])):
-            for name, value in row.items():
-                tf.summary.scalar(name, value)
-            self._board.flush()
-
-    @contextmanager
-    def _board_errors(self) -> Iterator[None]:
-        """Raises TensorFlow's error about a file as an OSError."""
-        try:
-            yield
-        except tf.errors.OpError as error:
-            raise OSError(errno.EIO, error.message, str(self.run.tensorboard)) from error
+        for name, value in row.items():
+            self._board.add_scalar(name, value, step=int(row["step"]))
+        self._board.flush()
 
 
 def read_rows(run: RunFolder) -> list[dict[str, float]]:

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from keras_transformer import family
 from keras_transformer.errors import RequestError, say, warn
+from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import AUTO, auto_row
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, check_model, is_finished, read_config, versions, writer
@@ -86,7 +89,9 @@ def with_xla_decided(settings: Settings, on_gpu: bool) -> Settings:
     base model takes a third of the time. On a processor it does not.
     """
     xla = settings.xla
-    if xla is None:
+    if not on_tensorflow():
+        xla = True
+    elif xla is None:
         is_long = settings.steps >= LEAST_STEPS_FOR_XLA if settings.hours is None else settings.hours >= 1
         xla = on_gpu and is_long and settings.has_few_shapes
     decided: Config = {"xla": xla}
@@ -159,11 +164,29 @@ def _check_devices(settings: Settings) -> bool:
     """Returns whether this worker is the chief.
 
     Raises:
-        RequestError: `--devices` or `TF_CONFIG` is malformed.
+        RequestError: `--devices` or `TF_CONFIG` is malformed, or Keras's back end has no such training.
     """
     devices.parse_devices(settings.devices)
-    devices.num_workers()
+    if not on_tensorflow():
+        _check_jax(settings)
     return devices.worker_index() == 0
+
+
+def _check_jax(settings: Settings) -> None:
+    """Raises RequestError for what trains on TensorFlow alone."""
+    backend = keras.config.backend()
+    if backend != "jax":
+        raise RequestError(f"training runs on TensorFlow or JAX; received KERAS_BACKEND={backend}")
+    asked = {
+        "--accumulate": settings.accumulate > 1, "--r-drop": settings.r_drop > 0, "--threads": settings.threads > 0,
+        "--no-xla": settings.xla is False, "--static-shapes 0": getattr(settings, "static_shapes", None) == 0,
+        "several workers in `TF_CONFIG`": devices.num_workers() > 1,
+    }  # fmt: skip
+    if refused := [name for name, is_asked in asked.items() if is_asked]:
+        raise RequestError(
+            f"{refused[0]} needs TensorFlow; received KERAS_BACKEND=jax: leave one of them out (JAX trains on all GPUs "
+            "of a machine, and compiles every step for its shape)"
+        )
 
 
 def _corpus(settings: Settings) -> Corpus[Any]:

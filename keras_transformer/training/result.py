@@ -6,12 +6,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from keras_transformer.errors import JobError, say
+from keras_transformer.lazy import on_tensorflow
 from keras_transformer.making import make_model
 from keras_transformer.models.base import FamilyModel
 from keras_transformer.options import Config
 from keras_transformer.text.feeding import BEGINNING, generator
 from keras_transformer.training.callbacks import Progress
 from keras_transformer.training.checkpoints import Checkpoints, present_weights, set_weights, write_model
+from keras_transformer.training.jax_devices import Validation
 from keras_transformer.training.task import Prepared, Run
 
 MOST_AVERAGED = 5  # checkpoints, unless --average-last asks for another number (as the paper's base model, section 6.1)
@@ -58,7 +60,7 @@ def write_result(run: Run, data: Prepared, model: FamilyModel, progress: Progres
             found = [Candidate("mean", checkpoints.to_average(best_step))]
         else:
             found = candidates(checkpoints, progress.best_step, best_step)
-        num_replicas = model.distribute_strategy.num_replicas_in_sync if len(found) > 1 else 1
+        num_replicas = model.distribute_strategy.num_replicas_in_sync if len(found) > 1 and on_tensorflow() else 1
         candidate, measured = _best(run, data, twin, found, checkpoints, num_replicas)
         chosen = candidate._asdict()
     origin = {"at_step": progress.step, "asked_steps": settings.steps, **chosen, **measured}
@@ -142,6 +144,9 @@ def _best(
 
 def _validation_loss(run: Run, data: Prepared, model: FamilyModel, num_replicas: int) -> float:
     """The mean loss of the labels of validation. A batch of several replicas is computed in as many parts."""
+    if not on_tensorflow():  # without a graph JAX would compile each operation for each shape
+        model.compile(loss=run.task.loss(run.settings))
+        return model.evaluate(Validation(data.valid_plan), verbose=0, return_dict=True)["loss"]
     loss, plan, total, count = run.task.loss(run.settings), data.valid_plan, 0.0, 0.0
     parts = generator(plan, BEGINNING, range(num_replicas), num_replicas)
     for inputs, labels, weights in islice(parts, plan.num_batches(0) * num_replicas):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from keras_transformer.errors import load_tensorflow
 from keras_transformer.options import Config
 
 load_tensorflow()
 
-from keras_transformer.lazy import tf
 from keras_transformer.training import devices
 from keras_transformer.training.common_settings import flag_of
 from keras_transformer.training.learning import compiled_model, fit
@@ -17,6 +17,9 @@ from keras_transformer.training.preparation import clean
 from keras_transformer.training.request import open_run
 from keras_transformer.training.task import Run
 from keras_transformer.training.workspace import begun
+
+if TYPE_CHECKING:
+    from keras_transformer.training.devices import Strategy
 
 __all__ = ["begun", "compiled_model", "fit", "open_run", "train"]
 
@@ -52,7 +55,7 @@ def shared_facts(run: Run) -> Config:
     return {**settings, "--resume": run.is_resumed, "text with SHA-256": run.corpus.identity}
 
 
-def _train(run: Run, strategy: tf.distribute.Strategy) -> None:
+def _train(run: Run, strategy: Strategy) -> None:
     with begun(run) as cache:
         clean(run)
         data = run.task.prepare(run, cache, strategy.num_replicas_in_sync)
