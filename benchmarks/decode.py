@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="decoders to compare with (default: all)"
     )
-    parser.add_argument("--precision", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
+    parser.add_argument("--precision", nargs="+", choices=("float32", "float16", "int8"), default=["float32", "int8"])
     parser.add_argument("--beams", nargs="+", type=at_least_one, default=[1, 4])
     parser.add_argument("--batch", nargs="+", type=at_least_one, default=[1, 32])
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])

@@ -27,7 +27,7 @@ from benchmarks.trainers import Cell, start_keras_hub, start_ours, start_product
 from keras_transformer.errors import JobError, exit_status
 
 # Sizes, rows of a batch, their length, and steps in a turn. "tiny" has the sizes of the Multi30k recipe, in batches of
-# 4,096 tokens. "paper" has batches of 25,000 tokens, too many for a processor.
+# 4,096 tokens. "paper" and "big" are the models of the paper, with batches of 25,000 tokens: too many for a processor.
 SHAPES = {
     "base": ({"vocabulary_size": 8000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512, "intermediate_dim": 2048},
              32, 32, 1),
@@ -35,10 +35,13 @@ SHAPES = {
              128, 32, 2),
     "paper": ({"vocabulary_size": 37000, "num_layers": 6, "num_heads": 8, "hidden_dim": 512,
                "intermediate_dim": 2048}, 400, 64, 10),
+    "big": ({"vocabulary_size": 37000, "num_layers": 6, "num_heads": 16, "hidden_dim": 1024,
+             "intermediate_dim": 4096}, 400, 64, 10),
     "small": ({"vocabulary_size": 90, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 24},
               5, 7, 2),
 }  # fmt: skip
 OTHERS = {
+    "xla": (start_ours, True),
     "torch": (start_torch, False),
     "torch_compiled": (start_torch, True),
     "keras_hub": (start_keras_hub,),
@@ -66,7 +69,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["tiny", "base"])
     parser.add_argument(
-        "--against", nargs="+", choices=OTHERS, default=list(OTHERS), help="trainers to compare with (default: all)"
+        "--against",
+        nargs="+",
+        choices=OTHERS,
+        default=list(OTHERS)[1:],
+        help="trainers to compare with; xla is ours on TensorFlow with XLA (default: all others)",
     )
     parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
     parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1, 2])

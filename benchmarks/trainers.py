@@ -83,20 +83,21 @@ def our_weights(cell: Cell) -> Weights:
     return arrays_of(our_model(cell._replace(precision="float32")))
 
 
-def start_ours(cell: Cell) -> Train:
-    """`Transformer.fit`."""
+def start_ours(cell: Cell, compiled: bool = False) -> Train:
+    """`Transformer.fit`, on TensorFlow with XLA or without."""
     configure_keras(cell.device, cell.num_threads)
     from keras_transformer.losses import SmoothedCrossEntropy
     from keras_transformer.optimizers import Adam
 
-    return fit(our_model(cell), cell, Adam(**ADAM), SmoothedCrossEntropy(LABEL_SMOOTHING))
+    loss = SmoothedCrossEntropy(LABEL_SMOOTHING)
+    return fit(our_model(cell), cell, Adam(**ADAM), loss, **({"jit_compile": True} if compiled else {}))
 
 
-def fit(model: keras.Model, cell: Cell, optimizer: Any, loss: Any) -> Train:
+def fit(model: keras.Model, cell: Cell, optimizer: Any, loss: Any, **ways: Any) -> Train:
     """Compiles a Keras model, and trains it by `fit` on the one batch."""
     source_ids, target_ids, labels = batch_of(cell)
     inputs = {"source_ids": source_ids, "target_ids": target_ids}
-    model.compile(optimizer=optimizer, loss=loss)
+    model.compile(optimizer=optimizer, loss=loss, **ways)
     return after_the_loss(
         lambda: float(model.evaluate(inputs, labels, batch_size=len(labels), verbose=0)),
         lambda: model.fit(endless((inputs, labels)), steps_per_epoch=cell.num_steps, verbose=0, shuffle=False),

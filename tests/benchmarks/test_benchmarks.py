@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from benchmarks import decode, family, lengths, multi30k, weights
 from keras_transformer.errors import RequestError
 from tests.models.variants import make_model
+from tests.training.runs import ROOT, run_module
 
 ONCE = ["--threads", "1", "--rounds", "1"]
 DECODE = [*["--sizes", "small", "--batches", "1", "--batch", "2", "--beams", "2", "--precision"]]
@@ -34,6 +37,20 @@ def test_contenders_compute_the_same(arguments, first_cells, bench):
     (row,) = bench(*arguments.split(), *ONCE)
     assert row[: len(first_cells)] == first_cells
     assert "decode" not in arguments or set(row[7::3]) == {"100%"}, "of the translations"
+
+
+@LONG
+def test_the_script_for_gpus_runs_on_a_processor(tmp_path):
+    parts, small = "correct profile decode", "--device cpu --small --back-ends tensorflow --parts"
+    printed = run_module(tmp_path, "benchmarks.gpu", *small.split(), *parts.split())
+    assert [printed.count(f"## {part}") for part in parts.split()] == [1] * 3, printed
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| ONNX", "| Keras"))]
+    assert len(rows) == 8 and {row[2] for row in rows} == {"100%"}, "device and processor are one here"
+    assert "| ResourceApplyAdam |" in printed
+    words = [*small.split(), "repeat", "--seconds", "1"]
+    command = [sys.executable, "-m", "benchmarks.gpu", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "no time was left" in done.stdout
 
 
 @LONG

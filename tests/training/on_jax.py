@@ -59,8 +59,8 @@ def resumed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for engine in ("keras", "onnx"):
-            sys.stdin = Path("corpus.source").open(encoding="utf-8")
-            assert main_of_package(["translate", "whole", "--engine", engine]) == 0
+            with Path("corpus.source").open(encoding="utf-8") as sys.stdin:
+                assert main_of_package(["translate", "whole", "--engine", engine]) == 0
 
 
 def other_tasks() -> None:
