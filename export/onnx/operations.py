@@ -167,7 +167,10 @@ def _cast(r: Recorder, x: Recorded, dtype: Any) -> Recorded:
         return x
     if x.base is not None:
         return r.view(_cast(r, x.base, dtype), x.sizes)
-    return r.emit("Cast", x, dtype=dtype, sizes=x.sizes, to=element_type(dtype))
+    made = r.emit("Cast", x, dtype=dtype, sizes=x.sizes, to=element_type(dtype))
+    if (x.dtype, dtype) == ("float16", "float32"):
+        r.widened[made.name] = x
+    return made
 
 
 @operation

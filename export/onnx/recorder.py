@@ -93,6 +93,7 @@ class Recorder:
         # How values were made that others may be made of in fewer nodes, by name.
         self.transposed: dict[str, tuple[Recorded, list[int]]] = {}
         self.products: dict[str, tuple[Recorded, np.ndarray]] = {}
+        self.widened: dict[str, Recorded] = {}  # in float16, what was made float32
         self.positive: set[str] = set()  # numbers that are not negative
 
     @property

@@ -15,6 +15,8 @@ from .loops import run_loop_in_rounds
 from .recorded import Recorded, Recorder, same
 from .shapes import counted
 
+HIDDEN_IN_HALF = -6e4  # nearly the least number of float16
+
 
 def product(r: Recorder, x: Recorded, weight: object, bias: object = None, transposed: bool = False) -> Recorded:
     """In the recorder's precision, on rows."""
@@ -54,6 +56,10 @@ def projected_heads(r: Recorder, x: Recorded, projections: Sequence[Projection])
     if len(counts) == 1:
         return [heads]
     sizes = [[*heads.sizes[:-3], count, *heads.sizes[-2:]] for count in counts]
+    if num_sharing(r, heads) > 1 and len({*counts}) == 1:
+        # In place of the beams' axis: else ONNX Runtime transposes each part and, with it, the whole cache.
+        stacked = r.reshape(heads, (heads.sizes[0], len(counts), counts[0], *heads.sizes[-2:]))
+        return r.split(stacked, len(counts), axis=1)
     parts = [np.array(counts)] if len({*counts}) > 1 else []
     return r.emit(
         "Split", heads, *parts, dtype=[heads.dtype] * len(counts), sizes=sizes, outputs=len(counts), axis=heads.ndim - 3
@@ -150,11 +156,12 @@ def written(r: Recorder, positions: Recorded, index: Recorded, size: int | None 
 
 
 def seen_softmax(r: Recorder, logits: Recorded, attention_mask: object) -> Recorded:
-    """A query that sees no key gets any scores."""
+    """A query that sees no key gets any scores. Logits in float16 stay so: inside, the operator computes in float32."""
+    logits = r.widened.get(logits.name, logits)
     if attention_mask is None:
         return r.softmax(logits)
-    hidden = r.multiply(r.subtract(1.0, r.cast(attention_mask, "float32")), HIDDEN)
-    return r.softmax(r.add(logits, hidden))
+    hidden = HIDDEN if logits.dtype == "float32" else HIDDEN_IN_HALF
+    return r.softmax(r.add(logits, r.multiply(r.subtract(1.0, r.cast(attention_mask, logits.dtype)), hidden)))
 
 
 def gather_beams(r: Recorder, values: Recorded, beams: object) -> Recorded:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tensorflow as tf
 from keras import ops
@@ -101,6 +102,37 @@ def test_beams_share_a_cache_that_grows(tmp_path, attention, is_shared):
     states = [value.type.tensor_type.shape.dim for node in loops for value in node.attribute[0].g.input]
     num_beams = [dims[1].dim_value for dims in states if len(dims) == 5]  # of (B, K, G, S, H)
     assert num_beams and {*num_beams} == {1 if is_shared else 3}
+
+
+def operators_of_step(path):
+    """The operators of a step of a search: its graph has a loop of rounds, in which is a loop of steps."""
+    nodes = all_nodes(onnx.load(path).graph.node)
+    _, step = (node.attribute[0].g.node for node in nodes if node.op_type == "Loop")
+    return [node.op_type for node in step]
+
+
+def search_of_layers(tmp_path, num_layers, precision):
+    model = make_model(num_layers=num_layers, hidden_dim=16, num_heads=4)
+    return write_model(tmp_path / "search.onnx", translate_model(run_of(model), Decoding(3), precision), {})[0]
+
+
+def test_no_step_moves_the_axes_of_a_cache(tmp_path):
+    """ONNX Runtime may put a Transpose behind a Split, where it meets the whole cache. A layer has those of the
+    queries, keys and values together, of the queries of the memory, and of the heads of both."""
+    counts = []
+    for num_layers in (1, 2):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+        path = search_of_layers(tmp_path, num_layers, "float32")
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        counts.append(operators_of_step(tmp_path / "optimized.onnx").count("Transpose"))
+    assert counts[1] - counts[0] == 4
+
+
+def test_no_layer_casts_in_float16(tmp_path):
+    """The operators for norms and Softmax compute in float32 inside."""
+    counts = [operators_of_step(search_of_layers(tmp_path, layers, "float16")).count("Cast") for layers in (1, 2)]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("vocabulary_size", [7, 8])
