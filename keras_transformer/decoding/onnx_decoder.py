@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.decoding.decoder import Decoder, Emitted, Found, num_cores
+from keras_transformer.cores import num_cores
+from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache, sample
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, Runtime, check, device_name, once
 from keras_transformer.decoding.search import beam_search

@@ -1,8 +1,9 @@
 """Subword sampling: draws the segmentation of a sentence at random, and the same one for the same seed.
 
-Processes segment the corpus anew for each epoch while the epoch before trains. One process draws one side of one epoch,
-seeded by (seed, epoch, side), so a run that resumes finds the same epochs. SentencePiece can sample too, but seeds its
-generator anew in every process, so its draws cannot be repeated.
+Processes segment the corpus anew for each epoch while the epoch before trains. Lines are drawn in parts of
+`PART_LINES`, each from a generator seeded by (seed, epoch, side, part). So a run that resumes finds the same epochs,
+however many processes share the parts. SentencePiece can sample too, but seeds its generator anew in every process, so
+its draws cannot be repeated.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import subprocess
 import sys
 import weakref
 from dataclasses import asdict, dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2
 
+from keras_transformer.cores import num_cores
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.text.tokenized import (
     SideWriter,
     TokenizedCorpus,
     chunks,
+    join_side,
     scratch_folder,
     unlock,
     write_meta,
@@ -42,6 +45,8 @@ _UNKNOWN_PENALTY = 10.0
 _CACHED_WORDS, _CACHED_WORD_LENGTH = 2**15, 16
 SIDES = ("source", "target")
 _LINES_AT_A_TIME = 1_000
+PART_LINES = 20_000
+CORES_A_PROCESS = 2  # the other one trains, or feeds a GPU
 
 
 class _Edge(NamedTuple):
@@ -73,7 +78,7 @@ class SubwordSampler:
         seed: the same seed draws the same segmentations.
     """
 
-    def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str):
+    def __init__(self, tokenizer: Tokenizer, alpha: float, seed: str = ""):
         model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # type: ignore[attr-defined]
         pieces = [(id, piece) for id, piece in enumerate(model.pieces) if piece.type == piece.NORMAL]
         self._whole = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.USER_DEFINED}
@@ -85,10 +90,14 @@ class SubwordSampler:
         self._bytes = {one.piece: id for id, one in enumerate(model.pieces) if one.type == one.BYTE}
         self._normalize = tokenizer.normalize
         self._alpha = alpha
-        self._random = random.Random(seed)
+        self.begin(seed)
         self._cached_lattice = functools.lru_cache(_CACHED_WORDS)(self._lattice)
         is_bpe = model.trainer_spec.model_type == model.trainer_spec.BPE
         self._draw = self._draw_bpe if is_bpe else self._draw_unigram
+
+    def begin(self, seed: str) -> None:
+        """Draws from here on as a new sampler with this seed does."""
+        self._random = random.Random(seed)
 
     def sample(self, line: str) -> list[int]:
         """Ids of one segmentation of a line. A run of unknown characters is one id, or bytes where there are bytes."""
@@ -165,6 +174,7 @@ class SampledEpochs:
         self._base = corpus
         self._alpha = alpha
         self._seed = seed
+        self._shares = shares(math.ceil(len(corpus) / PART_LINES))
         self._processes: dict[int, list[subprocess.Popen]] = {}
         self._corpora: dict[int, TokenizedCorpus] = {}
         self._folder, lock = scratch_folder(corpus.folder, "sampled-")
@@ -192,13 +202,18 @@ class SampledEpochs:
         if epoch in self._processes or epoch in self._corpora:
             return
         self._path(epoch).mkdir(exist_ok=True)
-        self._processes[epoch] = [_started(self._task(epoch, side)) for side in SIDES]
+        self._processes[epoch] = [
+            _started(self._task(epoch, side, number)) for side in SIDES for number in range(len(self._shares))
+        ]
 
-    def _task(self, epoch: int, side: str) -> _Task:
+    def _task(self, epoch: int, side: str, number: int) -> _Task:
         return _Task(
             base=str(self._base.folder),
             folder=str(self._path(epoch)),
             side=side,
+            number=number,
+            parts=self._shares[number],
+            part_lines=PART_LINES,
             alpha=self._alpha,
             seed=f"{self._seed}-{epoch}-{side}",
             max_length=self._base.max_length,
@@ -210,34 +225,48 @@ class SampledEpochs:
             if process.wait():
                 raise JobError(f"subword sampling of epoch {epoch} failed (status {process.returncode}), see above")
         del self._processes[epoch]
+        for side in SIDES:
+            join_side(self._path(epoch), side, len(self._shares))
         write_meta(self._path(epoch), self._base.report, self._base.max_length, self._base.dtypes)
         return TokenizedCorpus.open(self._path(epoch))
 
 
+def shares(num_parts: int) -> list[tuple[int, int]]:
+    """The parts of each process of a side, by the cores that there are: from one to another, this one not included."""
+    count = max(1, min(num_parts, num_cores() // (len(SIDES) * CORES_A_PROCESS)))
+    return list(pairwise(num_parts * number // count for number in range(count + 1)))
+
+
 @dataclass(frozen=True)
 class _Task:
-    """What one process does: it draws one side of the corpus in `base` and writes it into `folder`."""
+    """What one process does: it draws parts of one side of the corpus in `base`, and writes them into `folder`."""
 
     base: str
     folder: str
     side: str
+    number: int  # among the processes of this side
+    parts: tuple[int, int]  # from one to another, this one not included
+    part_lines: int
     alpha: float
     seed: str
     max_length: int
     parent: int
 
     def run(self) -> None:
-        """Draws the side; stops when the parent process is gone."""
+        """Draws the parts; stops when the parent process is gone."""
         tokenizer = Tokenizer.load(Path(self.base) / f"{self.side}.model")
-        sampler = SubwordSampler(tokenizer, self.alpha, self.seed)
+        sampler, (first, end) = SubwordSampler(tokenizer, self.alpha), self.parts
         with (
             (Path(self.base) / f"{self.side}.text").open(encoding="utf-8", newline="\n") as text,
-            SideWriter(Path(self.folder), self.side, tokenizer) as writer,
+            SideWriter(Path(self.folder), f"{self.side}-{self.number}", tokenizer) as writer,
         ):
-            for lines in chunks(text, _LINES_AT_A_TIME):
-                if self.is_orphan():
-                    return
-                writer.write(self._drawn(sampler, tokenizer, line) for line in lines)
+            rest = itertools.islice(text, first * self.part_lines, None)
+            for part in range(first, end):
+                sampler.begin(f"{self.seed}-{part}")
+                for lines in chunks(itertools.islice(rest, self.part_lines), _LINES_AT_A_TIME):
+                    if self.is_orphan():
+                        return
+                    writer.write(self._drawn(sampler, tokenizer, line) for line in lines)
 
     def is_orphan(self) -> bool:
         """Whether the parent process is gone."""

@@ -234,6 +234,20 @@ class SideWriter:
             file.close()
 
 
+def join_side(folder: Path, side: str, count: int) -> None:
+    """Joins what `SideWriter` wrote under the names `side`-0, `side`-1, ... to one side."""
+    names, offsets = [f"{side}-{number}" for number in range(count)], [np.zeros(1, np.int64)]
+    with (folder / f"{side}.ids").open("wb") as ids:
+        for name in names:
+            with (folder / f"{name}.ids").open("rb") as part:
+                shutil.copyfileobj(part, ids)
+            offsets.append(offsets[-1][-1] + np.fromfile(folder / f"{name}.offsets", np.int64)[1:])
+    np.concatenate(offsets).tofile(folder / f"{side}.offsets")
+    for name in names:
+        for suffix in ("ids", "offsets"):
+            (folder / f"{name}.{suffix}").unlink()
+
+
 def write_meta(folder: Path, report: CleaningReport, max_length: int, dtypes: Sequence[np.dtype]) -> None:
     """Writes the file that makes a folder a tokenised corpus: what `TokenizedCorpus.open` needs to know."""
     meta = {

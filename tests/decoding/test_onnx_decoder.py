@@ -15,7 +15,8 @@ import pytest
 import keras_transformer
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from keras_transformer.decoding.decoder import divided, num_cores
+from keras_transformer.cores import num_cores
+from keras_transformer.decoding.decoder import divided
 from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays

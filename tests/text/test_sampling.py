@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.text import subword_sampling
 from keras_transformer.text.batch_sampler import BatchPlan
 from keras_transformer.text.feeding import Batch, Place
 from keras_transformer.text.subword_sampling import SampledEpochs, SubwordSampler
@@ -119,6 +120,17 @@ def test_epochs_come_and_go_and_another_seed_has_others(corpus) -> None:
     assert len(drawn) == len(corpus)
     assert drawn.labels(np.arange(100), 100, 300).any()  # mapped, though its file is gone
     assert not list(corpus.folder.glob("sampled-*"))
+
+
+def test_however_many_processes_draw_an_epoch_is_the_same(corpus, monkeypatch) -> None:
+    monkeypatch.setattr(subword_sampling, "PART_LINES", 30)  # four parts, the last of ten lines
+    drawn = []
+    for num_cores, expected in ((2, [(0, 4)]), (12, [(0, 1), (1, 2), (2, 4)]), (64, [(0, 1), (1, 2), (2, 3), (3, 4)])):
+        monkeypatch.setattr(subword_sampling, "num_cores", lambda count=num_cores: count)
+        assert subword_sampling.shares(4) == expected
+        epoch = SampledEpochs(corpus, 0.1, seed=1).corpus(0)
+        drawn.append([side(np.arange(100), 100, 300) for side in (epoch.source_ids, epoch.labels)])
+    assert all(np.array_equal(one, two) for others in drawn[1:] for one, two in zip(drawn[0], others, strict=True))
 
 
 def test_what_cannot_be_sampled_is_told(corpus, pairs, unigram, tmp_path, capfd) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
 from keras_transformer.commands import export_module
-from keras_transformer.decoding.decoder import num_cores
+from keras_transformer.cores import num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
