@@ -44,7 +44,7 @@ keras_transformer.slots keras_transformer.files keras_transformer.auxiliary_loss
 keras_transformer.export_folder keras_transformer.tasks
 keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
-keras_transformer.version keras_transformer.cores
+keras_transformer.version keras_transformer.machine
 """
 MOST_MODULES = 192  # of the package and of export
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}

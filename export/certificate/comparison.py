@@ -17,13 +17,13 @@ import numpy as np
 
 from keras_transformer import tasks
 from keras_transformer.bleu import bleu_signature
-from keras_transformer.cores import num_cores
 from keras_transformer.decoding.answers import Ids, Known, Searched, Vocabularies
 from keras_transformer.decoding.probes import NUM_PROBES, as_json, chosen_probes, device_name
 from keras_transformer.decoding.search_options import Decoding
 from keras_transformer.decoding.sentences import QUICK_TEXTS, Texts, valid
 from keras_transformer.decoding.signatures import Searching
 from keras_transformer.errors import RequestError, say
+from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_transformer import ops
-from keras_transformer.cores import num_cores
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache, sample
 from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, Runtime, check, device_name, once
@@ -21,6 +20,7 @@ from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs
 from keras_transformer.lengths import longest, penalty
+from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.text.splitting import LearnedText
 from keras_transformer.text.tokenizer import END, PAD, START

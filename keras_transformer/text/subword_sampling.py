@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2
 
-from keras_transformer.cores import num_cores
 from keras_transformer.errors import JobError, RequestError
+from keras_transformer.machine import num_cores
 from keras_transformer.text.tokenized import (
     SideWriter,
     TokenizedCorpus,

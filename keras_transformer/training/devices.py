@@ -23,6 +23,7 @@ import keras
 from keras_transformer.errors import JobError, RequestError, say
 from keras_transformer.files import user_cache
 from keras_transformer.lazy import on_tensorflow, tf
+from keras_transformer.machine import gpus_of_the_driver
 from keras_transformer.options import Config
 from keras_transformer.training import jax_devices
 
@@ -171,11 +172,6 @@ def keep_programs(gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
         return
     keep = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_prefix=keras_transformer"
     os.environ["TF_XLA_FLAGS"] = f"{flags} {keep}".strip()
-
-
-def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 class WorkerLost(JobError):

@@ -15,13 +15,13 @@ import pytest
 import keras_transformer
 from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
-from keras_transformer.cores import num_cores
 from keras_transformer.decoding.decoder import divided
 from keras_transformer.decoding.onnx_decoder import SIZES, OnnxDecoder
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.decoding.sentences import Arrays
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.export_folder import ExportFolder, Graphs
+from keras_transformer.machine import num_cores
 from keras_transformer.run_folder import RunFolder
 from keras_transformer.tasks.translation.pipeline import Translator, translator_of
 from tests.export.conftest import ODD

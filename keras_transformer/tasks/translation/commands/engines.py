@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from keras_transformer import version
 from keras_transformer.commands import export_module
-from keras_transformer.cores import num_cores
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
 from keras_transformer.decoding.probes import as_json, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
@@ -26,10 +25,10 @@ from keras_transformer.errors import JobError, RequestError, load_tensorflow, wa
 from keras_transformer.export_folder import ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
 from keras_transformer.lazy import tf
+from keras_transformer.machine import gpus_of_the_driver, num_cores
 from keras_transformer.run_folder import RunFolder, read_config, reading_model
 from keras_transformer.tasks.translation.pipeline import translator_of
 from keras_transformer.text.lines import read_lines, sha256_of_source
-from keras_transformer.training.devices import gpus_of_the_driver
 
 if TYPE_CHECKING:
     from keras_transformer.decoding.decoder import Decoder

@@ -1,4 +1,4 @@
-"""How many cores a process may use."""
+"""What a machine has for a process: cores, and GPUs."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def _quota(files: Sequence[Path]) -> float:
         return int(quota) / int(period)
     except (OSError, ValueError):  # without a quota, version 2 says "max", and version 1 says -1
         return 0
+
+
+def gpus_of_the_driver(folder: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """How many GPUs NVIDIA's driver has on this machine (Linux), whether CUDA's libraries are installed or not."""
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
