@@ -36,7 +36,8 @@ def test_in_training_its_gradient_is_autodiff_of_what_it_is_else(dtype):
     def summed(x, gain, shift, training):
         layer.gamma.assign(gain)
         layer.beta.assign(shift)
-        return ops.sum(weights * ops.cast(layer(ops.cast(x, layer.compute_dtype), training=training), "float32"))
+        y = ops.cast(layer(ops.cast(x, layer.compute_dtype), training=training), "float32")
+        return ops.sum(ops.multiply(weights, y))
 
     gain, shift = layer.get_weights()
     own, automatic = (gradient(partial(summed, gain=gain, shift=shift, training=on), x) for on in (True, False))
