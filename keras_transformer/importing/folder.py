@@ -44,6 +44,7 @@ SEARCH_WITHOUT_EFFECT = {
 }  # fmt: skip
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
+LICENCES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
 
 
 class ModelFolder:

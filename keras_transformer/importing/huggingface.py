@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.importing import bart_models, causal_models, encoder_models, t5
-from keras_transformer.importing.folder import ModelFolder
-from keras_transformer.importing.weights import Imported
+from keras_transformer.importing.folder import LICENCES, ModelFolder
+from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
 from keras_transformer.tasks import TASKS
 
 # No others are fetched, so that a model brings no code.
 SMALL_FILES = [
-    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
-    "target.spm", "spiece.model", "added_tokens.json", "preprocessor_config.json",
+    "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
+    "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
+    "added_tokens.json", "preprocessor_config.json", "README.md", *LICENCES,
 ]  # fmt: skip
-WEIGHTS = ["model.safetensors", "pytorch_model.bin"]  # the first that is there is fetched
+WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.
 ARCHITECTURES: dict[str, Callable[[ModelFolder], Imported]] = {
     "bart": bart_models.read_bart,
@@ -46,18 +48,40 @@ def download(name: str, folder: Path) -> None:
     """
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         raise RequestError(
             "--download needs the package huggingface_hub, which is not installed: pip install huggingface_hub"
         ) from None
     repository, _, revision = name.partition("@")
     hub = HfApi()
-    try:
+
+    def fetch(files: list[str]) -> None:
+        for file in files:
+            if file in there:
+                hub.hf_hub_download(repository, file, revision=revision or None, local_dir=folder)
+
+    with _errors_of_the_hub(name):
         there = set(hub.list_repo_files(repository, revision=revision or None))
         weights = [each for each in WEIGHTS if each in there][:1]
-        for file in [each for each in SMALL_FILES if each in there] + weights:
-            hub.hf_hub_download(repository, file, revision=revision or None, local_dir=folder)
+        fetch(SMALL_FILES + weights)
+    for index in [each for each in weights if each.endswith(INDEX)]:
+        homes = homes_in(ModelFolder(folder), index)
+        with _errors_of_the_hub(name):
+            fetch(sorted({*homes.values()}))
+
+
+@contextlib.contextmanager
+def _errors_of_the_hub(name: str) -> Iterator[None]:
+    """Within, the Hub is asked for a model.
+
+    Raises:
+        RequestError: the Hub has no such model or revision.
+        JobError: the Hub cannot be reached.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
     except HFValidationError as error:
         raise RequestError(f"--download {name:.80}: {' '.join(str(error).split())[:200]}") from error
     except HfHubHTTPError as error:
@@ -78,8 +102,8 @@ def import_huggingface(folder: str | os.PathLike[str]) -> Any:
     tokenizers, see `IdTokenizer`, and no run can be written of them.
 
     Args:
-        folder: a folder with config.json, model.safetensors or pytorch_model.bin, and the files of the tokenizer, or of
-            the processor of images.
+        folder: a folder with config.json, the weights (model.safetensors or pytorch_model.bin, or several files with
+            their index), and the files of the tokenizer, or of the processor of images.
 
     Raises:
         RequestError: a file is missing or damaged, or the model's architecture, or an option of it, is not known.

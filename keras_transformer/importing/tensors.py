@@ -1,4 +1,4 @@
-"""Tensors in a file from outside, of safetensors or of PyTorch: where each lies, checked against the size of the file,
+"""Tensors in files from outside, of safetensors or of PyTorch: where each lies, checked against the size of its file,
 and read as arrays.
 
 A PyTorch file is a pickle, which could call any function. Here it may make tensors and ordered dictionaries alone.
@@ -41,11 +41,12 @@ STORAGES = {
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in its file."""
+    """Where a tensor lies."""
 
+    path: Path
     dtype: str  # a key of `BYTES`
     shape: tuple[int, ...]
-    offset: int  # in bytes, from the beginning of the file
+    offset: int  # in bytes, from the beginning of its file
 
     @property
     def num_bytes(self) -> int:
@@ -54,25 +55,26 @@ class Place(NamedTuple):
 
 
 class TensorFile:
-    """The tensors of a file.
+    """The tensors of a file, or of the files that an index names.
 
     Args:
-        path: the file.
+        path: the file, or the index.
         places: where each tensor lies, by name.
 
     Raises:
-        ValueError: a tensor has no possible shape, or does not lie in the file.
+        ValueError: a tensor has no possible shape, or does not lie in its file.
     """
 
     def __init__(self, path: Path, places: Mapping[str, Place]):
         self.path = path
         self.places = dict(places)
-        size = path.stat().st_size
         if len(self.places) > MAX_TENSORS:
             raise ValueError(f"it holds more than {MAX_TENSORS:,} tensors")
+        sizes = {file: file.stat().st_size for file in {place.path for place in self.places.values()}}
+        self.num_bytes = sum(sizes.values())
         for name, place in self.places.items():
             require_shape(name, place.shape)
-            if place.offset < 0 or place.offset + place.num_bytes > size:
+            if place.offset < 0 or place.offset + place.num_bytes > sizes[place.path]:
                 raise ValueError(f"the tensor {name!r:.80} does not lie in the file")
 
     def read(self, name: str) -> np.ndarray:
@@ -80,7 +82,7 @@ class TensorFile:
         place = self.places[name]
         stored = "uint16" if place.dtype == "bfloat16" else place.dtype
         count = math.prod(place.shape)
-        array = np.fromfile(self.path, np.dtype(stored).newbyteorder("<"), count, offset=place.offset)
+        array = np.fromfile(place.path, np.dtype(stored).newbyteorder("<"), count, offset=place.offset)
         if place.dtype == "bfloat16":  # the upper half of a float32
             array = (array.astype("uint32") << 16).view("float32")
         return array.reshape(place.shape).astype("float32")
@@ -107,12 +109,13 @@ def open_safetensors(path: Path) -> TensorFile:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
-    tensors = TensorFile(path, {name: _place_of_entry(name, entry, 8 + num_bytes) for name, entry in header.items()})
-    _check_that_nothing_is_between(tensors, 8 + num_bytes)
+    start = 8 + num_bytes
+    tensors = TensorFile(path, {name: _place_of_entry(path, name, entry, start) for name, entry in header.items()})
+    _check_that_nothing_is_between(tensors, start)
     return tensors
 
 
-def _place_of_entry(name: str, entry: object, start: int) -> Place:
+def _place_of_entry(path: Path, name: str, entry: object, start: int) -> Place:
     """Where a tensor lies; the numbers of all tensors begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"expected type, shape and offsets of the tensor {name!r:.80}; received {entry!r:.80}")
@@ -124,7 +127,7 @@ def _place_of_entry(name: str, entry: object, start: int) -> Place:
     ]
     if not all(are_numbers) or len(offsets) != 2:
         raise ValueError(f"the tensor {name!r:.80} has the shape {shape!r:.80} and the offsets {offsets!r:.80}")
-    place = Place(TYPES[dtype], tuple(shape), start + offsets[0])
+    place = Place(path, TYPES[dtype], tuple(shape), start + offsets[0])
     if place.num_bytes != offsets[1] - offsets[0]:
         raise ValueError(f"the tensor {name!r:.80} takes {place.num_bytes:,} bytes; its offsets are {offsets}")
     return place
@@ -181,7 +184,7 @@ def open_torch(path: Path) -> TensorFile:
         entries, start_of = _read_archive(path) if is_archive else _read_row(path)
         if not isinstance(entries, dict):
             raise ValueError(f"expected a dictionary of tensors; received {type(entries).__name__}")
-        return TensorFile(path, {_name(name): _place(name, tensor, start_of) for name, tensor in entries.items()})
+        return TensorFile(path, {_name(name): _place(path, name, tensor, start_of) for name, tensor in entries.items()})
     except (OSError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle may raise anything
@@ -194,10 +197,10 @@ def _name(name: object) -> str:
     return name
 
 
-def _place(name: str, tensor: object, start_of: Callable[[Storage], int]) -> Place:
+def _place(path: Path, name: str, tensor: object, start_of: Callable[[Storage], int]) -> Place:
     if not isinstance(tensor, Tensor):
         raise ValueError(f"expected a tensor under {name!r:.80}; received {type(tensor).__name__}")
-    place = Place(tensor.storage.dtype, tensor.shape, 0)
+    place = Place(path, tensor.storage.dtype, tensor.shape, 0)
     size = BYTES[place.dtype]
     if tensor.first * size + place.num_bytes > tensor.storage.length * size:
         raise ValueError(f"the tensor {name!r:.80} does not lie in its storage")

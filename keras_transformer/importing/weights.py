@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
 TRANSPOSED = (1, 0)  # a kernel that has outputs before inputs
-FILES = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
+Opener = Callable[[Path], TensorFile]
+FILES: dict[str, Opener] = {"model.safetensors": open_safetensors, "pytorch_model.bin": open_torch}
+INDEX = ".index.json"  # behind the name of the whole file, for weights in several files
+SHARD = re.compile(r"\w[\w.-]{,200}\.(safetensors|bin)", re.ASCII)
 
 
 class Weight(NamedTuple):
@@ -98,9 +103,9 @@ class Weights:
                 tensors[weight.added] = self._checked_bytes(weight.added, f"A{weight.axes[1:]}")
         num_bytes = sum(tensors.values())
         # Tensors may lie on the same numbers. Then a small file could describe a model that fills the memory.
-        if num_bytes > self.file.path.stat().st_size:
+        if num_bytes > self.file.num_bytes:
             raise RequestError(
-                f"{self.file.path}: expected a file of at least {num_bytes:,} bytes for its tensors; it is smaller"
+                f"{self.file.path}: expected at least {num_bytes:,} bytes for its tensors; received fewer"
             )
 
     def _checked_bytes(self, name: str, axes: str) -> int:
@@ -159,22 +164,62 @@ def are_same(file: TensorFile, first: str, other: str) -> bool:
 
 
 def open_weights(folder: ModelFolder) -> TensorFile:
-    """The tensors of a folder: model.safetensors if it is there, else pytorch_model.bin.
+    """The tensors of a folder: in one file or in several with an index; safetensors if they are there.
 
     Raises:
-        RequestError: there is neither, or the file is damaged or holds more than tensors.
+        RequestError: there are none, or a file is damaged or holds more than tensors, or the index does not fit.
     """
     for name, open_file in FILES.items():
-        if not folder.has(name):
-            continue
-        path = folder.file(name)
-        try:
-            return open_file(path)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{folder.path / name} is damaged or not a file of weights: {error}") from error
-    if parts := [f"{name}.index.json" for name in FILES if folder.has(f"{name}.index.json")]:
-        raise RequestError(f"{folder.path / parts[0]}: expected weights in one file; received several: join them")
+        if folder.has(name):
+            return _opened(folder, name, open_file)
+        if folder.has(f"{name}{INDEX}"):
+            return _joined(folder, f"{name}{INDEX}", open_file)
     raise RequestError(f"expected weights, {' or '.join(FILES)}; found neither in {folder.path}: download them too")
+
+
+def _opened(folder: ModelFolder, name: str, open_file: Opener) -> TensorFile:
+    path = folder.file(name)
+    try:
+        return open_file(path)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{folder.path / name} is damaged or not a file of weights: {error}") from error
+
+
+def homes_in(folder: ModelFolder, index: str) -> dict[str, str]:
+    """The file of each tensor, as an index has it.
+
+    Raises:
+        RequestError: the index is damaged, or names something else than files of weights beside it.
+    """
+    homes = folder.json(index).get("weight_map")
+    if not isinstance(homes, dict) or not homes:
+        raise RequestError(f"{folder.path / index}: expected the file of each tensor in 'weight_map'; received none")
+    if strange := [name for name in homes.values() if not isinstance(name, str) or not SHARD.fullmatch(name)]:
+        raise RequestError(f"{folder.path / index}: expected names of files of weights; received {strange[0]!r:.80}")
+    return homes
+
+
+def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
+    """The tensors of the files that an index names.
+
+    Raises:
+        RequestError: the index is damaged, a file is missing or damaged, lacks a tensor or has another one.
+    """
+    homes = homes_in(folder, index)
+    names = sorted({*homes.values()})
+    files = {name: _opened(folder, name, open_file) for name in names}
+    for tensor, name in homes.items():
+        if tensor not in files[name].places:
+            raise RequestError(f"{folder.path / index}: expected {tensor!r:.80} in {name}, as it says; found none")
+    places = {}
+    for name, file in files.items():
+        if strangers := [tensor for tensor in file.places if homes.get(tensor) != name]:
+            raise RequestError(f"{folder.path / index}: {name} holds {strangers[0]!r:.80} too, which it does not say")
+        places |= file.places
+    try:
+        return TensorFile(folder.path / index, places)
+    except ValueError as error:
+        raise RequestError(f"{folder.path / index}: {error}") from error
 
 
 def variable_at(model: FamilyModel, path: str) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.test_torch_file import torch_file
-from tests.importing.theirs import tensors_of, write
+from tests.importing.theirs import split, tensors_of, write
 from tests.test_damaged_files import put, strange
 
 
@@ -26,7 +26,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
     [
         *(("marian", name) for name in (
             "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "source.spm",
-            "model.safetensors", "archive", "row",
+            "model.safetensors", "archive", "row", "model.safetensors.index.json",
         )),
         *((model, "config.json") for model in ("bart", "gpt2", "llama", "bert-labels", "vit")),
         ("bert-labels", "tokenizer.json"), ("vit", "preprocessor_config.json"),
@@ -42,6 +42,8 @@ def test_every_damage_is_refused_or_harmless(tmp_path, model, name):
         (folder / "model.safetensors").unlink()
         name = "pytorch_model.bin"
         (folder / name).write_bytes(content)
+    if name == "model.safetensors.index.json":
+        split(folder)
     read_huggingface(folder)
     draw, whole, num_refused = random.Random(name), (folder / name).read_bytes(), 0
     contents = [damaged(whole, draw) for _ in range(40)]

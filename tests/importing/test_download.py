@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keras_transformer.__main__ import main
-from tests.importing.theirs import write
+from tests.importing.theirs import split, write
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -24,6 +24,9 @@ NAME = "someone/opus-mt-en-de"
 def hub(tmp_path_factory) -> Iterator[tuple[str, list[str]]]:
     """A server that answers as the Hub does for one model, and the paths that were asked for."""
     folder = write("marian", tmp_path_factory.mktemp("hub") / "model")
+    split(folder)
+    for name in ("tokenizer.json", "vocab.txt", "merges.txt", "special_tokens_map.json"):
+        (folder / name).write_text("{}")
     (folder / "modeling_marian.py").write_text("raise SystemExit('this must not run')")
     asked: list[str] = []
 
@@ -68,7 +71,9 @@ def test_a_model_is_fetched_and_imported(hub, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model.keras").is_file()
-    assert any(path.startswith(f"/{NAME}/resolve/v1/source.spm") for path in asked)
+    fetched = {path.split("?")[0].rpartition("/")[2] for path in asked if path.startswith(f"/{NAME}/resolve/v1/")}
+    assert {f"model-{number}.safetensors" for number in range(3)} <= fetched
+    assert {"source.spm", "tokenizer.json", "vocab.txt", "merges.txt", "special_tokens_map.json"} <= fetched
     assert not any("modeling_marian" in path for path in asked), "code is not fetched"
     assert {path.name for path in tmp_path.iterdir()} <= {"run", "cache"}, "what was fetched is removed"
 

@@ -95,7 +95,7 @@ def test_tensors_on_the_same_numbers_are_refused(tmp_path):
     entries = {name: tensor("0", array.shape, numbers.size) for name, array in arrays.items()}
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(archive(state(entries), {"0": numbers.tobytes()}))
-    with pytest.raises(RequestError, match="bytes for its tensors; it is smaller"):
+    with pytest.raises(RequestError, match="bytes for its tensors; received fewer"):
         read_huggingface(folder)
 
 

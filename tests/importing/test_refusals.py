@@ -115,9 +115,6 @@ def test_a_missing_file(kind, name, tmp_path):
     (folder / name).unlink()
     with pytest.raises(RequestError, match=name):
         read_huggingface(folder)
-    (folder / f"{name}.index.json").touch()  # of weights in several files
-    with pytest.raises(RequestError, match="join them" if name.startswith("model") else name):
-        read_huggingface(folder)
 
 
 def test_a_link_out_of_the_folder(tmp_path):

@@ -318,6 +318,20 @@ def safetensors(arrays: Arrays, dtype: str = "F32") -> bytes:
     return len(text).to_bytes(8, "little") + text + b"".join(contents)
 
 
+def split(folder: Path, count: int = 3) -> Path:
+    """Puts the tensors of a folder into several files, with an index; returns the index."""
+    arrays = tensors_of(folder)
+    (folder / "model.safetensors").unlink()
+    homes = {}
+    for number in range(count):
+        part, name = {each: arrays[each] for each in [*arrays][number::count]}, f"model-{number}.safetensors"
+        (folder / name).write_bytes(safetensors(part))
+        homes |= dict.fromkeys(part, name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": homes}), encoding="utf-8")
+    return index
+
+
 @cache
 def _stored() -> dict[str, dict[str, bytes]]:
     """The files of each model."""
