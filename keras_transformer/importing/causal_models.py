@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from keras_transformer.importing.folder import ModelFolder, Options
+from keras_transformer.importing.folder import EVERY, ModelFolder, Options
 from keras_transformer.importing.layouts import PARTS, PROJECTIONS, copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of, norm_weights
@@ -142,7 +142,7 @@ def _base(options: Options) -> float:
     inner = Options(parameters, f"{options.where}: rope_parameters")
     inner.expect({"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0})
     base = inner.number("rope_theta", base)
-    inner.finish(set())
+    inner.finish(set(), EVERY)
     return base
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,25 +22,43 @@ ACTIVATIONS = {  # Hugging Face's names, and ours
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
     "swish": "silu",
 }  # fmt: skip
+# Words in the names of options by which some model computes otherwise. An option that no importer knows is refused if
+# it has one of them, unless it is null or false; others are ignored, as transformers ignores them, and listed.
+ACTING = re.compile(
+    "act|adapt|alibi|alpha|attention|attn|beta|bias|cap|channel|chunk|conv|depth|dim|divisor|do_|embed|experts?|factor|"
+    "ffn|gamma|gate|group|head|hidden|id$|ids$|kernel|layer|lora|mask|max|mlp|moe|multiplier|norm|num|offset|order|pad|"
+    "parallel|patch|pos|prune|quant|ratio|rank|residual|rope|rot|router|scal|score|segment|share|size|skip|softmax|"
+    "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
+)
+EVERY = re.compile("")
+MAX_TOLD = 20  # of the options that are ignored
 # What a configuration of any architecture may say without changing a translation.
 INERT = {
-    "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
+    "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "label2id",
-    "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type", "return_dict",
-    "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
+    "license", "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type",
+    "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
     "transformers_version", "use_bfloat16", "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
 NEUTRAL_SEARCH: Config = {
-    "begin_suppress_tokens": None, "diversity_penalty": 0.0, "do_sample": False, "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
-    "repetition_penalty": 1.0, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0, "do_sample": False,
+    "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None, "force_words_ids": None, "forced_bos_token_id": None,
+    "guidance_scale": 1.0, "max_time": None, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "penalty_alpha": 0.0, "repetition_penalty": 1.0, "sequence_bias": None, "stop_strings": None,
+    "suppress_tokens": None, "token_healing": False, "use_mtp": False, "watermarking_config": None,
 }  # fmt: skip
-# Options of sampling, of the form of the output, and of how their search ends: ours looks until nothing better is left.
+# Options of sampling, of the form of the output, of what makes the same answer sooner, and of how their search ends:
+# ours looks until nothing better is left.
 SEARCH_WITHOUT_EFFECT = {
-    "_from_model_config", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_p", "num_return_sequences",
-    "output_logits", "output_scores", "remove_invalid_values", "renormalize_logits", "return_dict_in_generate",
+    "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
+    "assistant_lookbehind", "cache_config", "cache_implementation", "compile_config", "continuous_batching_config",
+    "disable_compile", "early_stopping", "epsilon_cutoff", "eta_cutoff", "is_assistant", "low_memory", "max_cache_len",
+    "max_matching_ngram_size", "min_p", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "num_return_sequences", "output_logits", "output_scores", "prefill_chunk_size", "prompt_lookup_num_tokens",
+    "remove_invalid_values", "renormalize_logits", "return_dict_in_generate", "speculation_type", "target_lookbehind",
     "temperature", "top_h", "top_k", "top_p", "typical_p",
 }  # fmt: skip
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
@@ -197,11 +216,20 @@ class Options:
             if received is not None and (received != value or isinstance(received, bool) != isinstance(value, bool)):
                 raise self.refusal(name, received, f"{value!r} alone")
 
-    def finish(self, inert: set[str]) -> None:
-        """Raises RequestError if an option is left that is not among the inert ones."""
-        left = [name for name, value in self._values.items() if name not in inert and value is not None]
-        if left:
-            raise self.refusal(min(left), self._values[min(left)], "only options that this importer knows")
+    def finish(self, inert: set[str], acting: re.Pattern[str] = ACTING) -> None:
+        """Ignores the options that are left, and lists those that are not among the inert ones in one warning.
+
+        Raises:
+            RequestError: the name of one has a word of `acting`, and it is neither null nor false.
+        """
+        left = sorted(name for name, value in self._values.items() if name not in inert and value is not None)
+        told = [name for name in left if not acting.search(name.lower())]
+        for name in left:
+            if name not in told and self._values[name] is not False:
+                raise self.refusal(name, self._values[name], "only options that this importer knows")
+        if told:
+            more = f" and {len(told) - MAX_TOLD:,} more" if len(told) > MAX_TOLD else ""
+            warn(f"{self.where}: ignored: {', '.join(f'{name!r:.60}' for name in told[:MAX_TOLD])}{more}")
 
     def refusal(self, name: str, received: object, expected: str) -> RequestError:
         """The error that names an option."""

@@ -13,7 +13,7 @@ from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.pieces import Vocabulary
-from keras_transformer.importing.tensors import TensorFile, open_safetensors, open_torch
+from keras_transformer.importing.tensors import Place, TensorFile, open_safetensors, open_torch
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.tasks import task_named
@@ -211,7 +211,7 @@ def _joined(folder: ModelFolder, index: str, open_file: Opener) -> TensorFile:
     for tensor, name in homes.items():
         if tensor not in files[name].places:
             raise RequestError(f"{folder.path / index}: expected {tensor!r:.80} in {name}, as it says; found none")
-    places = {}
+    places: dict[str, Place] = {}
     for name, file in files.items():
         if strangers := [tensor for tensor in file.places if homes.get(tensor) != name]:
             raise RequestError(f"{folder.path / index}: {name} holds {strangers[0]!r:.80} too, which it does not say")

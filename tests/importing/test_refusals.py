@@ -9,6 +9,7 @@ import pytest
 
 from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import INERT, NEUTRAL_SEARCH, READ_SEARCH, SEARCH_WITHOUT_EFFECT
 from keras_transformer.importing.huggingface import read_huggingface
 from tests.importing.theirs import change, safetensors, tensors_of, unpack, write
 
@@ -65,6 +66,48 @@ def test_an_option(kind, tmp_path):
 
 
 GENERATION, PIXELS = "generation_config.json", "preprocessor_config.json"
+
+
+def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
+    folder = write("marian", tmp_path)
+    expected = read_huggingface(folder)
+    assert not capsys.readouterr().err
+    more = {"unsloth_fixed": True, "language": "en", "use_sliding_window": False, "final_logit_softcapping": None}
+    change(folder, "config.json", **more, **{"transformers.js": {"a": 1}})
+    change(folder, GENERATION, trained_by="me\n")
+    found = read_huggingface(folder)
+    assert (found.config, found.search) == (expected.config, expected.search)
+    assert [line.partition(": ignored: ")[2] for line in sorted(capsys.readouterr().err.splitlines())] == [
+        "'language', 'transformers.js', 'unsloth_fixed'",
+        "'trained_by'",
+    ]
+    change(folder, "config.json", **{f"a{number}\n": number for number in range(30)})
+    read_huggingface(folder)
+    assert capsys.readouterr().err.count("\n") == 2
+    for name, value in {
+        "sliding_window": 4096, "attention_multiplier": 0.5, "logit_scale": 2, "final_logit_softcapping": 30.0,
+        "residual_multiplier": 0.2, "hidden_size": 8, "num_experts": 8, "use_parallel_residual": True, "quantized": {},
+    }.items():  # fmt: skip
+        write("marian", tmp_path, **{name: value})
+        with pytest.raises(RequestError, match=f"'{name}': expected only options that this importer knows"):
+            read_huggingface(folder)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["marian", "bart", "t5", "gpt2", "llama", "bert", "vit"])
+def test_every_option_that_transformers_has_is_known(kind, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    folder = write(kind, tmp_path)
+    expected = read_huggingface(folder).config
+    every = transformers.AutoConfig.from_pretrained(str(folder)).to_dict()
+    change(folder, "config.json", **every)
+    assert read_huggingface(folder).config == expected
+    assert "ignored" not in capsys.readouterr().err
+    known = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH, *INERT}
+    known |= {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
+    assert {*transformers.GenerationConfig().to_dict()} <= known
+
+
 FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "marian": [
         (GENERATION, {"no_repeat_ngram_size": 3}, "'no_repeat_ngram_size': expected 0 alone; received: 3"),

@@ -322,7 +322,7 @@ def split(folder: Path, count: int = 3) -> Path:
     """Puts the tensors of a folder into several files, with an index; returns the index."""
     arrays = tensors_of(folder)
     (folder / "model.safetensors").unlink()
-    homes = {}
+    homes: dict[str, str] = {}
     for number in range(count):
         part, name = {each: arrays[each] for each in [*arrays][number::count]}, f"model-{number}.safetensors"
         (folder / name).write_bytes(safetensors(part))
