@@ -23,7 +23,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
     OUTPUT,
     POSITIONS,
@@ -39,6 +39,7 @@ from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
     ControlIds,
     Vocabulary,
+    count_ids,
     fixed_logits,
     id_vocabulary,
     source_vocabulary,
@@ -69,9 +70,10 @@ def read_bart(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
-    ids = _bart_ids(options)
+    size = options.size("vocab_size")
+    ids = _bart_ids(folder, options, size)
     search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
     config = bart_config(options) | {
         "vocabulary_size": len(ids),
@@ -83,23 +85,23 @@ def read_bart(folder: ModelFolder) -> Imported:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _bart_weights(open_weights(folder), config, ids)
+    weights = _bart_weights(open_weights(folder), config, ids, size)
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), search)
 
 
-def _bart_ids(options: Options) -> list[int]:
-    """For each of our ids, BART's."""
-    size = options.size("vocab_size")
+def _bart_ids(folder: ModelFolder, options: Options, size: int) -> list[int]:
+    """For each of our ids, BART's, of which the matrices have `size`."""
     pad = options.whole("pad_token_id", size - 1, 1)
     end = options.whole("eos_token_id", size - 1, 2)
     if pad == end:
         raise options.refusal("eos_token_id", end, "another id than that of pad")
     start = options.whole("decoder_start_token_id", size - 1, end)
-    return [pad, pad, start, end, *(id for id in range(size) if id not in (pad, end))]
+    count = max(count_ids(folder, size), pad + 1, end + 1, start + 1)
+    return [pad, pad, start, end, *(id for id in range(count) if id not in (pad, end))]
 
 
-def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
+def _bart_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
@@ -115,18 +117,25 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     ]
     width = config["hidden_dim"]
     sizes = {
-        "V": len(ids) - 2, "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
+        "V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": np.minimum(np.arange(rows), positions - 1)}
     return Weights(file, table, sizes, orders, {*copies, *VERSIONS})
 
 
 class _Ids(NamedTuple):
-    """Their ids of pieces, on both sides; mostly one vocabulary with one embedding."""
+    """Their ids of pieces, on both sides; mostly one vocabulary with one embedding.
+
+    Args:
+        source, target: the ids.
+        is_shared: whether both sides share a matrix.
+        rows: of the matrices of source and target. Rows behind the ids are padding, which has no place here.
+    """
 
     source: dict[str, int]
     target: dict[str, int]
     is_shared: bool
+    rows: tuple[int, int]
 
 
 def read_marian(folder: ModelFolder) -> Imported:
@@ -135,9 +144,10 @@ def read_marian(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect({**SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
+    _check_added(folder, ids)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
@@ -164,20 +174,31 @@ def _marian_ids(folder: ModelFolder, options: Options) -> _Ids:
         raise options.refusal("decoder_vocab_size", num_target, f"{num_source}, for both sides share an embedding")
     source = _ids_in(folder, "vocab.json", num_source)
     has_own = not is_shared and folder.has("target_vocab.json")
-    return _Ids(source, _ids_in(folder, "target_vocab.json" if has_own else "vocab.json", num_target), is_shared)
+    target = _ids_in(folder, "target_vocab.json" if has_own else "vocab.json", num_target)
+    return _Ids(source, target, is_shared, (num_source, num_target))
 
 
 def _ids_in(folder: ModelFolder, name: str, size: int) -> dict[str, int]:
-    """The ids of pieces in a file: all ids below `size`, each once."""
+    """The ids of pieces in a file: all from 0 on, each once, and at most `size`."""
     ids, path = folder.json(name), folder.path / name
-    if len(ids) != size or any(type(id) is not int for id in ids.values()) or {*ids.values()} != {*range(size)}:
+    if len(ids) > size or any(type(id) is not int for id in ids.values()) or {*ids.values()} != {*range(len(ids))}:
         raise RequestError(
-            f"{path}: expected the ids 0 to {size - 1:,} of config.json, each once; received {len(ids):,}"
+            f"{path}: expected ids from 0 to at most {size - 1:,}, as config.json has it, each once; received "
+            f"{len(ids):,}"
         )
     for control in ("<pad>", "<unk>", "</s>"):
         if control not in ids:
             raise RequestError(f"{path}: expected an id of {control}; received none")
     return ids
+
+
+def _check_added(folder: ModelFolder, ids: _Ids) -> None:
+    """Raises RequestError if the tokenizer has pieces that were added later, of which the vocabularies know nothing."""
+    added = folder.json("added_tokens.json") if folder.has("added_tokens.json") else {}
+    if strange := [piece for piece in added if piece not in ids.source and piece not in ids.target]:
+        raise RequestError(
+            f"{folder.path / 'added_tokens.json'}: expected pieces of vocab.json alone; received {strange[0]!r:.60}"
+        )
 
 
 def _control_ids(ids: _Ids, options: Options) -> tuple[ControlIds, ControlIds]:
@@ -204,7 +225,7 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     """The languages that the tokenizer's configuration names."""
     if not folder.has("tokenizer_config.json"):
         return None
-    options = Options(folder.json("tokenizer_config.json"), str(folder.path / "tokenizer_config.json"))
+    options = options_of(folder, "tokenizer_config.json")
     options.expect({"sp_model_kwargs": {}})
     source, target = options.pop("source_lang"), options.pop("target_lang")
     if not all(isinstance(each, str) and 0 < len(each) <= 40 for each in (source, target)):
@@ -230,7 +251,7 @@ def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabul
         *bart_blocks(config),
     ]
     sizes = {
-        "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
+        "S": ids.rows[0], "T": ids.rows[1], "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
     orders = {"S": np.array(source.ids), "T": np.array(target.ids), "D": order_of_width(width)}
     return Weights(file, table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})

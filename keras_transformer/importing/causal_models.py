@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from keras_transformer.importing.folder import EVERY, ModelFolder, Options
+from keras_transformer.importing.folder import EVERY, ModelFolder, Options, options_of
 from keras_transformer.importing.layouts import PARTS, PROJECTIONS, copies, ids_of, language_model
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of, norm_weights
@@ -46,9 +46,10 @@ def read_gpt2(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect(GPT2_FIXED)
-    ids = ids_of(options, options.size("vocab_size"))
+    size = options.size("vocab_size")
+    ids = ids_of(folder, options, size)
     width = options.size("n_embd")
     config = {
         "num_layers": options.size("n_layer"),
@@ -63,10 +64,10 @@ def read_gpt2(folder: ModelFolder) -> Imported:
         "positions": "learned",
         "attention_bias": True,
     }
-    return language_model(folder, options, config, ids, GPT2_WITHOUT_EFFECT, _gpt2_weights)
+    return language_model(folder, options, config, ids, GPT2_WITHOUT_EFFECT, size, _gpt2_weights)
 
 
-def _gpt2_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
+def _gpt2_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     prefix = PREFIX if any(name.startswith(PREFIX) for name in file.places) else ""
     embeddings = [f"{prefix}wte.weight", "lm_head.weight"]
@@ -80,7 +81,7 @@ def _gpt2_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     ]
     width = config["hidden_dim"]
     sizes = {
-        "V": len({*ids}), "D": width, "T": 3 * width, "F": config["intermediate_dim"], "P": config["context_length"],
+        "V": size, "D": width, "T": 3 * width, "F": config["intermediate_dim"], "P": config["context_length"],
     }  # fmt: skip
     masks = {f"{layer}.attn.{name}" for layer in layers for name in ("bias", "masked_bias")}  # the masks of old files
     return Weights(file, table, sizes, {"V": np.array(ids)}, {*embeddings, *masks})
@@ -108,9 +109,10 @@ def read_llama(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect(LLAMA_FIXED)
-    ids = ids_of(options, options.size("vocab_size"))
+    size = options.size("vocab_size")
+    ids = ids_of(folder, options, size)
     heads, width = options.size("num_attention_heads"), options.size("hidden_size")
     config = {
         "num_layers": options.size("num_hidden_layers"),
@@ -128,7 +130,7 @@ def read_llama(folder: ModelFolder) -> Imported:
         "positions": {"name": "rotary", "base": _base(options)},
         "tied_output": options.switch("tie_word_embeddings", False),
     }
-    return language_model(folder, options, config, ids, LLAMA_WITHOUT_EFFECT, _llama_weights)
+    return language_model(folder, options, config, ids, LLAMA_WITHOUT_EFFECT, size, _llama_weights)
 
 
 def _base(options: Options) -> float:
@@ -146,7 +148,7 @@ def _base(options: Options) -> float:
     return base
 
 
-def _llama_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
+def _llama_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
@@ -158,9 +160,10 @@ def _llama_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
         Weight("stack.norm.scale", "model.norm.weight", "D"),
         *(weight for number, layer in enumerate(layers) for weight in _llama_block(f"stack.blocks.{number}", layer)),
     ]
-    size, groups = config["key_dim"], config["attention"]["num_key_value_heads"] or config["num_heads"]
+    key_dim, groups = config["key_dim"], config["attention"]["num_key_value_heads"] or config["num_heads"]
     sizes = {
-        "V": len({*ids}), "D": config["hidden_dim"], "H": config["num_heads"] * size, "G": groups * size,
+        "V": size, "D": config["hidden_dim"], "H": config["num_heads"] * key_dim,
+        "G": groups * key_dim,
         "F": config["intermediate_dim"],
     }  # fmt: skip
     frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # the frequencies of old files

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options
+from keras_transformer.importing.folder import INERT, ModelFolder, options_of
 from keras_transformer.importing.layouts import (
     ENCODER_FIXED,
     ENCODER_WITHOUT_EFFECT,
@@ -26,7 +26,7 @@ from keras_transformer.importing.layouts import (
     encoder_config,
     labels_of,
 )
-from keras_transformer.importing.pieces import id_vocabulary
+from keras_transformer.importing.pieces import count_ids, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import (
     TRANSPOSED,
@@ -74,7 +74,7 @@ def read_bert(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect({**ENCODER_FIXED, **ONLY})
     size = options.size("vocab_size")
     ids = _ids(folder, size)
@@ -83,7 +83,7 @@ def read_bert(folder: ModelFolder) -> Imported:
     labels = labels if LABELS in file.places else []
     fills = TOKENS in file.places
     config = encoder_config(options) | {
-        "vocabulary_size": size,
+        "vocabulary_size": len(ids),
         "context_length": options.size("max_position_embeddings"),
         "embedding_scale": 1.0,
         "embedding_norm": True,
@@ -98,13 +98,13 @@ def read_bert(folder: ModelFolder) -> Imported:
         config = {"kind": "encoder", **family.complete(config, "encoder")}
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _bert_weights(file, config, ids, num_segments)
+    weights = _bert_weights(file, config, ids, size, num_segments)
     vocabulary = id_vocabulary(ids, has_mask=fills)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), labels=labels)
 
 
 def _ids(folder: ModelFolder, size: int) -> list[int]:
-    """For each of our ids, BERT's: pad, unknown, start, end and mask, then the others.
+    """For each of our ids, BERT's, of which the matrices have `size`: pad, unknown, start, end, mask, then the others.
 
     Raises:
         RequestError: the vocabulary lacks one of them.
@@ -123,10 +123,11 @@ def _ids(folder: ModelFolder, size: int) -> list[int]:
             raise RequestError(
                 f"{folder.path / name}: expected {token} with an id of its own below {size:,}; received {id!r:.40}"
             )
-    return [*special, *(id for id in range(size) if id not in special)]
+    count = max(count_ids(folder, size), *(id + 1 for id in special))
+    return [*special, *(id for id in range(count) if id not in special)]
 
 
-def _bert_weights(file: TensorFile, config: Config, ids: list[int], num_segments: int) -> Weights:
+def _bert_weights(file: TensorFile, config: Config, ids: list[int], size: int, num_segments: int) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     prefix = "bert." if any(name.startswith("bert.") for name in file.places) else ""
     words, places = (f"{prefix}embeddings.{name}_embeddings.weight" for name in ("word", "position"))
@@ -145,7 +146,7 @@ def _bert_weights(file: TensorFile, config: Config, ids: list[int], num_segments
     table += _head(file, config, pooler)
     width = config["hidden_dim"]
     sizes = {
-        "V": len(ids), "D": width, "H": width, "F": config["intermediate_dim"], "P": config["context_length"],
+        "V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": config["context_length"],
         "A": num_segments, "L": config["num_labels"] or 0,
     }  # fmt: skip
     unread = {words, DECODER, *BIASES, *OTHER_HEADS, f"{pooler}.weight", f"{pooler}.bias"}
@@ -179,7 +180,7 @@ def read_vit(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect(ENCODER_FIXED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
     sizes = {
@@ -199,7 +200,7 @@ def read_vit(folder: ModelFolder) -> Imported:
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
     """What is subtracted from pixels and what they are divided by, from the options of the processor."""
-    options = Options(folder.json(PROCESSOR), str(folder.path / PROCESSOR))
+    options = options_of(folder, PROCESSOR)
     options.expect(PROCESSOR_FIXED)
     size = options.pop("size", image_size)
     if size not in (image_size, {"height": image_size, "width": image_size}):

@@ -38,8 +38,8 @@ INERT = {
     "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "label2id",
     "license", "model_type", "num_labels", "output_attentions", "output_hidden_states", "prefix", "problem_type",
-    "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "use_bfloat16", "use_cache",
+    "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
+    "torchscript", "transformers_version", "use_bfloat16", "use_cache",
 }  # fmt: skip
 # Options that would change the search, with the values at which they do nothing.
 NEUTRAL_SEARCH: Config = {
@@ -63,6 +63,7 @@ SEARCH_WITHOUT_EFFECT = {
 }  # fmt: skip
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
+GENERATION = "generation_config.json"
 LICENCES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
 
 
@@ -236,6 +237,21 @@ class Options:
         return RequestError(f"{self.where}: {name!r:.60}: expected {expected}; received: {received!r:.60}")
 
 
+def options_of(folder: ModelFolder, name: str) -> Options:
+    """The options in a JSON file of a folder. A list of one end id becomes that id.
+
+    Raises:
+        RequestError: see `ModelFolder.json`; or several ids end a text.
+    """
+    values = folder.json(name)
+    options, ends = Options(values, str(folder.path / name)), values.get("eos_token_id")
+    if not isinstance(ends, list):
+        return options
+    if not ends or ends.count(ends[0]) < len(ends):
+        raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
+    return Options({**values, "eos_token_id": ends[0]}, options.where)
+
+
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()) -> Config:
     """The options of our search, from generation_config.json or, where there is none, from config.json.
 
@@ -254,8 +270,8 @@ def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], l
     """
     names = {*NEUTRAL_SEARCH, *SEARCH_WITHOUT_EFFECT, *READ_SEARCH}
     options = Options({name: config.pop(name) for name in names}, config.where)
-    if folder.has("generation_config.json"):
-        options = Options(folder.json("generation_config.json"), str(folder.path / "generation_config.json"))
+    if folder.has(GENERATION):
+        options = options_of(folder, GENERATION)
     asked = {name: options.pop(name) for name in lacking}
     if lost := [f"{name} {value!r:.40}" for name, value in asked.items() if value not in (None, NEUTRAL_SEARCH[name])]:
         warn(f"{options.where}: our search has no {', no '.join(lost)}: its translations may be others than theirs")

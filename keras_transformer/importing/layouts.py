@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import (
+    GENERATION,
     INERT,
     NEUTRAL_SEARCH,
     READ_SEARCH,
     SEARCH_WITHOUT_EFFECT,
     ModelFolder,
     Options,
+    options_of,
 )
-from keras_transformer.importing.pieces import NEVER, id_vocabulary
+from keras_transformer.importing.pieces import NEVER, count_ids, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
 from keras_transformer.options import Config
@@ -109,14 +111,19 @@ def _attention(ours: str, theirs: str) -> Iterator[Weight]:
     yield from norm_weights(f"{ours}_residual.norm", f"{theirs}_layer_norm")
 
 
-def ids_of(options: Options, size: int) -> list[int]:
-    """For each of our ids, theirs. Pad and unknown, which they lack, are copies of the start.
+def ids_of(folder: ModelFolder, options: Options, size: int) -> list[int]:
+    """For each of our ids, theirs, of which the matrices have `size`. Pad and unknown, which they lack, are copies of
+    the start.
 
-    A model without a start id of its own begins texts with the id that ends them.
+    A model without a start id of its own begins texts with the id that ends them. The options of its search, where it
+    has them, say what ends a text.
     """
     end = options.whole("eos_token_id", size - 1)
     start = options.whole("bos_token_id", size - 1, end)
-    return [start, start, start, end, *(id for id in range(size) if id not in (start, end))]
+    if folder.has(GENERATION):
+        end = options_of(folder, GENERATION).whole("eos_token_id", size - 1, end)
+    count = max(count_ids(folder, size), start + 1, end + 1)
+    return [start, start, start, end, *(id for id in range(count) if id not in (start, end))]
 
 
 def copies(ids: list[int]) -> dict[int, float]:
@@ -131,7 +138,8 @@ def language_model(
     config: Config,
     ids: list[int],
     without_effect: set[str],
-    weights: Callable[[TensorFile, Config, list[int]], Weights],
+    size: int,
+    weights: Callable[[TensorFile, Config, list[int], int], Weights],
 ) -> Imported:
     """What was read of a language model.
 
@@ -140,7 +148,8 @@ def language_model(
         config: the arguments of our model that the options tell.
         ids: for each of our ids, theirs.
         without_effect: options of this architecture that change nothing here.
-        weights: the tensors, from file, configuration and ids.
+        size: the rows of the matrices.
+        weights: the tensors, from file, configuration, ids and rows.
 
     Raises:
         RequestError: an option or a tensor is not known, missing or damaged.
@@ -151,7 +160,7 @@ def language_model(
         config = {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    tensors = weights(open_weights(folder), config, ids)
+    tensors = weights(open_weights(folder), config, ids, size)
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
     return Imported(config, tensors, (vocabulary,))
 

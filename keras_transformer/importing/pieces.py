@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from keras_transformer.errors import RequestError
+from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.text.lines import string_of, strings_of
 from keras_transformer.text.tokenizer import (
     CONTROL_PIECES,
@@ -29,7 +30,6 @@ NO_RUN = (
     "takes and gives lines of ids"
 )
 MAX_MODEL_BYTES = 16 * 2**20
-MAX_CONTROL_IDS = 10_000
 NEVER = -100.0  # the logit of an id that is never emitted, less what its row gives
 
 
@@ -120,6 +120,38 @@ class Vocabulary(NamedTuple):
     num_control_ids: int = len(CONTROL_PIECES)
 
 
+def count_ids(folder: ModelFolder, size: int) -> int:
+    """How many ids the tokenizer has, from 0 on: mostly all of the model's, unless its matrices are padded.
+
+    No text has the ids of the rows behind, so they have no place in our vocabulary: nothing emits them, and they take
+    no probability.
+
+    Args:
+        folder: the model's folder.
+        size: the rows of the model's matrices, the answer where no file of the tokenizer tells.
+
+    Raises:
+        RequestError: a file of the tokenizer is damaged.
+    """
+    vocabulary: Any = None
+    added: list[Any] = []
+    if folder.has("tokenizer.json"):
+        tokenizer = folder.json("tokenizer.json")
+        model, tokens = tokenizer.get("model"), tokenizer.get("added_tokens")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        added += [token.get("id") for token in tokens if isinstance(token, dict)] if isinstance(tokens, list) else []
+    elif folder.has("vocab.json"):
+        vocabulary = folder.json("vocab.json")
+    elif folder.has("vocab.txt"):
+        vocabulary = folder.read("vocab.txt", MAX_MODEL_BYTES).rstrip(b"\r\n").split(b"\n")
+    if folder.has("added_tokens.json"):
+        added += folder.json("added_tokens.json").values()
+    if not isinstance(vocabulary, dict | list) or not vocabulary:
+        return size
+    ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))), *added]
+    return max((id for id in ids if type(id) is int and 0 <= id < size), default=size - 1) + 1
+
+
 def fixed_logits(ids: list[int]) -> dict[int, float]:
     """The biases of control ids that the model from outside does not have, so that they take no probability.
 
@@ -197,12 +229,11 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
 def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabulary, ControlIds]:
     """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
 
-    Decoding starts with the pad id. The model's other control pieces, and ids behind the tags, are further control ids
-    of ours.
+    Decoding starts with the pad id. The model's other control pieces are further control ids of ours.
 
     Args:
         model: a SentencePiece model.
-        size: the number of ids of the model from outside.
+        size: the rows of the model's matrices, of which those behind the tags are padding.
         tags: pieces whose ids follow those of the SentencePiece model. A tag is a piece wherever it begins a word.
 
     Raises:
@@ -211,12 +242,11 @@ def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabula
     """
     proto, types = _parsed(model)
     control = _control_ids(proto, types)
-    if not 0 <= size - len(proto.pieces) - len(tags) <= MAX_CONTROL_IDS:
+    if size < len(proto.pieces) + len(tags):
         received = f"{len(proto.pieces):,} and {len(tags):,} others"
         raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
     all_pieces = [(each.piece, each.score, each.type) for each in proto.pieces]
     all_pieces += [(SPACE + tag, 0.0, types.USER_DEFINED) for tag in tags]
-    all_pieces += [("", 0.0, types.CONTROL)] * (size - len(all_pieces))
     pieces = [_Piece(*piece, id) for id, piece in enumerate(all_pieces) if id not in control]
     further = [piece._replace(text=f"<id {piece.id}>") for piece in pieces if piece.type == types.CONTROL]
     text = [piece for piece in pieces if piece.type != types.CONTROL]

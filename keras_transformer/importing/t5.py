@@ -4,9 +4,9 @@ They are the family's model with buckets of distances, RMS norms before the sub-
 embeddings, and no biases. v1.1 has a gated feed-forward network and mostly its own output matrix. v1.0 divides the
 states before the tied output by √D: here the gains of the decoder's last norm are divided, which is the same.
 
-Source and target have one vocabulary. The sentinels, `<extra_id_0>` and so on, are pieces of text. Ids for which the
-tokenizer has no piece fill T5's matrix up: they are control ids here, which no translation holds. Decoding starts with
-the pad id, so the row of our start id is a copy of the pad's.
+Source and target have one vocabulary. The sentinels, `<extra_id_0>` and so on, are pieces of text. Rows of T5's matrix
+for which the tokenizer has no piece are left out. Decoding starts with the pad id, so the row of our start id is a copy
+of the pad's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, search_of
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, are_same, first_of, open_weights
@@ -53,10 +53,11 @@ def read(folder: ModelFolder) -> Imported:
     Raises:
         RequestError: a file is missing or damaged, or the model has an option or a tensor that is not known.
     """
-    options = Options(folder.json("config.json"), str(folder.path / "config.json"))
+    options = options_of(folder, "config.json")
     options.expect(FIXED)
-    vocabulary, control = _vocabulary(folder, options)
-    never = {*vocabulary.ids[: vocabulary.num_control_ids]} - {control.end}
+    size = options.size("vocab_size")
+    vocabulary, control = _vocabulary(folder, options, size)
+    never = {*vocabulary.ids[: vocabulary.num_control_ids], *range(max(vocabulary.ids) + 1, size)} - {control.end}
     search = search_of(folder, options, control.end, never)
     file = open_weights(folder)
     ties = options.switch("tie_word_embeddings", True)
@@ -69,11 +70,10 @@ def read(folder: ModelFolder) -> Imported:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    return Imported(config, _weights(file, config, vocabulary, is_scaled), (vocabulary,), search)
+    return Imported(config, _weights(file, config, vocabulary, size, is_scaled), (vocabulary,), search)
 
 
-def _vocabulary(folder: ModelFolder, options: Options) -> tuple[Vocabulary, ControlIds]:
-    size = options.size("vocab_size")
+def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocabulary, ControlIds]:
     content, tokenizer = folder.read("spiece.model", MAX_MODEL_BYTES), _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
@@ -135,7 +135,7 @@ def _config(options: Options) -> Config:
     }
 
 
-def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, is_scaled: bool) -> Weights:
+def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, size: int, is_scaled: bool) -> Weights:
     """The tensors of the model, checked: all that it needs, and none that it does not know."""
     width, is_tied = config["hidden_dim"], config["tied_output"]
     embedding = first_of(file, [SHARED, *COPIES, *([OUTPUT] if is_tied else [])])
@@ -152,7 +152,7 @@ def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, is_scaled
         *_blocks(config),
     ]
     sizes = {
-        "V": len({*vocabulary.ids}), "D": width, "H": config["num_heads"] * config["key_dim"], "N": config["num_heads"],
+        "V": size, "D": width, "H": config["num_heads"] * config["key_dim"], "N": config["num_heads"],
         "F": config["intermediate_dim"], "B": config["positions"]["num_buckets"],
     }  # fmt: skip
     orders = {"V": np.array(vocabulary.ids)}

@@ -7,7 +7,8 @@ import pytest
 
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
-from tests.importing.theirs import KINDS, safetensors, split, tensors_of, write
+from keras_transformer.text.tokenizer import END
+from tests.importing.theirs import KINDS, change, safetensors, split, tensors_of, write
 
 
 def arrays_of(folder):
@@ -51,6 +52,39 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
     (tmp_path / "model-1.safetensors").write_bytes(safetensors({**second, first: tensors[first]}))
     with pytest.raises(RequestError, match=f"model-1.safetensors holds '{first}' too"):
         read_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["marian", "marian-apart", "bart", "t5", "gpt2", "llama", "bert-tokens"])
+def test_rows_of_padding_are_left_out(kind, tmp_path):
+    """Logits of the rows behind would be the highest."""
+    folder = write(kind, tmp_path)
+    options, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
+    if kind in ("bart", "gpt2", "llama"):  # which tests make without a tokenizer
+        (folder / "vocab.json").write_text(json.dumps({f"w{id}": id for id in range(options["vocab_size"] - 3)}))
+        (folder / "added_tokens.json").write_text(json.dumps({"w": options["vocab_size"] - 1}))
+    whole, expected = read_huggingface(folder), arrays_of(folder)
+    sizes = {name: options[name] + 5 for name in ("vocab_size", "decoder_vocab_size") if options.get(name)}
+    for name, array in tensors.items():
+        for axis, size in enumerate(array.shape):
+            if size + 5 in sizes.values():
+                widths = [(0, 5 * (place == axis)) for place in range(array.ndim)]
+                tensors[name] = np.pad(array, widths, constant_values=99.0)
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    change(folder, "config.json", **sizes)
+    padded = read_huggingface(folder)
+    assert padded.config == whole.config and padded.target.ids == whole.target.ids
+    assert all(map(np.array_equal, arrays_of(folder), expected))
+
+
+def test_a_list_of_one_end_is_that_end_and_the_search_says_which(tmp_path):
+    for kind, end in (("llama", 2), ("marian", 0)):
+        folder = write(kind, tmp_path / kind)
+        expected = read_huggingface(folder).target.ids
+        change(folder, "config.json", eos_token_id=[end])
+        change(folder, "generation_config.json", eos_token_id=[end])
+        assert read_huggingface(folder).target.ids == expected
+    change(tmp_path / "llama", "generation_config.json", eos_token_id=7)
+    assert read_huggingface(tmp_path / "llama").target.ids[END] == 7
 
 
 @pytest.mark.parity

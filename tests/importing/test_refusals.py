@@ -84,10 +84,11 @@ def test_options_that_nobody_knows_are_listed_once(tmp_path, capsys):
     change(folder, "config.json", **{f"a{number}\n": number for number in range(30)})
     read_huggingface(folder)
     assert capsys.readouterr().err.count("\n") == 2
-    for name, value in {
+    acting: dict[str, Any] = {
         "sliding_window": 4096, "attention_multiplier": 0.5, "logit_scale": 2, "final_logit_softcapping": 30.0,
         "residual_multiplier": 0.2, "hidden_size": 8, "num_experts": 8, "use_parallel_residual": True, "quantized": {},
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for name, value in acting.items():
         write("marian", tmp_path, **{name: value})
         with pytest.raises(RequestError, match=f"'{name}': expected only options that this importer knows"):
             read_huggingface(folder)
@@ -112,13 +113,16 @@ FILES: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "marian": [
         (GENERATION, {"no_repeat_ngram_size": 3}, "'no_repeat_ngram_size': expected 0 alone; received: 3"),
         (GENERATION, {"num_beams": 10**6}, "'num_beams'"),
-        ("vocab.json", {"</s>": 1}, "vocab.json: expected the ids 0 to"),
+        (GENERATION, {"eos_token_id": [0, 4]}, "'eos_token_id': expected one id, for no search .*: \\[0, 4\\]"),
+        ("added_tokens.json", {"</s>": 0, "<sep>": 99}, "expected pieces of vocab.json alone; .*<sep>"),
+        ("vocab.json", {"</s>": 1}, "vocab.json: expected ids from 0 to at most"),
     ],
     "t5": [
         ("tokenizer_config.json", {"added_tokens_decoder": {"65": {"content": "<sep>"}}}, "'added_tokens_decoder': "),
         ("tokenizer_config.json", {"additional_special_tokens": ["<sep>"]}, "'additional_special_tokens': .* '<sep>'"),
         ("added_tokens.json", {"<sep>": 160}, "'added_tokens.json': expected the sentinels of T5 alone"),
     ],
+    "llama": [(GENERATION, {"eos_token_id": [2, 5]}, "'eos_token_id': expected one id")],
     "bert": [("tokenizer.json", {"added_tokens": []}, r"tokenizer.json: expected \[PAD\] with an id of its own")],
     "vit": [
         (PIXELS, {"size": {"height": 8, "width": 8}}, "'size': expected 6, as in config.json"),
