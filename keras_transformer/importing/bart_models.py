@@ -8,15 +8,14 @@ Decoding starts with the end id, so the row of our start id is a copy of the end
 unknown id is a copy of pad. Neither takes a probability.
 
 Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), such as OPUS-MT, is the paper's model with biases in attention
-and on the logits, mostly with swish in place of relu. The import changes two orders. Ids become ours, on each side
-those of its own pieces. And the model's width is put in another order, because Marian's sinusoids have all sines before
-all cosines, while ours take turns; no other part depends on that order. Decoding starts with the pad id, so the row of
-our start id is a copy of the pad's.
+and on the logits, mostly with swish in place of relu. The import changes two orders. Ids become ours: one order where
+both sides share a matrix, else on each side those of its own pieces. And the model's width is put in another order,
+because Marian's sinusoids have all sines before all cosines, while ours take turns; no other part depends on that
+order. Decoding starts with the pad id, so the row of our start id is a copy of the pad's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from keras_transformer.importing.pieces import (
     count_ids,
     fixed_logits,
     id_vocabulary,
+    shared_vocabularies,
     source_vocabulary,
     target_vocabulary,
 )
@@ -129,7 +129,7 @@ class _Ids(NamedTuple):
     Args:
         source, target: the ids.
         is_shared: whether both sides share a matrix.
-        rows: of the matrices of source and target. Rows behind the ids are padding, which has no place here.
+        rows: the rows of the matrices of source and target. Those behind the ids are padding, which has no place here.
     """
 
     source: dict[str, int]
@@ -150,11 +150,10 @@ def read_marian(folder: ModelFolder) -> Imported:
     _check_added(folder, ids)
     controls = _control_ids(ids, options)
     search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
-    source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
-    target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
+    source, target = _vocabularies(folder, ids, *controls)
     config = bart_config(options) | {
         "vocabulary_size": len(target.ids),
-        "source_vocabulary_size": len(source.ids),
+        "source_vocabulary_size": None if ids.is_shared else len(source.ids),
         "tied_output": options.switch("tie_word_embeddings", True),
     }
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
@@ -211,14 +210,16 @@ def _control_ids(ids: _Ids, options: Options) -> tuple[ControlIds, ControlIds]:
     return source, ControlIds(pad, ids.target["<unk>"], start, end)
 
 
-def _vocabulary(
-    folder: ModelFolder, name: str, make: Callable[..., Vocabulary], ids: dict[str, int], control: ControlIds
-) -> Vocabulary:
-    content = folder.read(name, MAX_MODEL_BYTES)
+def _vocabularies(
+    folder: ModelFolder, ids: _Ids, source: ControlIds, target: ControlIds
+) -> tuple[Vocabulary, Vocabulary]:
+    models = [folder.read(name, MAX_MODEL_BYTES) for name in ("source.spm", "target.spm")]
     try:
-        return make(content, ids, control)
+        if ids.is_shared:
+            return shared_vocabularies(models[0], models[1], ids.target, target)
+        return source_vocabulary(models[0], ids.source, source), target_vocabulary(models[1], ids.target, target)
     except ValueError as error:
-        raise RequestError(f"{folder.path / name}: {error}; download it again") from error
+        raise RequestError(f"{folder.path}, source.spm or target.spm: {error}; download them again") from error
 
 
 def _languages(folder: ModelFolder) -> tuple[str, str] | None:
@@ -239,13 +240,16 @@ def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabul
     for name in POSITIONS:
         if name in file.places:
             _check_positions(file, name, width)
-    first = [SHARED] if ids.is_shared else []
     last = [OUTPUT] if config["tied_output"] else []
-    of_source = first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
-    of_target = first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
+    if ids.is_shared:
+        embeddings = [Weight("target_embedding.embeddings", first_of(file, [SHARED, SOURCE, TARGET, *last]), "TD")]
+    else:
+        embeddings = [
+            Weight("source_embedding.embeddings", SOURCE, "SD"),
+            Weight("target_embedding.embeddings", first_of(file, [TARGET, *last]), "TD"),
+        ]
     table = [
-        Weight("source_embedding.embeddings", of_source, "SD"),
-        Weight("target_embedding.embeddings", of_target, "TD"),
+        *embeddings,
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
         Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
         *bart_blocks(config),

@@ -31,7 +31,7 @@ ACTING = re.compile(
     "sparse|state|stride|temperature|theta|tie|tying|vocab|width|window"
 )
 EVERY = re.compile("")
-MAX_TOLD = 20  # of the options that are ignored
+MAX_TOLD = 20  # so many options that are ignored are named
 # What a configuration of any architecture may say without changing a translation.
 INERT = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",

@@ -153,12 +153,15 @@ def count_ids(folder: ModelFolder, size: int) -> int:
 
 
 def fixed_logits(ids: list[int]) -> dict[int, float]:
-    """The biases of control ids that the model from outside does not have, so that they take no probability.
+    """The biases of our ids whose rows are copies, so that they take no probability: control ids that the model from
+    outside does not have, and pieces that it has no id for.
 
     Args:
         ids: for each of our ids, the id in the model from outside.
     """
-    return {id: NEVER for id in (UNKNOWN, START) if ids.count(ids[id]) > 1}
+    control = ids[: END + 1]
+    copies = [id for id in (UNKNOWN, START) if control.count(ids[id]) > 1]
+    return dict.fromkeys(copies + [id for id in range(END + 1, len(ids)) if ids[id] in control], NEVER)
 
 
 class _Piece(NamedTuple):
@@ -183,17 +186,14 @@ def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
         ValueError: the model is damaged, or would change the spelling of a tag.
     """
     proto, types = _parsed(model)
-    kept = (types.NORMAL, types.USER_DEFINED, types.UNUSED, types.BYTE)
     pieces = [
-        _Piece(each.piece, each.score, each.type, ids.get(each.piece, control.unknown))
-        for each in proto.pieces
-        if each.type in kept and each.piece not in CONTROL_PIECES
+        _Piece(text, each.score, each.type, ids.get(text, control.unknown))
+        for text, each in _pieces_of_text(proto, types).items()
     ]
-    known = {piece.text for piece in pieces}
-    tags = sorted(text for text in ids if is_tag(text) and SPACE + text not in known)
-    pieces += [_Piece(SPACE + tag, 0.0, types.USER_DEFINED, ids[tag]) for tag in tags]
+    tags = _tags(proto, ids)
+    pieces += [_Piece(SPACE + tag, 0.0, types.USER_DEFINED, id) for tag, id in tags.items()]
     vocabulary = _rewritten(proto, types, pieces, control)
-    _check_tags(vocabulary, {tag: ids[tag] for tag in tags})
+    _check_tags(vocabulary, tags)
     return vocabulary
 
 
@@ -211,9 +211,62 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
         ValueError: the model is damaged.
     """
     proto, types = _parsed(model)
+    return _rewritten(proto, types, _emitted(proto, types, ids, control), control)
+
+
+def shared_vocabularies(
+    source: bytes, target: bytes, ids: dict[str, int], control: ControlIds
+) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabularies of sources and of translations with the same pieces in one order, for a model that has one
+    matrix for both.
+
+    The pieces are those of `target_vocabulary`, then those of the source that the model from outside has no id for. A
+    piece that is not the source's is a control piece on its side: no text is cut into it.
+
+    Args:
+        source, target: the SentencePiece models.
+        ids: the vocabulary of the model from outside.
+        control: its control ids.
+
+    Raises:
+        ValueError: see `source_vocabulary`; or the model has an id for a tag with a space before it too.
+    """
+    (read, types), (written, _) = _parsed(source), _parsed(target)
+    tags, known = _tags(read, ids), _pieces_of_text(read, types)
+    if twice := [tag for tag in tags if SPACE + tag in ids]:
+        raise ValueError(f"the vocabulary has the tag {twice[0]!r:.40} with a space too")
+    pieces = [
+        piece._replace(text=SPACE + piece.text) if piece.text in tags else piece
+        for piece in _emitted(written, types, ids, control)
+    ]
+    texts = {piece.text for piece in pieces}
+    pieces += [_Piece(text, 0.0, types.UNUSED, control.unknown) for text in known if text not in texts]
+    kinds = {SPACE + tag: (0.0, types.USER_DEFINED) for tag in tags}
+    kinds |= {text: (each.score, each.type) for text, each in known.items()}
+    of_source = []
+    for piece in pieces:
+        score, type = kinds.get(piece.text, (0.0, types.CONTROL))
+        of_source.append(piece._replace(score=score, type=type))
+    vocabulary = _rewritten(read, types, of_source, control)
+    _check_tags(vocabulary, tags)
+    return vocabulary, _rewritten(written, types, pieces, control)
+
+
+def _pieces_of_text(proto: Any, types: Any) -> dict[str, Any]:
+    """The pieces that a text may be cut into, or that stand unused."""
     kept = (types.NORMAL, types.USER_DEFINED, types.UNUSED, types.BYTE)
-    known = {each.piece: each for each in proto.pieces if each.type in kept}
-    pieces = []
+    return {each.piece: each for each in proto.pieces if each.type in kept and each.piece not in CONTROL_PIECES}
+
+
+def _tags(proto: Any, ids: dict[str, int]) -> dict[str, int]:
+    """The tags of languages that a SentencePiece model lacks, and their ids."""
+    known = {each.piece for each in proto.pieces}
+    return {text: ids[text] for text in sorted(ids) if is_tag(text) and SPACE + text not in known}
+
+
+def _emitted(proto: Any, types: Any, ids: dict[str, int], control: ControlIds) -> list[_Piece]:
+    """The pieces that a model from outside may emit, by its ids."""
+    known, pieces = _pieces_of_text(proto, types), []
     for text, id in sorted(ids.items(), key=lambda item: item[1]):
         if id in control:
             continue
@@ -223,7 +276,7 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
             pieces.append(_Piece(text, known[text].score, known[text].type, id))
         else:
             pieces.append(_Piece(text, 0.0, types.UNUSED, id))
-    return _rewritten(proto, types, pieces, control)
+    return pieces
 
 
 def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabulary, ControlIds]:

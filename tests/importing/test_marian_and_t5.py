@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 import keras_transformer
@@ -16,6 +17,7 @@ from keras_transformer.importing.pieces import is_tag
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
+from keras_transformer.text.tokenizer import END, UNKNOWN
 from tests.importing.test_torch_file import archive, state, tensor
 from tests.importing.theirs import MAX_LENGTH, TAG, change, piece_model, safetensors, tensors_of, write
 
@@ -84,8 +86,30 @@ def test_vocabularies_of_real_size(tmp_path):
     imported = read_huggingface(folder)
     assert {*imported.target.ids} == {*range(58_101)} and len(imported.source.ids) > 32_000
     order = np.arange(16).reshape(2, 8).T.ravel()
-    for vocabulary, weight in zip(imported.vocabularies, imported.weights.table, strict=False):
-        np.testing.assert_array_equal(imported.weights.read(weight), matrix[vocabulary.ids][:, order])
+    assert imported.source.ids == imported.target.ids, "both sides share the matrix"
+    found = imported.weights.read(imported.weights.table[0])
+    np.testing.assert_array_equal(found, matrix[imported.target.ids][:, order])
+    theirs = 58_101 * 16
+    assert theirs <= found.size < 1.001 * theirs
+
+
+def test_where_both_sides_share_a_matrix_they_share_the_pieces(tmp_path):
+    imported = read_huggingface(write("marian", tmp_path))
+    source, target = imported.vocabularies
+    every = range(target.tokenizer.vocabulary_size)
+    assert imported.config["source_vocabulary_size"] is None and source.ids == target.ids
+    assert source.tokenizer.pieces(every) == target.tokenizer.pieces(every)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=(tmp_path / "source.spm").read_bytes())
+    for line in ("the dogs run over the sea", f"{TAG} window beach", "⁇ x-ray"):
+        cut = [source.tokenizer.pieces(row) for row in source.tokenizer.encode([line])][0]
+        assert [piece for piece in cut if piece != f"▁{TAG}" and piece != "<unk>"] == [
+            piece for piece in theirs.encode_as_pieces(line.removeprefix(f"{TAG} ")) if theirs.piece_to_id(piece)
+        ]
+    unknown = json.loads((tmp_path / "vocab.json").read_text())["<unk>"]
+    lacking = [place for place in every if place > END and target.ids[place] == unknown]
+    bias = imported.weights.read(next(weight for weight in imported.weights.table if weight.axes == "1T"))[0]
+    assert len(lacking) == 2 and {*bias[lacking]} == {-100.0}, "they take no probability"
+    assert bias[UNKNOWN] == tensors_of(tmp_path)["final_logits_bias"][0, unknown]
 
 
 def test_tensors_on_the_same_numbers_are_refused(tmp_path):
