@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor  # late, as `--help` counts nothing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from keras_transformer import family
 from keras_transformer.errors import load_tensorflow
@@ -14,7 +15,7 @@ from keras_transformer.options import Config
 if TYPE_CHECKING:
     from keras_transformer.models.base import FamilyModel
 
-
+Found = TypeVar("Found")
 SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
 
 # Ours, for small corpora.
@@ -113,26 +114,34 @@ def make_model(config: Config, dtype: str = "float32") -> FamilyModel:
 def count_parameters(config: Config) -> int:
     """The number of parameters of the model that a configuration describes.
 
+    Raises:
+        ValueError: the configuration describes no model.
+    """
+    return without_weights(config, lambda model: model.count_params())
+
+
+def without_weights(config: Config, look: Callable[[FamilyModel], Found]) -> Found:
+    """What `look` finds in the model that a configuration describes.
+
     The model is made without the memory of its weights, and Python's random numbers go on as if it were not.
 
     Raises:
         ValueError: the configuration describes no model.
     """
     load_tensorflow()
+    import keras
+
+    def found() -> Found:
+        with keras.StatelessScope(initialize_variables=False):
+            return look(make_model(config))
+
     state = random.getstate()  # the seeds of dropout are drawn from it
     try:
         # A thread has its own list of weights that Keras will fill, and its own names of layers.
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_counted, config).result()
+            return thread.submit(found).result()
     finally:
         random.setstate(state)
-
-
-def _counted(config: Config) -> int:
-    import keras
-
-    with keras.StatelessScope(initialize_variables=False):
-        return make_model(config).count_params()
 
 
 def model_config(model: FamilyModel) -> Config:

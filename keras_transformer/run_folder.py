@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,9 +175,17 @@ def read_metrics(run: RunFolder) -> list[dict[str, str]]:
 
 
 def save_model(run: RunFolder, model: Transformer) -> None:
-    """Writes `model.keras`, whole or not at all."""
-    with write_whole(run.model) as aside:
-        model.save(aside)
+    """Writes `model.keras`, whole or not at all.
+
+    Keras alone would gather the archive in memory, so it writes a folder beside, from which the archive is made.
+    """
+    beside = tempfile.TemporaryDirectory(dir=run.path, prefix=".", suffix=f"-{run.model.name}")
+    with write_whole(run.model) as aside, beside as folder:
+        written = Path(folder) / "parts"  # Keras refuses the name of an archive
+        model.save(written, zipped=False)
+        with zipfile.ZipFile(aside, "w") as archive:
+            for path in sorted(filter(Path.is_file, written.iterdir())):
+                archive.write(path, path.name)
 
 
 def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None) -> FamilyModel:
@@ -298,7 +307,7 @@ def check_place(path: Path, overwrite: bool) -> None:
     parts = {part.name for part in RunFolder(path).parts()}
     entries = [] if is_free else sorted(entry.name for entry in path.iterdir())
     # A process that was killed while it wrote a part has left it under a name of its own.
-    if strangers := [name for name in entries if re.sub(r"^\.\d+-", "", name) not in parts]:
+    if strangers := [name for name in entries if re.sub(r"^\.\w+-", "", name) not in parts]:
         raise RequestError(
             f"expected a run and nothing else; {path} holds {strangers[0]}: move it away, or choose another folder"
         )
@@ -309,20 +318,24 @@ def check_place(path: Path, overwrite: bool) -> None:
 def twin_of(model: FamilyModel) -> FamilyModel:
     """The model that `model`'s configuration describes, with its weights, in float32 and without an optimizer.
 
+    It is the model itself if that is all of this, as an imported model is, so that none is in memory twice.
+
     Raises:
         RequestError: the configuration does not describe the whole model.
     """
-    from keras_transformer.models.inspection import difference_in_kind, difference_in_parts
+    from keras_transformer.models.inspection import difference, parts_of
 
-    found = difference_in_kind(model)
-    if found is None:
-        twin = make_model(model_config(model))
-        found = difference_in_parts(model, twin)
-    if found is not None:
+    if (found := difference(model)) is not None:
         raise RequestError(
             f"expected a model that its configuration describes, with {found.expected} at {found.path}; received "
             f"{found.received} there: register the part by `keras_transformer.register_part`, and make the model with "
             "its name"
         )
+    parts = [part for _, part in parts_of(model, "model")]
+    if getattr(model, "optimizer", None) is None and all(
+        part.trainable and part.dtype_policy.name == "float32" for part in parts
+    ):
+        return model
+    twin = make_model(model_config(model))
     twin.set_weights(model.get_weights())
     return twin

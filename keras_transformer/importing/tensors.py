@@ -13,7 +13,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 MAX_TENSORS = 100_000
 MAX_AXES = 8
+BLOCK = 4_096  # rows of a matrix, taken at once
 
 # The bytes of a number of each type that is read.
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
@@ -77,15 +78,35 @@ class TensorFile:
             if place.offset < 0 or place.offset + place.num_bytes > sizes[place.path]:
                 raise ValueError(f"the tensor {name!r:.80} does not lie in the file")
 
-    def read(self, name: str) -> np.ndarray:
-        """The tensor as float32."""
+    def read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
+        """The tensor as float32.
+
+        Args:
+            name: its name.
+            rows: the places on its first axis that are taken, in this order; by default all. Few are in memory twice.
+        """
         place = self.places[name]
-        stored = "uint16" if place.dtype == "bfloat16" else place.dtype
-        count = math.prod(place.shape)
-        array = np.fromfile(place.path, np.dtype(stored).newbyteorder("<"), count, offset=place.offset)
-        if place.dtype == "bfloat16":  # the upper half of a float32
-            array = (array.astype("uint32") << 16).view("float32")
-        return array.reshape(place.shape).astype("float32")
+        dtype = np.dtype("uint16" if place.dtype == "bfloat16" else place.dtype).newbyteorder("<")
+        if rows is None or 0 in place.shape:
+            array = np.fromfile(place.path, dtype, math.prod(place.shape), offset=place.offset).reshape(place.shape)
+            return _numbers(array if rows is None else array[rows], place.dtype)
+        taken = np.empty((len(rows), *place.shape[1:]), "float32")
+        for block in blocks(len(rows)):
+            stored = np.memmap(place.path, dtype, "r", place.offset, place.shape)  # anew, so that old pages are free
+            taken[block] = _numbers(stored[rows[block]], place.dtype)
+        return taken
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """`count` rows in parts."""
+    return (slice(first, first + BLOCK) for first in range(0, count, BLOCK))
+
+
+def _numbers(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Stored numbers as float32."""
+    if dtype == "bfloat16":  # the upper half of a float32
+        return (array.astype("uint32") << 16).view("float32")
+    return array.astype("float32", copy=False)
 
 
 def require_shape(name: str, shape: object) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from keras_transformer import family
-from keras_transformer.errors import RequestError
+from keras_transformer.errors import RequestError, load_tensorflow
 from keras_transformer.importing.folder import ModelFolder
 from keras_transformer.importing.pieces import Vocabulary
-from keras_transformer.importing.tensors import Place, TensorFile, open_safetensors, open_torch
+from keras_transformer.importing.tensors import Place, TensorFile, blocks, open_safetensors, open_torch
 from keras_transformer.making import make_model
 from keras_transformer.options import Config
 from keras_transformer.tasks import task_named
@@ -88,11 +89,15 @@ class Weights:
                 f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
             )
 
-    def assign_to(self, model: FamilyModel) -> None:
-        """Sets the weights of our model."""
+    def give_to(self, model: FamilyModel) -> None:
+        """Sets what Keras will make the weights of, for a model in a `keras.StatelessScope`."""
         for weight in self.table:
-            variable = variable_at(model, weight.ours)
-            variable.assign(self.read(weight).reshape(variable.shape))
+            variable_at(model, weight.ours)._initializer = partial(self._initial, weight)
+
+    def _initial(self, weight: Weight, shape: tuple[int, ...], dtype: str) -> Any:
+        from keras import ops
+
+        return ops.convert_to_tensor(self.read(weight).reshape(shape), dtype)
 
     def _check(self) -> None:
         tensors = {}  # the bytes of each, which counts once: both sides of a Marian model may take one matrix
@@ -125,17 +130,26 @@ class Weights:
             assert weight.default is not None
             array = np.full([self._sizes[letter] for letter in weight.axes], weight.default, "float32")
         else:
-            array = self.file.read(weight.theirs)
+            array = self.file.read(weight.theirs, self._orders.get(weight.axes[0]))
         array = array + self.file.read(weight.added)[0] if weight.added else array
         for axis, letter in enumerate(weight.axes):
-            if letter in self._orders:
-                array = np.take(array, self._orders[letter], axis)
+            if letter in self._orders and (axis > 0 or weight.theirs not in self.file.places):
+                array = _ordered(array, self._orders[letter], axis)
         for place, number in weight.fixed.items():
             array[..., place] = number
         place, count = weight.part
         array = np.split(array, count, axis=-1)[place] if count > 1 else array
         array = array.transpose(weight.order) if weight.order else array
         return array if weight.factor == 1 else array * np.float32(weight.factor)
+
+
+def _ordered(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
+    """The array with these places of an axis; in its own memory where there is room, because a matrix may be large."""
+    if axis == 0 or len(places) != array.shape[axis]:
+        return np.take(array, places, axis)
+    for block in blocks(len(array)):
+        array[block] = np.take(array[block], places, axis)
+    return array
 
 
 def norm_weights(ours: str, theirs: str, names: tuple[str, str] = ("weight", "bias")) -> Iterator[Weight]:
@@ -254,9 +268,17 @@ class Imported(NamedTuple):
         return task_named(None, self.config.get("kind", family.DEFAULT_KIND), {"labels"} if self.labels else ())
 
     def model(self) -> FamilyModel:
-        """The model, with its weights."""
-        model = make_model(self.config)
-        self.weights.assign_to(model)
+        """The model, with its weights.
+
+        Keras makes weights at the end of the scope, one after the other. Drawing them at random before would take three
+        times the memory.
+        """
+        load_tensorflow()
+        import keras
+
+        with keras.StatelessScope():
+            model = make_model(self.config)
+            self.weights.give_to(model)
         return model
 
     @property

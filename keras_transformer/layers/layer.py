@@ -54,6 +54,13 @@ class Layer(Replaceable, keras.layers.Layer):
         config = super().get_config()
         return {**config, **{name: self._kept(name) for name in sorted(parameters_of(type(self)) - config.keys())}}
 
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras, which copies a variable twice in memory, and a tensor once."""
+        variables: dict[str, Any] = {}
+        super().save_own_variables(variables)
+        for name, variable in variables.items():
+            store[name] = ops.stop_gradient(variable)
+
     def _kept(self, argument: str) -> Any:
         for name in (f"{argument}_config", f"{argument}_rate", argument):
             if hasattr(self, name) and not isinstance(getattr(self, name), keras.layers.Layer):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_transformer import family
-from keras_transformer.making import make_model, model_config
+from keras_transformer.making import model_config, without_weights
 from keras_transformer.options import Config
 
 
@@ -25,7 +25,11 @@ def difference(model: Any) -> Difference | None:
 
     A part may be of another type, such as a subclass of `FeedForward`, or may have been changed after it was made.
     """
-    return difference_in_kind(model) or difference_in_parts(model, make_model(model_config(model)))
+
+    def in_parts(twin: object) -> Difference | None:
+        return difference_in_parts(model, twin)
+
+    return difference_in_kind(model) or without_weights(model_config(model), in_parts)
 
 
 def difference_in_kind(model: object) -> Difference | None:

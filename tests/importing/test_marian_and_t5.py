@@ -1,8 +1,10 @@
 """The import of Marian's and T5's models: runs, their search, sentinels, tokenizers of artefacts, and unusual files."""
 
 import json
+import zipfile
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 import sentencepiece
@@ -14,7 +16,9 @@ from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.huggingface import read_huggingface
 from keras_transformer.importing.pieces import is_tag
-from keras_transformer.run_folder import read_config
+from keras_transformer.importing.weights import variable_at
+from keras_transformer.making import make_model
+from keras_transformer.run_folder import RunFolder, read_config, save_model, twin_of
 from keras_transformer.tasks.translation.commands.translate import own_search_of, search_options
 from keras_transformer.tasks.translation.pipeline import imported as imported_translator
 from keras_transformer.text.tokenizer import END, UNKNOWN
@@ -49,6 +53,29 @@ def test_the_command_writes_a_run_that_searches_as_the_model_asks(tmp_path, caps
     assert "expected a new or empty folder" in capsys.readouterr().err
     assert main(["import", str(folder), str(run), "--overwrite"]) == 0
     assert not (run / "validation.source").exists()
+
+
+def test_no_weight_of_a_large_matrix_is_drawn_or_in_memory_twice(tmp_path, monkeypatch):
+    def drawn(*_: object, **__: object) -> None:
+        raise AssertionError("drawing takes three times the memory")
+
+    monkeypatch.setattr(keras.initializers.RandomNormal, "__call__", drawn)
+    imported = read_huggingface(write("marian", tmp_path / "model"))
+    model = imported.model()
+    for weight in imported.weights.table:
+        found = variable_at(model, weight.ours)
+        np.testing.assert_array_equal(found, imported.weights.read(weight).reshape(found.shape))
+    assert twin_of(model) is model
+    run = RunFolder(tmp_path)
+    save_model(run, model)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "model.keras"}
+    with zipfile.ZipFile(run.model) as archive:
+        assert {*archive.namelist()} == {"config.json", "metadata.json", "model.weights.h5"}
+    monkeypatch.undo()
+    model.compile("sgd")
+    assert twin_of(model) is not model
+    half = make_model(imported.config, "mixed_float16")
+    assert twin_of(half).dtype_policy.name == "float32"
 
 
 def test_tensors_may_be_repeated_and_the_bias_of_the_logits_may_be_missing(tmp_path):
