@@ -73,11 +73,13 @@ class TrainedRun:
     def metadata(self, decoding: Decoding, precision: str) -> dict[str, str]:
         """What an artefact says of itself. The same run and flags give the same metadata."""
         task, about = self.pipeline.task, self.pipeline.about()
+        licenses = sorted({one.license for one in getattr(self.model, "models", [self.model]) if one.license})
         return {
             "producer": f"keras_transformer {__version__}",
             "corpus": self.name,
             "languages": self.languages,
             "precision": precision,
+            **({"license": ", ".join(licenses)} if licenses else {}),
             **({} if self.pipeline.own_search is None else {"decoding": json.dumps(asdict(decoding))}),
             **about,
             **({} if task == task_named(None, self.model.kind, about) else {"task": task}),

@@ -19,8 +19,8 @@ from keras_transformer.own_parts import FLAG, NAME, modules_of
 from keras_transformer.version import __version__
 
 CONFIG_KEYS = {
-    "format", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights", "parameters",
-    "modules",
+    "format", "license", "model", "labels", "answer_length", "search", "settings", "corpus", "versions", "weights",
+    "parameters", "modules",
 }  # fmt: skip
 # What a section holds under a key; null is allowed everywhere, and a key that is not here is a later version's.
 HELD: dict[str, dict[str, type]] = {
@@ -28,6 +28,7 @@ HELD: dict[str, dict[str, type]] = {
     "weights": {"kind": str, "at_step": int, "asked_steps": int},
 }
 TYPES = {str: "a text", int: "an integer"}
+MAX_LICENSE = 200  # characters
 FORMAT = 2  # what was before version 0.2 wrote format 1
 MAX_CONFIG_BYTES = 1_000_000
 
@@ -124,6 +125,11 @@ def _check(config: object) -> None:
         raise ValueError(f"expected only known keys; received {unknown[0]!r:.40}")
     _check_sections(config)
     _check_labels(config.get("labels", []))
+    license = config.get("license", "")
+    if not isinstance(license, str) or len(license) > MAX_LICENSE or not license.isprintable():
+        raise ValueError(
+            f"expected at most {MAX_LICENSE} characters in a line under 'license'; received {license!r:.40}"
+        )
     if "parameters" in config and not (type(config["parameters"]) is int and config["parameters"] > 0):
         raise ValueError(f"expected a positive integer under 'parameters'; received {config['parameters']!r:.40}")
 

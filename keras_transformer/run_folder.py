@@ -202,9 +202,10 @@ def load_model(run: str | os.PathLike[str] | RunFolder, kind: str | None = None)
         RequestError: there is no run or no model yet, one of its files is damaged, or the model is of another kind.
     """
     run = run if isinstance(run, RunFolder) else RunFolder(run)
-    config = read_config(run)["model"] if kind is None else config_of_kind(run, kind)["model"]
-    with _weights_of(run, config) as weights:
-        model = make_model(config)
+    config = read_config(run) if kind is None else config_of_kind(run, kind)
+    with _weights_of(run, config["model"]) as weights:
+        model = make_model(config["model"])
+        model.license = config.get("license", "")
         with contextlib.redirect_stdout(io.StringIO()):
             model.load_weights(weights)
         return model
@@ -285,6 +286,7 @@ def write_run(
     usual = task_named(None, config["kind"], sections)  # what needs no word
     settings = {} if task == usual else {"task": task}
     rest = {"settings": settings, "versions": versions(), "parameters": count_parameters(config)}
+    rest |= {"license": model.license} if model.license else {}
     with write_folder_whole(path) as aside:
         run = RunFolder(aside)
         write_config(run, {"model": config, **sections, "corpus": corpus, **rest})
@@ -337,5 +339,6 @@ def twin_of(model: FamilyModel) -> FamilyModel:
     ):
         return model
     twin = make_model(model_config(model))
+    twin.license = model.license
     twin.set_weights(model.get_weights())
     return twin

@@ -49,6 +49,8 @@ def info(arguments: argparse.Namespace) -> None:
     print(f"run: {run.path}")
     # A run that has not prepared its data does not tell the number; counting imports Keras, which takes seconds.
     print(f"parameters: {config.get('parameters') or count_parameters(config['model']):,}")
+    if "license" in config:
+        print(f"license: {config['license']}")
     if "answer_length" in config:
         print(f"answers: up to {config['answer_length']:,} tokens, with the end")
     if config["settings"].get("source"):  # a run of the user's own text; older runs name the default corpus too

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from keras_transformer.errors import RequestError, warn
 from keras_transformer.options import Config
+from keras_transformer.run_config import MAX_LICENSE
 
 MAX_JSON_BYTES = 64 * 2**20
 Choice = TypeVar("Choice")
@@ -64,7 +65,8 @@ SEARCH_WITHOUT_EFFECT = {
 READ_SEARCH = {"bad_words_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 MAX_LENGTH = 1_000_000
 GENERATION = "generation_config.json"
-LICENCES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
+LICENSES = ["LICENSE", "LICENSE.md", "LICENSE.txt", "LICENCE"]
+MAX_LICENSE_BYTES = 64 * 2**10  # so much is read of a file that may name the licence
 
 
 class ModelFolder:
@@ -250,6 +252,41 @@ def options_of(folder: ModelFolder, name: str) -> Options:
     if not ends or ends.count(ends[0]) < len(ends):
         raise options.refusal("eos_token_id", ends, "one id, for no search here ends a text with one of several")
     return Options({**values, "eos_token_id": ends[0]}, options.where)
+
+
+def license_of(folder: ModelFolder) -> str:
+    """The licence that a folder names, in one line: in the head of README.md, else in config.json, else in the first
+    two lines of a file LICENSE; "" if it names none.
+    """
+    config = folder.json("config.json").get("license")
+    names = _in_head(_beginning(folder, "README.md")) or ([config] if isinstance(config, str) else [])
+    for name in LICENSES:
+        names = names or [line for line in _beginning(folder, name).splitlines() if line.strip(" #")][:2]
+    line = " ".join(word for name in names for word in name.strip(" #").split())
+    return "".join(filter(str.isprintable, line))[:MAX_LICENSE]
+
+
+def _in_head(page: str) -> list[str]:
+    """The licences in the head of a page, which is YAML between two lines of hyphens: a name, or a list of names."""
+    start, *lines = page.split("\n")
+    if start.rstrip() != "---":
+        return []
+    names, is_list = [], False
+    for line in lines:
+        if line.rstrip() == "---":
+            break
+        key, _, value = line.partition(":")
+        item = line.strip().removeprefix("- ") if is_list and line.strip().startswith("- ") else ""
+        is_list = bool(item) or key in ("license", "license_name")
+        names += [item or value] if is_list else []
+    return [name for each in names if (name := each.partition(" #")[0].strip(" []\"'"))]
+
+
+def _beginning(folder: ModelFolder, name: str) -> str:
+    if not folder.has(name):
+        return ""
+    with folder.file(name).open("rb") as file:
+        return file.read(MAX_LICENSE_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 def search_of(folder: ModelFolder, config: Options, end: int, never: set[int], lacking: Iterable[str] = ()) -> Config:

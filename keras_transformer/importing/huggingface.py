@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_transformer.errors import JobError, RequestError
 from keras_transformer.importing import bart_models, causal_models, encoder_models, t5
-from keras_transformer.importing.folder import LICENCES, ModelFolder
+from keras_transformer.importing.folder import LICENSES, ModelFolder, license_of
 from keras_transformer.importing.weights import FILES, INDEX, Imported, homes_in
 from keras_transformer.tasks import TASKS
 
@@ -18,7 +18,7 @@ from keras_transformer.tasks import TASKS
 SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json",
     "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model",
-    "added_tokens.json", "preprocessor_config.json", "README.md", *LICENCES,
+    "added_tokens.json", "preprocessor_config.json", "README.md", *LICENSES,
 ]  # fmt: skip
 WEIGHTS = [part for name in FILES for part in (name, f"{name}{INDEX}")]  # the first that is there is fetched
 # For each architecture, by its `model_type` in config.json, what reads it.
@@ -127,4 +127,4 @@ def read_huggingface(folder: str | os.PathLike[str]) -> Imported:
         raise RequestError(
             f"{files.path}: expected an architecture among {', '.join(ARCHITECTURES)}; received {architecture!r:.60}"
         )
-    return ARCHITECTURES[architecture](files)
+    return ARCHITECTURES[architecture](files)._replace(license=license_of(files))

@@ -253,6 +253,7 @@ class Imported(NamedTuple):
         search: the options of the search, see `SearchOptions`.
         languages: the languages of source and target; None if the model does not say.
         labels: the labels of a classifier, in the order of its logits.
+        license: the licence that the folder names; "" if it names none.
     """
 
     config: Config
@@ -261,6 +262,7 @@ class Imported(NamedTuple):
     search: Config = {}
     languages: tuple[str, str] | None = None
     labels: list[str] = []
+    license: str = ""
 
     @property
     def task(self) -> str:
@@ -279,6 +281,7 @@ class Imported(NamedTuple):
         with keras.StatelessScope():
             model = make_model(self.config)
             self.weights.give_to(model)
+        model.license = self.license
         return model
 
     @property

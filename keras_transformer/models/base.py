@@ -152,6 +152,7 @@ class FamilyModel(ReplicatedFit):
     """
 
     kind: str  # a key of `family.KINDS`
+    license = ""  # the licence of the weights; "" if none is known
 
     def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)

@@ -77,8 +77,8 @@ def _new_run(given: Config) -> Run:
         "corpus": _corpus_config(corpus),
         "versions": versions(),
     }
-    if parent is not None and "search" in parent:
-        config["search"] = parent["search"]
+    if parent is not None:
+        config |= {name: parent[name] for name in ("search", "license") if name in parent}
     return Run(settings, folder, corpus, config, is_chief, given=given)
 
 
