@@ -10,7 +10,9 @@ from keras_transformer.__main__ import main
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import ModelFolder, license_of
 from keras_transformer.run_folder import read_config
+from keras_transformer.training.run import open_run as open_training
 from tests.importing.theirs import change, write
+from tests.tiny_corpus import write_corpus
 
 PAGES = [
     ("---\nlanguage: en\nlicense: apache-2.0\ntags:\n- translation\n---\n# Model", "apache-2.0"),
@@ -51,6 +53,11 @@ def test_it_is_kept_and_told(tmp_path, capsys):
     assert read_config(tmp_path / "again")["license"] == "apache-2.0"
     exported = open_run(run)
     assert exported.metadata(exported.decoding(), "float32")["license"] == "apache-2.0"
+    source, target = write_corpus(tmp_path, 60)
+    tuned = open_training({
+        "init_from": str(run), "source": str(source), "target": str(target), "out": str(tmp_path / "tuned"), "steps": 5,
+    })  # fmt: skip
+    assert tuned is not None and tuned.config["license"] == "apache-2.0"
     for wrong in (3, "x" * 201, "a\nb"):
         text = json.dumps({**json.loads((run / "config.json").read_text()), "license": wrong})
         (run / "config.json").write_text(text)
