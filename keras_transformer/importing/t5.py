@@ -20,6 +20,7 @@ from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.unigram import sentencepiece_model
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, are_same, first_of, open_weights
 from keras_transformer.options import Config
 
@@ -74,13 +75,17 @@ def read(folder: ModelFolder) -> Imported:
 
 
 def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocabulary, ControlIds]:
-    content, tokenizer = folder.read("spiece.model", MAX_MODEL_BYTES), _tokenizer_options(folder)
+    tokenizer = _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
+    is_alone = folder.has("tokenizer.json") and not folder.has("spiece.model")  # as transformers 5 writes folders
+    name = "tokenizer.json" if is_alone else "spiece.model"
+    content = folder.json(name) if is_alone else folder.read(name, MAX_MODEL_BYTES)
     try:
-        vocabulary, control = joint_vocabulary(content, size, sentinels)
-    except ValueError as error:
-        raise RequestError(f"{folder.path / 'spiece.model'}: {error}; download it again") from error
+        model = sentencepiece_model(content, sentinels) if isinstance(content, dict) else content
+        vocabulary, control = joint_vocabulary(model, size, sentinels)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{folder.path / name}: {error}; download it again") from error
     options.expect({"pad_token_id": control.pad, "eos_token_id": control.end, "decoder_start_token_id": control.start})
     _check_added(folder, tokenizer, {"<pad>", "</s>", "<unk>", *sentinels})
     return vocabulary, control
