@@ -30,10 +30,35 @@ def _while_loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars:
 
 
 def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object, starts: object) -> Any:
-    """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins.
+    """A loop that goes on while `cond(*loop_vars)` is true; `starts` tells whether it begins."""
+    depth, flat, variables, inside, after = recorded_body(r, body, loop_vars)
+    goes_on = r.as_type(cond(*keras.tree.pack_sequence_as(loop_vars, after)), "bool")
+    graph, moving = r.graphs[-1], [place for place, one in enumerate(variables) if not one.is_fixed]
+    outputs = graph.distinct([name_of(r, graph, one) for one in (goes_on, *(after[place] for place in moving))])
+    r.leave()
+    outer = r.graphs[-1]
+    given = [name_of(r, outer, one) for one in (starts, *(flat[place] for place in moving))]
+    names = outer.loop(graph, [inside[place].described() for place in moving], given, outputs)
+    for name, place in zip(names, moving, strict=True):
+        sizes = [
+            None if isinstance(size, Recorded) and size.depth >= depth else size for size in variables[place].sizes
+        ]
+        flat[place] = Recorded(r, name, inside[place].dtype, sizes, depth - 1)
+    return keras.tree.pack_sequence_as(loop_vars, flat)
 
-    The body is recorded again until the sizes that change and the variables that do not are known.
-    """
+
+class RecordedBody(NamedTuple):
+    """The body of a loop, in the graph that was entered for it."""
+
+    depth: int  # of that graph
+    first: list[Any]  # each variable before the loop,
+    variables: list[Variable]
+    inside: list[Any]  # as the body gets it,
+    after: list[Any]  # and as the body hands it on
+
+
+def recorded_body(r: Recorder, body: Body, loop_vars: Any) -> RecordedBody:
+    """Records a body again until the sizes that change and the variables that do not are known."""
     flat = [one if one is None or isinstance(one, Recorded) else r.array(one) for one in keras.tree.flatten(loop_vars)]
     variables = [Variable(one, [] if one is None else [*r.sizes_of(one)], one is None) for one in flat]
     while True:
@@ -42,22 +67,9 @@ def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object
         after = keras.tree.flatten(tuple(body(*keras.tree.pack_sequence_as(loop_vars, inside))))
         known = [_known(r, *each) for each in zip(variables, inside, after, strict=True)]
         if all(one is other for one, other in zip(known, variables, strict=True)):
-            break
+            return RecordedBody(depth, flat, variables, inside, after)
         r.leave()
         variables = known
-    goes_on = r.as_type(cond(*keras.tree.pack_sequence_as(loop_vars, after)), "bool")
-    graph, moving = r.graphs[-1], [place for place, one in enumerate(variables) if not one.is_fixed]
-    outputs = graph.distinct([_name(r, graph, one) for one in (goes_on, *(after[place] for place in moving))])
-    r.leave()
-    outer = r.graphs[-1]
-    given = [_name(r, outer, one) for one in (starts, *(flat[place] for place in moving))]
-    names = outer.loop(graph, [inside[place].described() for place in moving], given, outputs)
-    for name, place in zip(names, moving, strict=True):
-        sizes = [
-            None if isinstance(size, Recorded) and size.depth >= depth else size for size in variables[place].sizes
-        ]
-        flat[place] = Recorded(r, name, inside[place].dtype, sizes, depth - 1)
-    return keras.tree.pack_sequence_as(loop_vars, flat)
 
 
 def _inside(r: Recorder, variable: Variable) -> Any:
@@ -84,7 +96,8 @@ def _known(r: Recorder, variable: Variable, inside: Any, after: Any) -> Variable
     return variable if known.count(None) == variable.sizes.count(None) else variable._replace(sizes=known)
 
 
-def _name(r: Recorder, graph: Graph, value: object) -> str:
+def name_of(r: Recorder, graph: Graph, value: object) -> str:
+    """The name in a graph of a recorded value, or of a constant."""
     return value.name if isinstance(value, Recorded) else graph.value(r.array(value))
 
 

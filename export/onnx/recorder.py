@@ -6,7 +6,7 @@ outermost graph that has the node's inputs: what a loop does not change is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ class Unrecordable(Unwritable):
     """A model computes something that has no form in ONNX here."""
 
 
-def recorder_of(model: FamilyModel, precision: str) -> Recorder:
+def recorder_of(model: FamilyModel, precision: str, ways: Mapping[str, Callable[..., Any]] = WAYS) -> Recorder:
     """A recorder for a model, with tables of all its positions."""
     members = members_of(model)
     if hasattr(model, "max_source_length"):
@@ -44,7 +44,7 @@ def recorder_of(model: FamilyModel, precision: str) -> Recorder:
         num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
     else:
         num_positions = model.context_length
-    return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
+    return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0), ways)
 
 
 def _with_int64() -> AbstractContextManager:
@@ -70,23 +70,30 @@ class Recorder:
         precision: the precision of weights and states.
         num_positions: how many positions the tables of positions have.
         num_tokens: how many tokens a search chooses among.
+        ways: what it does in its own way, by the names of the functions of `ops.replaceable`.
     """
 
     integers = "int64"
 
-    def __init__(self, precision: Precision, num_positions: int, num_tokens: int = 0):
+    def __init__(
+        self,
+        precision: Precision,
+        num_positions: int,
+        num_tokens: int = 0,
+        ways: Mapping[str, Callable[..., Any]] = WAYS,
+    ):
         self.graphs = [Graph()]
         self.precision = precision
         self.num_positions = num_positions
         self.num_tokens = num_tokens
-        self.ways = {name: partial(way, self) for name, way in WAYS.items()}
+        self.ways = {name: partial(way, self) for name, way in ways.items()}
         # While beams share keys: how many beams, and which of the keys a beam sees.
         self.num_sharing = 1
         self.seen: Recorded | None = None
         self.rounds: list[tuple[int, Size]] = []  # for each loop in rounds its body's depth, and the whole batch
         self._path: list[str] = []  # the layers whose calls are recorded now
         self._known: list[dict[tuple, Any]] = [{}]  # for each graph, its nodes
-        self._vectors: dict[str, Recorded] = {}  # sizes in the shape (1,), by the names of the scalars
+        self.vectors: dict[str, Recorded] = {}  # sizes in the shape (1,), by the names of the scalars
         self._axes: dict[str | int | None, Size] = {}  # the axes of the inputs, by their names
         self._arrays: dict[int, tuple[Any, np.ndarray]] = {}
         self._derived: dict[tuple, tuple[Any, Any]] = {}
@@ -270,10 +277,15 @@ class Recorder:
         if x.sizes[axis] is None:
             vector = self.emit("Shape", x, dtype="int64", sizes=[1], start=axis, end=axis + 1)
             scalar = self.emit("Squeeze", vector, np.array([0]), dtype="int64", sizes=[])
-            self._vectors[scalar.name] = vector
+            self.vectors[scalar.name] = vector
             self.positive.add(scalar.name)
             x.sizes[axis] = scalar
         return x.sizes[axis]
+
+    def value_of(self, name: str) -> Recorded:
+        """The value that a node of the outermost graph makes."""
+        made = keras.tree.flatten([*self._known[0].values()])
+        return next(value for value in made if value.name == name)
 
     def look_up_sizes(self, x: Recorded) -> None:
         """Makes all sizes of a value known."""
@@ -296,11 +308,11 @@ class Recorder:
 
     def _vector_of(self, scalar: Recorded) -> Recorded:
         """A scalar in the shape (1,)."""
-        if scalar.name not in self._vectors:
-            self._vectors[scalar.name] = self.emit(
+        if scalar.name not in self.vectors:
+            self.vectors[scalar.name] = self.emit(
                 "Reshape", self.cast(scalar, "int64"), np.array([1]), dtype="int64", sizes=[1]
             )
-        return self._vectors[scalar.name]
+        return self.vectors[scalar.name]
 
     def view(self, x: Recorded, sizes: Sequence[Size]) -> Recorded:
         """A value in another shape of the same numbers, without a node."""

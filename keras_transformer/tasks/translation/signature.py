@@ -115,7 +115,11 @@ class Translated(Searched):
 
 
 def translate_ids(
-    model: Transformer, source_ids: Tensor, decoding: Decoding, index_dtype: str | None = None
+    model: Transformer,
+    source_ids: Tensor,
+    decoding: Decoding,
+    index_dtype: str | None = None,
+    max_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The translator's search, from ids to ids.
 
@@ -124,14 +128,15 @@ def translate_ids(
         source_ids: (B, S) int32, pieces and the end id, then pad.
         decoding: the options of the search.
         index_dtype: as for `beam_search`.
+        max_length: L, at least and by default the limit of the batch's longest sentence.
 
     Returns:
         ids (B, n_best, L) int32, the best first, each with its end id (none if cut at its limit), then pad; and scores
-        (B, n_best) float32. L is the limit of the batch's longest sentence.
+        (B, n_best) float32.
     """
     source_ids = permitted(source_ids, model.source_vocabulary_size or model.vocabulary_size, model.max_source_length)
     limits = limits_of(source_ids, decoding.max_length)
-    max_length = longest_of(limits)
+    max_length = longest_of(limits) if max_length is None else max_length
     cache = model.init_cache(model.encode(source_ids), source_ids, decoding.num_beams, max_length)
     num_beams, length_penalty, n_best = decoding.num_beams, decoding.length_penalty, decoding.n_best
     return beam_search(

@@ -1,0 +1,174 @@
+"""A translator's search in three graphs, with the loop outside of them, where the host runs it.
+
+`begin` makes the state before the first step, `advance` makes a state from the one before, `end` reads the hypotheses
+off the last one. No shape changes from step to step: a runtime can capture `advance` once, and launch it as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import onnx
+from onnx import helper
+
+from keras_transformer import ops
+from keras_transformer.lengths import longest
+from keras_transformer.tasks.translation.signature import translate_ids
+
+from ..artefacts import Decoding, TrainedRun
+from .export import SOURCE
+from .graph import Graph, Model, ValueInfo
+from .loops import name_of, recorded_body
+from .recorded import Recorded, Recorder
+from .recorder import recorder_of
+from .ways import WAYS
+
+STAGES = ("begin", "advance", "end")
+# The others make caches grow, or beams share them.
+FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax", "gather_beams")
+# What sizes are made of, beside `Shape`.
+OF_SIZES = {"Squeeze", "Reshape", "Concat", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"}
+
+
+def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[str, Model]:
+    """The graphs of a search, by the names in `STAGES`.
+
+    `begin`: `source_ids` (batch, source) int32 → the inputs of the others. `advance`: what the steps only read, then
+    the state → the new state in the same order, of which `done` (batch,) bool tells which sentences are complete; the
+    last inputs are as many as the outputs. `end`: some of the same → `ids` (batch, n, length) int32 and `scores`
+    (batch, n) float32, as `translate_ids` returns them. Length is what `source` permits: a step at a position beyond
+    it has no meaning. No size may be 0.
+
+    Args:
+        run, decoding, precision: as for `export_onnx`.
+
+    Raises:
+        Unrecordable: a part of the model has no form in ONNX here, or a size changes from step to step.
+    """
+    stages = _Stages()
+    r = recorder_of(run.model, precision, {**{name: WAYS[name] for name in FIXED}, "run_loop": stages.run_loop})
+    with ops.on(r):
+        ids = r.input(SOURCE)
+        most = r.num_positions if decoding.max_length is None else min(decoding.max_length, r.num_positions)
+        ids, scores = translate_ids(run.model, ids, decoding, max_length=ops.minimum(longest(ids.sizes[1]), most))
+        return stages.models(r, {"ids": ids, "scores": scores})
+
+
+class _Stages:
+    """Divides what is recorded at the search's loop; what no step changes belongs to `begin`."""
+
+    def run_loop(
+        self,
+        r: Recorder,
+        advance: Callable[..., Any],
+        state: Any,
+        done: Callable[[Any], Any],
+        given: Any,
+        begin: Callable[[Any], Any] = lambda state: state,
+    ) -> Any:
+        """The last state, as the inputs of a graph of its own."""
+
+        def body(*fields: Any) -> tuple:
+            return tuple(advance(state._make(fields), given))
+
+        loop_vars = tuple(begin(state))
+        _, first, variables, inside, after = recorded_body(r, body, loop_vars)
+        moving = [place for place, one in enumerate(variables) if not one.is_fixed]
+        if any(None in variables[place].sizes for place in moving):
+            raise r.unrecordable("a search whose sizes change from step to step")
+        is_done = done(state._make(keras.tree.pack_sequence_as(loop_vars, after)))
+        self.first = [first[place] for place in moving]
+        self.states = [inside[place] for place in moving]
+        self.advance = r.graphs[-1]
+        names = self.advance.distinct([name_of(r, self.advance, after[place]) for place in moving])
+        at = next(at for at, place in enumerate(moving) if after[place] is is_done)
+        names[at] = self.advance.named(names[at], "done")
+        self.outputs = [_info(one, name) for name, one in zip(names, self.states, strict=True)]
+        r.leave()
+        r.enter()
+        return state._make(keras.tree.pack_sequence_as(loop_vars, inside))
+
+    def models(self, r: Recorder, found: dict[str, Recorded]) -> dict[str, Model]:
+        """The models, after the end was recorded."""
+        begin, end = r.graphs
+        outputs = [_info(one, end.named(one.name, name)) for name, one in found.items()]
+        given, models = dict[str, Recorded](), {}
+        for name, graph, out in (("advance", self.advance, self.outputs), ("end", end, outputs)):
+            own = _alone(r, graph, self.states)
+            given |= own
+            models[name] = Model(graph, [_info(one) for one in [*own.values(), *self.states]], out)
+        r.leave()
+        for one, state in zip(self.first, self.states, strict=True):
+            begin.named(name_of(r, begin, one), state.name)
+        taken = [_info(one) for one in [*given.values(), *self.states]]
+        return {"begin": Model(begin, [SOURCE], taken), **models}
+
+
+def _info(value: Recorded, name: str | None = None) -> ValueInfo:
+    """A value as an input or an output. Axes of one size have one name."""
+    shape = [size.name if isinstance(size, Recorded) else size for size in value.sizes]
+    return ValueInfo(name or value.name, np.dtype(value.dtype), shape)
+
+
+def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, Recorded]:
+    """Makes a body the graph of a model, which looks sizes up at its inputs. Returns what it takes beside its state."""
+    before = {name: node for node in r.graphs[0].nodes for name in node.output}
+    scalars = {vector.name: scalar for scalar, vector in r.vectors.items()}
+    axes = _axes(states)
+
+    @cache
+    def is_size(name: str) -> bool:
+        """Whether a value from before the loop is made of sizes alone: numbers on the host."""
+        node = before[name]
+        made_of = [one for one in node.input if one in before]
+        is_made = node.op_type in OF_SIZES and bool(made_of) and all(map(is_size, made_of))
+        return is_made or name in axes or node.op_type == "Shape"
+
+    given: dict[str, Recorded] = {}
+    sizes: list[str] = []
+    copied: list[onnx.NodeProto] = []
+
+    def take(name: str) -> None:
+        if name not in before or name in given or name in sizes:
+            return
+        if not is_size(name):
+            given[name] = r.value_of(name)
+            return
+        sizes.append(name)
+        if name not in axes and before[name].op_type != "Shape":
+            for one in before[name].input:
+                take(one)
+            copied.append(before[name])
+
+    for node in graph.nodes:
+        for name in node.input:
+            take(name)
+    axes |= _axes([*given.values()])
+    made = {name for node in copied for name in node.output}
+    looked_up = [(name, axes[scalars.get(name, name)]) for name in sizes if name not in made]
+    graph.stand_alone([node for one in looked_up for node in _lookup(graph, *one, one[0] in scalars)] + copied)
+    return given
+
+
+def _axes(values: Sequence[Recorded]) -> dict[str, tuple[str, int]]:
+    """Where the sizes of values can be looked up: (value, axis) by the name of the size."""
+    return {
+        size.name: (value.name, axis)
+        for value in values
+        for axis, size in enumerate(value.sizes)
+        if isinstance(size, Recorded)
+    }
+
+
+def _lookup(graph: Graph, name: str, place: tuple[str, int], is_vector: bool) -> list[onnx.NodeProto]:
+    """The nodes that make a size, as a vector (1,) or as a scalar."""
+    value, axis = place
+    vector = name if is_vector else graph.new_name("Shape")
+    nodes = [helper.make_node("Shape", [value], [vector], name=vector, start=axis, end=axis + 1)]
+    if not is_vector:
+        nodes.append(helper.make_node("Squeeze", [vector], [name], name=name))
+    return nodes
