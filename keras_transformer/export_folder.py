@@ -17,6 +17,7 @@ LEAST_BLEU = 5.0  # the model's: below that, BLEU tells nothing of a low precisi
 PRECISIONS = ("float32", "float16", "int8")
 PROVIDERS = ("auto", "cpu", "cuda")  # what ONNX Runtime computes on
 ONNX = "onnx"  # the folder of an export's graphs
+STAGES = ("begin", "advance", "end")  # the graphs of a search whose loop is outside of them
 
 
 class Bounds(NamedTuple):
@@ -54,17 +55,20 @@ BOUNDS = {
 
 class Graphs(NamedTuple):
     """The ONNX files of a model: a translator with its search inside, and the two halves of the model, which have no
-    search. The translator may be missing, or both halves.
+    search. The translator may be missing, or both halves. For a GPU a run keeps the search in three stages too.
     """
 
     translate: Path | None
     encoder: Path | None
     step: Path | None
+    begin: Path | None = None
+    advance: Path | None = None
+    end: Path | None = None
 
     @classmethod
     def in_folder(cls, folder: Path, precision: str) -> Graphs | None:
         """The graphs of a precision; None if the folder has none."""
-        paths = (folder / file_name(name, precision) for name in cls._fields)
+        paths = (folder / file_name(name, precision) for name in cls._fields[:3])
         translate, encoder, step = (path if path.is_file() else None for path in paths)
         halves = (encoder, step) if encoder and step else (None, None)
         return cls(translate, *halves) if translate or step else None

@@ -46,7 +46,7 @@ keras_transformer.lazy
 keras_transformer.options keras_transformer.lengths keras_transformer.errors keras_transformer.ops
 keras_transformer.version keras_transformer.machine
 """
-MOST_MODULES = 192  # of the package and of export
+MOST_MODULES = 202  # of the package and of export
 LEVELS = {name: level for level, line in enumerate(ORDER.strip().splitlines()) for name in line.split()}
 # The configuration names the search, and decoding opens runs: they are one name.
 ONE_NAME = {f"{PACKAGE}.{name}": f"{PACKAGE}.decoding" for name in ("run_config", "run_folder")}
@@ -63,7 +63,7 @@ losses metrics schedules
 ORDERS_ITS_CHUNKS = f"{PACKAGE}.losses"  # by `lazy.computed_after`, which does nothing on other backends
 EXPORT_ONLY = {"onnx", "tf2onnx", "onnxruntime", "onnxruntime_extensions", "ai_edge_litert", "tensorflow_text"}
 # The export builds graphs; this module runs them, where it is asked to.
-RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_decoder")
+RUNS_GRAPHS = ("onnxruntime", f"{PACKAGE}.decoding.onnx_sessions")
 
 
 class Import(NamedTuple):

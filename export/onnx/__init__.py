@@ -11,6 +11,7 @@ from .export import (
     translate_model,
     write_graph,
 )
+from .stages import stage_models, write_stages
 
 __all__ = [
     "INT8_OPERATORS",
@@ -18,8 +19,10 @@ __all__ = [
     "encoder_model",
     "export_onnx",
     "ids_model",
+    "stage_models",
     "step_model",
     "text_model",
     "translate_model",
     "write_graph",
+    "write_stages",
 ]

@@ -50,7 +50,7 @@ def loop(r: Recorder, cond: Callable[..., object], body: Body, loop_vars: object
 class RecordedBody(NamedTuple):
     """The body of a loop, in the graph that was entered for it."""
 
-    depth: int  # of that graph
+    depth: int  # the graph's
     first: list[Any]  # each variable before the loop,
     variables: list[Variable]
     inside: list[Any]  # as the body gets it,

@@ -6,8 +6,9 @@ off the last one. No shape changes from step to step: a runtime can capture `adv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,13 +22,12 @@ from keras_transformer.tasks.translation.signature import translate_ids
 
 from ..artefacts import Decoding, TrainedRun
 from .export import SOURCE
-from .graph import Graph, Model, ValueInfo
+from .graph import Graph, Model, ValueInfo, write_model
 from .loops import name_of, recorded_body
 from .recorded import Recorded, Recorder
 from .recorder import recorder_of
 from .ways import WAYS
 
-STAGES = ("begin", "advance", "end")
 # The others make caches grow, or beams share them.
 FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax", "gather_beams")
 # What sizes are made of, beside `Shape`.
@@ -35,13 +35,13 @@ OF_SIZES = {"Squeeze", "Reshape", "Concat", "Cast", "Add", "Sub", "Mul", "Div", 
 
 
 def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[str, Model]:
-    """The graphs of a search, by the names in `STAGES`.
+    """The graphs of a search, by the names of `export_folder.STAGES`.
 
     `begin`: `source_ids` (batch, source) int32 → the inputs of the others. `advance`: what the steps only read, then
     the state → the new state in the same order, of which `done` (batch,) bool tells which sentences are complete; the
     last inputs are as many as the outputs. `end`: some of the same → `ids` (batch, n, length) int32 and `scores`
-    (batch, n) float32, as `translate_ids` returns them. Length is what `source` permits: a step at a position beyond
-    it has no meaning. No size may be 0.
+    (batch, n) float32, as `translate_ids` returns them. The axis called `length` of the state is what `source` permits:
+    more steps have no meaning. No size may be 0.
 
     Args:
         run, decoding, precision: as for `export_onnx`.
@@ -49,17 +49,31 @@ def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[st
     Raises:
         Unrecordable: a part of the model has no form in ONNX here, or a size changes from step to step.
     """
-    stages = _Stages()
+    stages = Stages()
     r = recorder_of(run.model, precision, {**{name: WAYS[name] for name in FIXED}, "run_loop": stages.run_loop})
     with ops.on(r):
         ids = r.input(SOURCE)
         most = r.num_positions if decoding.max_length is None else min(decoding.max_length, r.num_positions)
-        ids, scores = translate_ids(run.model, ids, decoding, max_length=ops.minimum(longest(ids.sizes[1]), most))
+        length = ops.minimum(longest(ids.sizes[1]), most)
+        stages.axes = {r.shape(ids)[0].name: "batch", length.name: "length"}
+        ids, scores = translate_ids(run.model, ids, decoding, max_length=length)
         return stages.models(r, {"ids": ids, "scores": scores})
 
 
-class _Stages:
-    """Divides what is recorded at the search's loop; what no step changes belongs to `begin`."""
+def write_stages(run: TrainedRun, paths: Mapping[str, Path], decoding: Decoding, precision: str) -> None:
+    """Writes the graphs of `stage_models` to the paths of their names."""
+    for name, model in stage_models(run, decoding, precision).items():
+        write_model(paths[name], model, run.metadata(decoding, precision))
+
+
+class Stages:
+    """Divides what is recorded at the search's loop; what no step changes belongs to `begin`.
+
+    Attributes:
+        axes: the names of axes, by the names of their sizes; others are called as their sizes.
+    """
+
+    axes: Mapping[str, str] = {}
 
     def run_loop(
         self,
@@ -87,7 +101,7 @@ class _Stages:
         names = self.advance.distinct([name_of(r, self.advance, after[place]) for place in moving])
         at = next(at for at, place in enumerate(moving) if after[place] is is_done)
         names[at] = self.advance.named(names[at], "done")
-        self.outputs = [_info(one, name) for name, one in zip(names, self.states, strict=True)]
+        self.outputs = [self._info(one, name) for name, one in zip(names, self.states, strict=True)]
         r.leave()
         r.enter()
         return state._make(keras.tree.pack_sequence_as(loop_vars, inside))
@@ -95,23 +109,22 @@ class _Stages:
     def models(self, r: Recorder, found: dict[str, Recorded]) -> dict[str, Model]:
         """The models, after the end was recorded."""
         begin, end = r.graphs
-        outputs = [_info(one, end.named(one.name, name)) for name, one in found.items()]
+        outputs = [self._info(one, end.named(one.name, name)) for name, one in found.items()]
         given, models = dict[str, Recorded](), {}
         for name, graph, out in (("advance", self.advance, self.outputs), ("end", end, outputs)):
             own = _alone(r, graph, self.states)
             given |= own
-            models[name] = Model(graph, [_info(one) for one in [*own.values(), *self.states]], out)
+            models[name] = Model(graph, [self._info(one) for one in [*own.values(), *self.states]], out)
         r.leave()
         for one, state in zip(self.first, self.states, strict=True):
             begin.named(name_of(r, begin, one), state.name)
-        taken = [_info(one) for one in [*given.values(), *self.states]]
+        taken = [self._info(one) for one in [*given.values(), *self.states]]
         return {"begin": Model(begin, [SOURCE], taken), **models}
 
-
-def _info(value: Recorded, name: str | None = None) -> ValueInfo:
-    """A value as an input or an output. Axes of one size have one name."""
-    shape = [size.name if isinstance(size, Recorded) else size for size in value.sizes]
-    return ValueInfo(name or value.name, np.dtype(value.dtype), shape)
+    def _info(self, value: Recorded, name: str | None = None) -> ValueInfo:
+        """A value as an input or an output. Axes of one size have one name."""
+        shape = [self.axes.get(size.name, size.name) if isinstance(size, Recorded) else size for size in value.sizes]
+        return ValueInfo(name or value.name, np.dtype(value.dtype), shape)
 
 
 def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, Recorded]:

@@ -6,40 +6,39 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from keras_transformer import ops
 from keras_transformer.decoding.decoder import Decoder, Emitted, Found
 from keras_transformer.decoding.loop import Cache, sample
-from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, Runtime, check, device_name, once
+from keras_transformer.decoding.onnx_sessions import CPU, CUDA, StagedSearch, open_session, run, runtime_of
+from keras_transformer.decoding.probes import Answer, Differs, Probe, ProbesFile, check, once
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.search_options import OF_A_MODEL, SearchOptions, require
 from keras_transformer.decoding.sentences import Arrays, Ids, Sentence, padded
-from keras_transformer.errors import JobError, RequestError
-from keras_transformer.export_folder import PRECISIONS, PROVIDERS, Graphs
+from keras_transformer.errors import JobError, RequestError, warn
+from keras_transformer.export_folder import PRECISIONS, PROVIDERS, STAGES, Graphs
 from keras_transformer.lengths import longest, penalty
 from keras_transformer.machine import num_cores
 from keras_transformer.options import Config
 from keras_transformer.text.splitting import LearnedText
-from keras_transformer.text.tokenizer import END, PAD, START
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+from keras_transformer.text.tokenizer import END, PAD, START, UNKNOWN
 
 SIZES = ("max_source_length", "vocabulary_size", "num_control_ids")  # that a graph must tell
 LARGE_BYTES = 32 * 2**20  # larger graphs are worth several threads in one operation
 BEST, N_BEST = ["target_ids", "score"], ["n_best_ids", "n_best_scores"]  # the translator's outputs
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# What is checked together, under the name of the graph that is run most.
+CHECKED = {"translate": ("translate",), "step": ("encoder", "step"), "advance": STAGES}
 
 
 class OnnxDecoder(Decoder):
     """Decodes with the graphs that the export writes.
 
-    The search inside the translator runs where it is the search that is asked for. Other numbers of beams, other
-    lengths, prefixes, sampling and given translations take the two halves, with the search in NumPy. Each first
-    answers the probes, see `probes`.
+    The search inside the translator runs where it is the search that is asked for; on a GPU in stages, if the graphs
+    have them. Other numbers of beams, other lengths, prefixes, sampling and given translations take the two halves,
+    with the search in NumPy. Each first answers the probes, see `probes`.
 
     Args:
         graphs: where the graphs are.
@@ -60,7 +59,9 @@ class OnnxDecoder(Decoder):
         self._lock = threading.Lock()
         self._checking = threading.RLock()
         self._checked: set[str] = set()
-        self._sessions: dict[Path, InferenceSession] = {}
+        self._sessions: dict[Path, Any] = {}
+        self._staged_search: StagedSearch | None = None
+        self._may_be_staged = graphs.advance is not None
         self.metadata = self._read_metadata()
         self.config: Config = self.metadata["model"]
         self.max_source_length = self.config["max_source_length"]
@@ -79,17 +80,21 @@ class OnnxDecoder(Decoder):
             )
 
     def require_checked(self, options: SearchOptions) -> None:
-        self._require_checked("translate" if self.serves(options) and not options.sampling else "step")
+        self._require_checked(self._searching() if self.serves(options) and not options.sampling else "step")
 
     def decode_all(self, batches: Sequence[list[Sentence]], options: SearchOptions) -> Iterator[list[Emitted]]:
-        if self._num_inner > 1 and sum(map(len, batches)) > 1:
+        if self.serves(options) and self._searching() == "advance":
+            self.num_parallel = 1  # the GPU has one loop, and is quickest with whole batches
+        elif self._num_inner > 1 and sum(map(len, batches)) > 1:
             # From now on threads translate side by side, each with one thread in its operations.
             self._num_inner, self._sessions = 1, {}
         return super().decode_all(batches, options)
 
     def search(self, arrays: Arrays, options: SearchOptions) -> Found:
         if self.serves(options) and not arrays.prefix_ids.any():
-            self._require_checked("translate")
+            self._require_checked(name := self._searching())
+            if name == "advance":
+                return self._in_stages(arrays.source_ids, options.n_best)
             names = BEST if options.n_best == 1 else N_BEST
             ids, scores = run(self._session("translate"), names, {"source_ids": arrays.source_ids})
             return Found(ids[:, None], scores[:, None]) if options.n_best == 1 else Found(ids, scores)
@@ -118,6 +123,29 @@ class OnnxDecoder(Decoder):
             == tuple(map(baked.get, OF_A_MODEL))
             and (options.n_best == 1 or (self._has_list() and options.n_best == baked.get("n_best")))
         )  # fmt: skip
+
+    def _searching(self) -> str:
+        """What does the search inside the translator: "translate", or "advance" in stages on a GPU."""
+        if self._may_be_staged and self._session("translate").get_providers()[0] == CUDA:
+            with self._checking:
+                if self._may_be_staged and self._staged_search is None:
+                    self._open_stages()
+        return "advance" if self._staged_search else "translate"
+
+    def _open_stages(self) -> None:
+        try:
+            search = StagedSearch(self.graphs, self._num_inner, self.provider)
+            search.search(np.array([[UNKNOWN, END]]))  # captures a step
+            self._staged_search = search
+        except (RequestError, JobError) as error:
+            self._may_be_staged = False
+            warn(f"the GPU cannot capture a step of the search, so the search inside {self.graphs.main} runs: {error}")
+
+    def _in_stages(self, source_ids: np.ndarray, num_best: int | None = None) -> Found:
+        """What the search in stages finds, or the best of it."""
+        assert self._staged_search is not None
+        ids, scores = self._staged_search.search(source_ids)
+        return Found(ids[:, :num_best], scores[:, :num_best])
 
     def _has_list(self) -> bool:
         return any(output.name == N_BEST[0] for output in self._session("translate").get_outputs())
@@ -185,7 +213,7 @@ class OnnxDecoder(Decoder):
     def _past(self) -> list[Any]:
         return [argument for argument in self._session("step").get_inputs() if argument.name.startswith("past_")]
 
-    def _session(self, name: str) -> InferenceSession:
+    def _session(self, name: str) -> Any:
         """The session of a graph, opened when it is first used."""
         path = getattr(self.graphs, name)
         if path is None:
@@ -214,12 +242,13 @@ class OnnxDecoder(Decoder):
         file = ProbesFile.read(self.graphs.probes, self.vocabulary_sizes, self.max_source_length)
         if not file.probes:
             return
-        searches, runtime = name == "translate", runtime_of(self._session(name))
-        paths = [path for graph, path in self.graphs.present() if (graph == "translate") == searches]
+        searches = name != "step"
+        runtime = runtime_of(self._session("translate" if searches else "step"))
+        paths = [path for graph, path in self.graphs.present() if graph in CHECKED[name]]
 
         def compare() -> None:
             alpha = self.metadata["decoding"]["length_penalty"] if searches else 0.0
-            answers = self._searched(file.probes, alpha) if searches else self._forced(file.probes)
+            answers = self._searched(name, file.probes, alpha) if searches else self._forced(file.probes)
             check(file.probes, answers, self.metadata["precision"], alpha)
 
         try:
@@ -232,11 +261,16 @@ class OnnxDecoder(Decoder):
                 f"{' and '.join(map(str, paths))}: {error}: {mend}"
             ) from None
 
-    def _searched(self, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
-        """What the translator finds for each probe, the best first, and then its list if it has one."""
+    def _searched(self, name: str, probes: Sequence[Probe], length_penalty: float) -> list[list[Answer]]:
+        """What a search finds for each probe, the best first, and then its list if it has one."""
         width = 1 + max(len(probe.source_ids) for probe in probes)  # every row has padding
-        feeds = {"source_ids": padded([probe.source_ids for probe in probes], width)}
-        ids, scores, *listed = run(self._session("translate"), [*BEST, *(N_BEST if self._has_list() else [])], feeds)
+        source_ids = padded([probe.source_ids for probe in probes], width)
+        if name == "advance":
+            found = self._in_stages(source_ids)
+            ids, scores, listed = found.ids[:, 0], found.scores[:, 0], [found.ids, found.scores]
+        else:
+            names = [*BEST, *(N_BEST if self._has_list() else [])]
+            ids, scores, *listed = run(self._session("translate"), names, {"source_ids": source_ids})
         if ids.ndim != 2 or not len(ids) == scores.size == len(probes):
             raise Differs(f"expected {len(probes)} translations; received {ids.shape} ids and {scores.shape} scores")
         rows = [[pair] for pair in zip(ids, scores, strict=True)]
@@ -270,71 +304,10 @@ class OnnxDecoder(Decoder):
             raise RequestError(f"{self.graphs.main} is not the graph that an export has by this name") from None
 
 
-def open_session(path: Path, num_threads: int, provider: str = "auto") -> InferenceSession:
-    """A session for a graph.
-
-    Args:
-        path: the path of the graph.
-        num_threads: how many threads of the processor to use.
-        provider: see `OnnxDecoder`.
-
-    Raises:
-        RequestError: onnxruntime is not installed, the graph cannot be loaded, or there is no GPU that was asked for.
-    """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise RequestError(
-            f"{path} needs the package onnxruntime, which is not installed: pip install onnxruntime"
-        ) from None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.log_severity_level = 3
-    providers: list[Any] = [CPU]
-    if provider != "cpu" and CUDA in onnxruntime.get_available_providers():
-        onnxruntime.preload_dlls()  # CUDA's libraries from pip, which the provider does not find by itself
-        providers.insert(0, (CUDA, {"use_tf32": 0}))  # TF32 rounds float32 to 11 bits
-    try:
-        session = onnxruntime.InferenceSession(path, options, providers=providers)
-    except Exception as error:  # ONNX Runtime's exceptions have no base but this
-        reason = " ".join(str(error).split())[:300]
-        raise RequestError(
-            f"{path} is damaged, or ONNX Runtime cannot run it; export it again, or delete it if it lies in a run's "
-            f"cache, where it is then built again: {reason}"
-        ) from error
-    if provider == "cuda" and CUDA not in session.get_providers():
-        raise RequestError(
-            f"--provider cuda: ONNX Runtime {onnxruntime.__version__} cannot use a GPU here; it has "
-            f"{', '.join(session.get_providers())}: install onnxruntime-gpu and CUDA, or take --provider cpu"
-        )
-    return session
-
-
 def answer(row: np.ndarray, score: float, length_penalty: float) -> Answer:
     """The ids of a row without pad, and log P by its score."""
     ids = [int(id) for id in row if id != PAD]
     return Answer(ids, score * penalty(len(ids), length_penalty))
-
-
-def runtime_of(session: InferenceSession) -> Runtime:
-    """What runs a session."""
-    import onnxruntime
-
-    provider = session.get_providers()[0]
-    return Runtime(provider, onnxruntime.__version__, device_name(provider))
-
-
-def run(session: InferenceSession, names: list[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a graph, all of them if `names` is None.
-
-    Raises:
-        JobError: ONNX Runtime could not compute them.
-    """
-    try:
-        return session.run(names, feeds)
-    except Exception as error:  # ONNX Runtime's exceptions have no base but this
-        reason = " ".join(str(error).split())[:300]
-        raise JobError(f"ONNX Runtime stopped; if memory ran out, take smaller batches: {reason}") from error
 
 
 def sizes_before(argument: Any) -> list[int]:

@@ -17,7 +17,8 @@ from export.artefacts import Decoding, TrainedRun
 from export.onnx import export_onnx
 from keras_transformer.__main__ import make_parser
 from keras_transformer.decoding import onnx_decoder
-from keras_transformer.decoding.onnx_decoder import CPU, CUDA, OnnxDecoder, open_session, runtime_of
+from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_sessions import CPU, CUDA, open_session, runtime_of
 from keras_transformer.decoding.probes import Answer, Differs, Probe, as_json, check, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions
 from keras_transformer.errors import JobError, RequestError

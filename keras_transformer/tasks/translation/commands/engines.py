@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from keras_transformer import version
 from keras_transformer.commands import export_module
 from keras_transformer.decoding.onnx_decoder import OnnxDecoder
+from keras_transformer.decoding.onnx_sessions import has_cuda
 from keras_transformer.decoding.probes import as_json, chosen_probes
 from keras_transformer.decoding.search_options import SearchOptions, require_whole
 from keras_transformer.errors import JobError, RequestError, load_tensorflow, warn
-from keras_transformer.export_folder import ExportFolder, Graphs, file_name
+from keras_transformer.export_folder import STAGES, ExportFolder, Graphs, file_name
 from keras_transformer.files import write_text
 from keras_transformer.lazy import tf
 from keras_transformer.machine import gpus_of_the_driver, num_cores
@@ -40,7 +41,9 @@ MOST_SOURCES = 2000  # so many validation sources are tried as probes
 TrainedRun = Any  # the class of the export's module `artefacts`, which is imported late
 
 
-def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool) -> Graphs:
+def graphs_of(
+    runs: Sequence[RunFolder], options: SearchOptions, precision: str, with_halves: bool, with_stages: bool = False
+) -> Graphs:
     """Where the graphs for these options belong; they need not be there yet.
 
     Args:
@@ -48,15 +51,17 @@ def graphs_of(runs: Sequence[RunFolder], options: SearchOptions, precision: str,
         options: the search, which is inside the graph of a translator.
         precision: the precision of the graphs.
         with_halves: whether encoder and step are needed, in place of the translator.
+        with_stages: whether the translator's search is needed in stages too.
     """
     key = digest((writers(), *map(content_of, runs)))
     folder = runs[0].cache / f"{'onnx' if len(runs) == 1 else 'ensemble'}-{key}"
     if with_halves:
         return Graphs(None, folder / file_name("encoder", precision), folder / file_name("step", precision))
-    name = f"translate-beams{options.num_beams}-penalty{options.length_penalty!r}"
-    name += f"-longest{options.max_length}" if options.max_length else ""
-    name += f"-best{options.n_best}" if options.n_best > 1 else ""
-    return Graphs(folder / file_name(name, precision), None, None)
+    search = f"beams{options.num_beams}-penalty{options.length_penalty!r}"
+    search += f"-longest{options.max_length}" if options.max_length else ""
+    search += f"-best{options.n_best}" if options.n_best > 1 else ""
+    translate, *stages = (folder / file_name(f"{name}-{search}", precision) for name in ("translate", *STAGES))
+    return Graphs(translate, None, None, *(stages if with_stages else ()))
 
 
 def content_of(run: RunFolder) -> list[tuple[Any, ...]]:
@@ -113,9 +118,13 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
     """
     onnx, artefacts = export_module("onnx"), export_module("artefacts")
     decoding = artefacts.Decoding(options.num_beams, options.length_penalty, options.max_length, options.n_best)
+    stages = {name: path for name, path in graphs.present() if name in STAGES}
     for name, path in graphs.present():
         path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.write_graph(trained, path, name, decoding, precision)
+        if name not in stages:
+            onnx.write_graph(trained, path, name, decoding, precision)
+    if stages:
+        onnx.write_stages(trained, stages, decoding, precision)
     chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
     write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
     kept = graphs.main.parent
@@ -173,7 +182,8 @@ def chosen_decoder(
     if arguments.engine == "keras" or reason:
         return chosen_keras(arguments, reason or "leave out --engine keras")
     runs = [RunFolder(one) for one in runs_of(arguments)]
-    graphs = graphs_of(runs, options, arguments.precision or "float32", with_halves)
+    precision = arguments.precision or "float32"
+    graphs = graphs_of(runs, options, precision, with_halves, precision != "int8" and uses_gpu(arguments.provider))
     if graphs.are_there() or was_built(arguments, graphs, options):
         return chosen_onnx(arguments, graphs)
     return partial(keras_decoder, runs_of(arguments), threads_of_each(arguments))
@@ -210,6 +220,11 @@ def reasons_for_keras(arguments: argparse.Namespace, options: SearchOptions, wit
             yield "the search inside the graphs has no random numbers and no prefixes"
         if gpus_of_the_driver():
             yield "this machine has a GPU"
+
+
+def uses_gpu(provider: str) -> bool:
+    """Whether ONNX Runtime computes on a GPU here, as far as it can be told before."""
+    return provider != "cpu" and bool(gpus_of_the_driver()) and has_cuda()
 
 
 def may_use_keras(arguments: argparse.Namespace) -> bool:
