@@ -34,7 +34,7 @@ class Unrecordable(Unwritable):
     """A model computes something that has no form in ONNX here."""
 
 
-def recorder_of(model: FamilyModel, precision: str, ways: Mapping[str, Callable[..., Any]] = WAYS) -> Recorder:
+def recorder_of(model: FamilyModel, precision: str, kind: type[Recorder] | None = None) -> Recorder:
     """A recorder for a model, with tables of all its positions."""
     members = members_of(model)
     if hasattr(model, "max_source_length"):
@@ -44,7 +44,7 @@ def recorder_of(model: FamilyModel, precision: str, ways: Mapping[str, Callable[
         num_positions = (arguments["image_size"] // arguments["patch_size"]) ** 2 + 1
     else:
         num_positions = model.context_length
-    return Recorder(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0), ways)
+    return (kind or Recorder)(PRECISION[precision], num_positions, getattr(model, "vocabulary_size", 0))
 
 
 def _with_int64() -> AbstractContextManager:
@@ -70,23 +70,17 @@ class Recorder:
         precision: the precision of weights and states.
         num_positions: how many positions the tables of positions have.
         num_tokens: how many tokens a search chooses among.
-        ways: what it does in its own way, by the names of the functions of `ops.replaceable`.
     """
 
     integers = "int64"
+    WAYS: Mapping[str, Callable[..., Any]] = WAYS
 
-    def __init__(
-        self,
-        precision: Precision,
-        num_positions: int,
-        num_tokens: int = 0,
-        ways: Mapping[str, Callable[..., Any]] = WAYS,
-    ):
+    def __init__(self, precision: Precision, num_positions: int, num_tokens: int = 0):
         self.graphs = [Graph()]
         self.precision = precision
         self.num_positions = num_positions
         self.num_tokens = num_tokens
-        self.ways = {name: partial(way, self) for name, way in ways.items()}
+        self.ways: dict[str, Callable[..., Any]] = {name: partial(way, self) for name, way in self.WAYS.items()}
         # While beams share keys: how many beams, and which of the keys a beam sees.
         self.num_sharing = 1
         self.seen: Recorded | None = None

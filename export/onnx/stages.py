@@ -7,7 +7,7 @@ off the last one. No shape changes from step to step: a runtime can capture `adv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from ..artefacts import Decoding, TrainedRun
 from .export import SOURCE
 from .graph import Graph, Model, ValueInfo, write_model
 from .loops import name_of, recorded_body
-from .recorded import Recorded, Recorder
-from .recorder import recorder_of
+from .operations import broadcast_sizes
+from .recorded import Recorded, all_same
+from .recorder import Recorder, recorder_of
 from .ways import WAYS
 
-# The others make caches grow, or beams share them.
-FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax", "gather_beams")
+# Of the others, some make caches grow, and some need tables from the host's memory.
+FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax")
 # What sizes are made of, beside `Shape`.
 OF_SIZES = {"Squeeze", "Reshape", "Concat", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"}
 
@@ -49,15 +50,14 @@ def stage_models(run: TrainedRun, decoding: Decoding, precision: str) -> dict[st
     Raises:
         Unrecordable: a part of the model has no form in ONNX here, or a size changes from step to step.
     """
-    stages = Stages()
-    r = recorder_of(run.model, precision, {**{name: WAYS[name] for name in FIXED}, "run_loop": stages.run_loop})
+    r: Any = recorder_of(run.model, precision, StageRecorder)
     with ops.on(r):
         ids = r.input(SOURCE)
         most = r.num_positions if decoding.max_length is None else min(decoding.max_length, r.num_positions)
         length = ops.minimum(longest(ids.sizes[1]), most)
-        stages.axes = {r.shape(ids)[0].name: "batch", length.name: "length"}
+        r.axes = {r.shape(ids)[0].name: "batch", length.name: "length"}
         ids, scores = translate_ids(run.model, ids, decoding, max_length=length)
-        return stages.models(r, {"ids": ids, "scores": scores})
+        return r.models({"ids": ids, "scores": scores})
 
 
 def write_stages(run: TrainedRun, paths: Mapping[str, Path], decoding: Decoding, precision: str) -> None:
@@ -66,18 +66,55 @@ def write_stages(run: TrainedRun, paths: Mapping[str, Path], decoding: Decoding,
         write_model(paths[name], model, run.metadata(decoding, precision))
 
 
-class Stages:
-    """Divides what is recorded at the search's loop; what no step changes belongs to `begin`.
+class StageRecorder(Recorder):
+    """Divides what it records at the search's loop; what no step changes belongs to `begin`.
 
     Attributes:
         axes: the names of axes, by the names of their sizes; others are called as their sizes.
     """
 
-    axes: Mapping[str, str] = {}
+    WAYS = {name: WAYS[name] for name in FIXED}
 
-    def run_loop(
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.axes: dict[str, str] = {}
+        self.ways |= {"run_loop": self._run_loop}
+
+    def emit(self, operator: str, *inputs: Any, **named: Any) -> Any:
+        """As any recorder, but for nodes in a step that ONNX Runtime's CUDA kernels compute with tables from the host's
+        memory: a captured graph would read the tables at each launch, when they have gone."""
+        if any(isinstance(value, Recorded) and value.depth for value in inputs):
+            if operator == "Concat" and len({self.sizes_of(one)[named["axis"]] for one in inputs}) > 1:
+                return reduce(partial(self._joined, axis=named["axis"]), inputs)
+            if operator == "Split" and len(inputs) > 1:
+                ends = np.cumsum(inputs[1])
+                places = [np.arange(end - count, end) for count, end in zip(inputs[1], ends, strict=True)]
+                return [self.take(inputs[0], one, axis=named["axis"]) for one in places]
+            if operator == "MatMul" and len(self.sizes_of(inputs[1])) > 2:
+                inputs = self._in_one_batch(*inputs)
+        return super().emit(operator, *inputs, **named)
+
+    def _in_one_batch(self, *factors: Any) -> tuple[Any, ...]:
+        """Two factors whose axes but the last two are the same."""
+        shapes = [self.sizes_of(one) for one in factors]
+        batch = broadcast_sizes(*(sizes[:-2] for sizes in shapes))
+        return tuple(
+            one if all_same(sizes[:-2], batch) else self.broadcast_to(one, [*batch, *sizes[-2:]])
+            for one, sizes in zip(factors, shapes, strict=True)
+        )
+
+    def _joined(self, one: Any, other: Any, axis: int) -> Recorded:
+        """Two values, one behind the other."""
+        (first, second), ndim = (self.sizes_of(each)[axis] for each in (one, other)), len(self.sizes_of(one))
+        if not (isinstance(first, int) and isinstance(second, int)):
+            raise self.unrecordable("a step that joins values of unknown sizes")
+        places = np.arange(first + second)
+        is_first = (places < first).reshape(-1, *[1] * (ndim - axis - 1))
+        taken = self.take(one, np.minimum(places, first - 1), axis)
+        return self.where(is_first, taken, self.take(other, np.maximum(places - first, 0), axis))
+
+    def _run_loop(
         self,
-        r: Recorder,
         advance: Callable[..., Any],
         state: Any,
         done: Callable[[Any], Any],
@@ -90,34 +127,34 @@ class Stages:
             return tuple(advance(state._make(fields), given))
 
         loop_vars = tuple(begin(state))
-        _, first, variables, inside, after = recorded_body(r, body, loop_vars)
+        _, first, variables, inside, after = recorded_body(self, body, loop_vars)
         moving = [place for place, one in enumerate(variables) if not one.is_fixed]
         if any(None in variables[place].sizes for place in moving):
-            raise r.unrecordable("a search whose sizes change from step to step")
+            raise self.unrecordable("a search whose sizes change from step to step")
         is_done = done(state._make(keras.tree.pack_sequence_as(loop_vars, after)))
         self.first = [first[place] for place in moving]
         self.states = [inside[place] for place in moving]
-        self.advance = r.graphs[-1]
-        names = self.advance.distinct([name_of(r, self.advance, after[place]) for place in moving])
+        self.advance = self.graphs[-1]
+        names = self.advance.distinct([name_of(self, self.advance, after[place]) for place in moving])
         at = next(at for at, place in enumerate(moving) if after[place] is is_done)
         names[at] = self.advance.named(names[at], "done")
         self.outputs = [self._info(one, name) for name, one in zip(names, self.states, strict=True)]
-        r.leave()
-        r.enter()
+        self.leave()
+        self.enter()
         return state._make(keras.tree.pack_sequence_as(loop_vars, inside))
 
-    def models(self, r: Recorder, found: dict[str, Recorded]) -> dict[str, Model]:
+    def models(self, found: dict[str, Recorded]) -> dict[str, Model]:
         """The models, after the end was recorded."""
-        begin, end = r.graphs
+        begin, end = self.graphs
         outputs = [self._info(one, end.named(one.name, name)) for name, one in found.items()]
         given, models = dict[str, Recorded](), {}
         for name, graph, out in (("advance", self.advance, self.outputs), ("end", end, outputs)):
-            own = _alone(r, graph, self.states)
+            own = _alone(self, graph, self.states)
             given |= own
             models[name] = Model(graph, [self._info(one) for one in [*own.values(), *self.states]], out)
-        r.leave()
+        self.leave()
         for one, state in zip(self.first, self.states, strict=True):
-            begin.named(name_of(r, begin, one), state.name)
+            begin.named(name_of(self, begin, one), state.name)
         taken = [self._info(one) for one in [*given.values(), *self.states]]
         return {"begin": Model(begin, [SOURCE], taken), **models}
 
