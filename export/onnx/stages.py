@@ -189,7 +189,7 @@ def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, R
             given[name] = r.value_of(name)
             return
         sizes.append(name)
-        if name not in axes and before[name].op_type != "Shape":
+        if scalars.get(name, name) not in axes and before[name].op_type != "Shape":
             for one in before[name].input:
                 take(one)
             copied.append(before[name])

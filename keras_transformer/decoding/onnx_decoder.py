@@ -139,7 +139,8 @@ class OnnxDecoder(Decoder):
             self._staged_search = search
         except (RequestError, JobError) as error:
             self._may_be_staged = False
-            warn(f"the GPU cannot capture a step of the search, so the search inside {self.graphs.main} runs: {error}")
+            reason = error.__cause__ or error
+            warn(f"the GPU cannot capture a step of the search, and runs {self.graphs.main} with its loop: {reason}")
 
     def _in_stages(self, source_ids: np.ndarray, num_best: int | None = None) -> Found:
         """What the search in stages finds, or the best of it."""
