@@ -29,7 +29,7 @@ from .recorded import Recorded, all_same
 from .recorder import Recorder, recorder_of
 from .ways import WAYS
 
-# Of the others, some make caches grow, and some need tables from the host's memory.
+# Other ways make caches grow, or need tables from the host's memory.
 FIXED = ("product", "rows", "by_position", "projected_heads", "seen_softmax")
 # What sizes are made of, beside `Shape`.
 OF_SIZES = {"Squeeze", "Reshape", "Concat", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"}
