@@ -121,7 +121,9 @@ def test_vocabularies_of_real_size(tmp_path):
 
 
 def test_where_both_sides_share_a_matrix_they_share_the_pieces(tmp_path):
-    imported = read_huggingface(write("marian", tmp_path))
+    tensors = tensors_of(write("marian", tmp_path))
+    tensors["final_logits_bias"][:] = 1
+    imported = read_huggingface(write("marian", tmp_path, tensors))
     source, target = imported.vocabularies
     every = range(target.tokenizer.vocabulary_size)
     assert imported.config["source_vocabulary_size"] is None and source.ids == target.ids
@@ -132,11 +134,16 @@ def test_where_both_sides_share_a_matrix_they_share_the_pieces(tmp_path):
         assert [piece for piece in cut if piece != f"▁{TAG}" and piece != "<unk>"] == [
             piece for piece in theirs.encode_as_pieces(line.removeprefix(f"{TAG} ")) if theirs.piece_to_id(piece)
         ]
+    foreign = [place for place in every if place > END and not theirs.piece_to_id(target.tokenizer.pieces([place])[0])]
+    assert len(foreign) > 3
+    for place in foreign:
+        text = target.tokenizer.pieces([place])[0].strip("▁")
+        assert text.startswith(">>") or place not in source.tokenizer.encode([text])[0]
     unknown = json.loads((tmp_path / "vocab.json").read_text())["<unk>"]
     lacking = [place for place in every if place > END and target.ids[place] == unknown]
     bias = imported.weights.read(next(weight for weight in imported.weights.table if weight.axes == "1T"))[0]
     assert len(lacking) == 2 and {*bias[lacking]} == {-100.0}, "they take no probability"
-    assert bias[UNKNOWN] == tensors_of(tmp_path)["final_logits_bias"][0, unknown]
+    assert bias[UNKNOWN] == 1
 
 
 def test_tensors_on_the_same_numbers_are_refused(tmp_path):
