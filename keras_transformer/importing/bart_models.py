@@ -34,6 +34,7 @@ from keras_transformer.importing.layouts import (
     TARGET,
     bart_blocks,
     bart_config,
+    bart_options,
 )
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
@@ -45,7 +46,7 @@ from keras_transformer.importing.pieces import (
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import END, PAD
@@ -73,19 +74,24 @@ def read_bart(folder: ModelFolder) -> Imported:
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
     ids = _bart_ids(options)
     search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
-    config = bart_config(options) | {
-        "vocabulary_size": len(ids),
-        "positions": {"name": "learned", "offset": OFFSET, "separate": True},
-        "embedding_norm": True,
-    }
+    config = bart_arguments(options) | {"vocabulary_size": len(ids)}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _bart_weights(open_weights(folder), config, ids)
+    file = open_weights(folder)
+    weights = Weights(file, bart_layout(file, config, ids))
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), search)
+
+
+def bart_arguments(options: Options) -> Config:
+    """The arguments of our model, but for the vocabulary."""
+    return bart_config(options) | {
+        "positions": {"name": "learned", "offset": OFFSET, "separate": True},
+        "embedding_norm": True,
+    }
 
 
 def _bart_ids(options: Options) -> list[int]:
@@ -99,8 +105,8 @@ def _bart_ids(options: Options) -> list[int]:
     return [pad, pad, start, end, *(id for id in range(size) if id not in (pad, end))]
 
 
-def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def bart_layout(file: TensorFile, config: Config, ids: list[int]) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
     rows = longest(config["max_source_length"]) + OFFSET  # our last rows are copies of their last one
@@ -115,10 +121,10 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int]) -> Weights:
     ]
     width = config["hidden_dim"]
     sizes = {
-        "V": len(ids) - 2, "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
+        "V": len({*ids}), "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": np.minimum(np.arange(rows), positions - 1)}
-    return Weights(file, table, sizes, orders, {*copies, *VERSIONS})
+    return Layout(table, sizes, orders, {*copies, *VERSIONS})
 
 
 class _Ids(NamedTuple):
@@ -139,21 +145,31 @@ def read_marian(folder: ModelFolder) -> Imported:
     options.expect({**SEQ2SEQ_FIXED, **MARIAN_FIXED})
     ids = _marian_ids(folder, options)
     controls = _control_ids(ids, options)
-    search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
+    search = search_of(folder, options, controls[1].end, {*controls[1]} - {controls[1].end})
     source = _vocabulary(folder, "source.spm", source_vocabulary, ids.source, controls[0])
     target = _vocabulary(folder, "target.spm", target_vocabulary, ids.target, controls[1])
-    config = bart_config(options) | {
-        "vocabulary_size": len(target.ids),
-        "source_vocabulary_size": len(source.ids),
-        "tied_output": options.switch("tie_word_embeddings", True),
-    }
+    sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": len(source.ids)}
+    config = marian_arguments(options) | sizes
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _marian_weights(open_weights(folder), config, ids, source, target)
+    file = open_weights(folder)
+    check_positions(file, config["hidden_dim"])
+    counts = len(ids.source), len(ids.target)
+    weights = Weights(file, marian_layout(file, config, ids.is_shared, (source.ids, target.ids), counts))
     return Imported(config, weights, (source, target), search, _languages(folder))
+
+
+def marian_arguments(options: Options) -> Config:
+    """The arguments of our model, but for the vocabularies."""
+    return bart_config(options) | {"tied_output": options.switch("tie_word_embeddings", True)}
+
+
+def marian_options(config: Config) -> Config:
+    """The options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
+    return {**bart_options(config), "tie_word_embeddings": config["tied_output"]}
 
 
 def _marian_ids(folder: ModelFolder, options: Options) -> _Ids:
@@ -212,28 +228,35 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     return source, target
 
 
-def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def marian_layout(
+    file: TensorFile, config: Config, is_shared: bool, ids: tuple[list[int], list[int]], counts: tuple[int, int]
+) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+
+    Args:
+        file: the tensors.
+        config: the complete arguments of our model.
+        is_shared: whether source and target have one matrix.
+        ids: for each of our ids of source and target, theirs.
+        counts: the number of their ids.
+    """
     width = config["hidden_dim"]
-    for name in POSITIONS:
-        if name in file.places:
-            _check_positions(file, name, width)
-    first = [SHARED] if ids.is_shared else []
+    first = [SHARED] if is_shared else []
     last = [OUTPUT] if config["tied_output"] else []
-    of_source = first_of(file, [*first, SOURCE, *([TARGET, *last] if ids.is_shared else [])])
-    of_target = first_of(file, [*first, TARGET, *last, *([SOURCE] if ids.is_shared else [])])
+    of_source = first_of(file, [*first, SOURCE, *([TARGET, *last] if is_shared else [])])
+    of_target = first_of(file, [*first, TARGET, *last, *([SOURCE] if is_shared else [])])
     table = [
         Weight("source_embedding.embeddings", of_source, "SD"),
         Weight("target_embedding.embeddings", of_target, "TD"),
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
-        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
+        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(ids[1])),
         *bart_blocks(config),
     ]
     sizes = {
-        "S": len(ids.source), "T": len(ids.target), "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
+        "S": counts[0], "T": counts[1], "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
-    orders = {"S": np.array(source.ids), "T": np.array(target.ids), "D": order_of_width(width)}
-    return Weights(file, table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
+    orders = {"S": np.array(ids[0]), "T": np.array(ids[1]), "D": order_of_width(width)}
+    return Layout(table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
 
 
 def order_of_width(width: int) -> np.ndarray:
@@ -241,14 +264,15 @@ def order_of_width(width: int) -> np.ndarray:
     return np.arange(width).reshape(2, width // 2).T.ravel()
 
 
-def _check_positions(file: TensorFile, name: str, width: int) -> None:
-    """Raises RequestError unless the positions in the file are Marian's sinusoids."""
-    shape = file.places[name].shape
-    if len(shape) == 2 and shape[1] == width:
-        angles = np.arange(shape[0])[:, None] / 10_000.0 ** (2 * np.arange(width // 2) / width)
-        sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        if np.allclose(file.read(name), sinusoids, rtol=0, atol=1e-2):
-            return
-    raise RequestError(
-        f"{file.path}: expected sinusoids as {name}; received other positions, which Marian does not have"
-    )
+def check_positions(file: TensorFile, width: int) -> None:
+    """Raises RequestError unless the positions in the file, if it has some, are Marian's sinusoids."""
+    for name in [name for name in POSITIONS if name in file.places]:
+        shape = file.places[name].shape
+        if len(shape) == 2 and shape[1] == width:
+            angles = np.arange(shape[0])[:, None] / 10_000.0 ** (2 * np.arange(width // 2) / width)
+            sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            if np.allclose(file.read(name), sinusoids, rtol=0, atol=1e-2):
+                continue
+        raise RequestError(
+            f"{file.path}: expected sinusoids as {name}; received other positions, which Marian does not have"
+        )
