@@ -49,7 +49,7 @@ from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
-from keras_transformer.text.tokenizer import END, PAD
+from keras_transformer.text.tokenizer import END
 
 # Options with the one value that the architecture has. Old files say them.
 BART_FIXED: Config = {
@@ -72,9 +72,9 @@ def read_bart(folder: ModelFolder) -> Imported:
     """
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
-    ids = _bart_ids(options)
-    search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
-    config = bart_arguments(options) | {"vocabulary_size": len(ids)}
+    ids, num_control_ids = _bart_ids(options, _banned(folder))
+    search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, LACKING)
+    config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
@@ -94,15 +94,25 @@ def bart_arguments(options: Options) -> Config:
     }
 
 
-def _bart_ids(options: Options) -> list[int]:
-    """For each of our ids, BART's."""
+def _banned(folder: ModelFolder) -> list[list[int]]:
+    """What the search of generation_config.json may not emit."""
+    name = "generation_config.json"
+    banned = folder.json(name).get("bad_words_ids") if folder.has(name) else None
+    return banned if isinstance(banned, list) else []
+
+
+def _bart_ids(options: Options, banned: list[list[int]]) -> tuple[list[int], int]:
+    """For each of our ids, BART's; those that are banned are control ids of ours, whose number is returned too."""
     size = options.size("vocab_size")
     pad = options.whole("pad_token_id", size - 1, 1)
     end = options.whole("eos_token_id", size - 1, 2)
     if pad == end:
         raise options.refusal("eos_token_id", end, "another id than that of pad")
     start = options.whole("decoder_start_token_id", size - 1, end)
-    return [pad, pad, start, end, *(id for id in range(size) if id not in (pad, end))]
+    further = [id for id in range(size) if [id] in banned and id not in (pad, start, end)]
+    known = {pad, end, *further, *([start] if [start] in banned else [])}
+    ids = [pad, pad, start, end, *further, *(id for id in range(size) if id not in known)]
+    return ids, END + 1 + len(further)
 
 
 def bart_layout(file: TensorFile, config: Config, ids: list[int]) -> Layout:

@@ -82,12 +82,12 @@ def read_bert(folder: ModelFolder) -> Imported:
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
     options.expect({**ENCODER_FIXED, **ONLY})
     size = options.size("vocab_size")
-    ids = _ids(folder, size)
-    options.expect({"pad_token_id": ids[0]})
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if LABELS in file.places else []
     fills = TOKENS in file.places
-    config = bert_arguments(options, len(labels), fills) | {"vocabulary_size": size, "num_control_ids": len(SPECIAL)}
+    ids, num_control_ids = _ids(folder, size, fills)
+    options.expect({"pad_token_id": ids[0]})
+    config = bert_arguments(options, len(labels), fills) | {"vocabulary_size": size, "num_control_ids": num_control_ids}
     num_segments = options.size("type_vocab_size", 2)
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
     try:
@@ -127,8 +127,10 @@ def complete_bert(config: Config) -> Config:
     return {"kind": "encoder", **family.complete(config, "encoder")}
 
 
-def _ids(folder: ModelFolder, size: int) -> list[int]:
-    """For each of our ids, BERT's: pad, unknown, start, end and mask, then the others.
+def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
+    """For each of our ids, BERT's: pad, unknown, start, end and mask, then the others; and the number of the former.
+
+    A model that does not fill masks may lack the mask.
 
     Raises:
         RequestError: the vocabulary lacks one of them.
@@ -141,13 +143,14 @@ def _ids(folder: ModelFolder, size: int) -> list[int]:
         name = "vocab.txt"
         lines = folder.read(name, MAX_VOCABULARY_BYTES).decode("utf-8", errors="replace").split("\n")
         places = {line.rstrip("\r"): number for number, line in enumerate(lines)}
-    special: list[Any] = [places.get(token) for token in SPECIAL]
-    for token, id in zip(SPECIAL, special, strict=True):
+    names = SPECIAL if fills or SPECIAL[-1] in places else SPECIAL[:-1]
+    special: list[Any] = [places.get(token) for token in names]
+    for token, id in zip(names, special, strict=True):
         if type(id) is not int or not 0 <= id < size or special.count(id) > 1:
             raise RequestError(
                 f"{folder.path / name}: expected {token} with an id of its own below {size:,}; received {id!r:.40}"
             )
-    return [*special, *(id for id in range(size) if id not in special)]
+    return [*special, *(id for id in range(size) if id not in special)], len(names)
 
 
 def bert_layout(file: TensorFile, config: Config, ids: list[int], num_segments: int) -> Layout:

@@ -150,12 +150,13 @@ def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     Raises:
         ValueError: the model is damaged, or would change the spelling of a tag.
     """
-    proto, types = _parsed(model)
+    proto, types = parsed(model)
     kept = (types.NORMAL, types.USER_DEFINED, types.UNUSED, types.BYTE)
+    texts = [each for each in proto.pieces if each.type in kept and each.piece not in CONTROL_PIECES]
+    own_tags = {SPACE + text: id for text, id in ids.items() if is_tag(text)}  # those that are pieces of the model
     pieces = [
-        _Piece(each.piece, each.score, each.type, ids.get(each.piece, control.unknown))
-        for each in proto.pieces
-        if each.type in kept and each.piece not in CONTROL_PIECES
+        _Piece(each.piece, each.score, each.type, ids.get(each.piece, own_tags.get(each.piece, control.unknown)))
+        for each in texts
     ]
     known = {piece.text for piece in pieces}
     tags = sorted(text for text in ids if is_tag(text) and SPACE + text not in known)
@@ -178,7 +179,7 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     Raises:
         ValueError: the model is damaged.
     """
-    proto, types = _parsed(model)
+    proto, types = parsed(model)
     kept = (types.NORMAL, types.USER_DEFINED, types.UNUSED, types.BYTE)
     known = {each.piece: each for each in proto.pieces if each.type in kept}
     pieces = []
@@ -194,23 +195,25 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     return _rewritten(proto, types, pieces, control)
 
 
-def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabulary, ControlIds]:
+def joint_vocabulary(
+    model: bytes, size: int, tags: list[str], start: int | None = None
+) -> tuple[Vocabulary, ControlIds]:
     """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
 
-    Decoding starts with the pad id. The model's other control pieces, and ids behind the tags, are further control ids
-    of ours.
+    The model's other control pieces, and ids behind the tags, are further control ids of ours.
 
     Args:
         model: a SentencePiece model.
         size: the number of ids of the model from outside.
         tags: pieces whose ids follow those of the SentencePiece model. A tag is a piece wherever it begins a word.
+        start: the id with which decoding starts, that of a control piece; by default pad.
 
     Raises:
         ValueError: the model is damaged, has no pad or end, or does not fit the size, or would change the spelling of
             a tag.
     """
-    proto, types = _parsed(model)
-    control = _control_ids(proto, types)
+    proto, types = parsed(model)
+    control = _control_ids(proto, types, start)
     if not 0 <= size - len(proto.pieces) - len(tags) <= MAX_CONTROL_IDS:
         received = f"{len(proto.pieces):,} and {len(tags):,} others"
         raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
@@ -232,7 +235,7 @@ def id_vocabulary(ids: list[int], has_mask: bool = False) -> Vocabulary:
         ids: for each of our ids, the id in the model from outside.
         has_mask: whether our id 4 is the mask.
     """
-    proto, types = _parsed(b"")
+    proto, types = parsed(b"")
     count = len(CONTROL_PIECES)
     pieces = [_Piece(f"{SPACE}{id}", 0.0, types.NORMAL, id) for id in ids[count:]]
     if has_mask:
@@ -241,13 +244,16 @@ def id_vocabulary(ids: list[int], has_mask: bool = False) -> Vocabulary:
     return Vocabulary(IdTokenizer(vocabulary.tokenizer.model, ids), ids)
 
 
-def _control_ids(proto: Any, types: Any) -> ControlIds:
-    """The control ids of a SentencePiece model that starts with pad, as T5's."""
+def _control_ids(proto: Any, types: Any, start: int | None) -> ControlIds:
+    """The control ids of a SentencePiece model. Decoding starts with pad, as T5's, or with another control piece."""
     places = {each.piece: id for id, each in enumerate(proto.pieces)}
     unknown = [id for id, each in enumerate(proto.pieces) if each.type == types.UNKNOWN]
     if not {"<pad>", "</s>"} <= places.keys() or len(unknown) != 1:
         raise ValueError("it has no <pad>, </s> and unknown piece")
-    return ControlIds(places["<pad>"], unknown[0], places["<pad>"], places["</s>"])
+    start = places["<pad>"] if start is None else start
+    if start >= len(proto.pieces) or proto.pieces[start].type != types.CONTROL:
+        raise ValueError(f"decoding starts with id {start:,}, which is no control piece")
+    return ControlIds(places["<pad>"], unknown[0], start, places["</s>"])
 
 
 def _check_tags(vocabulary: Vocabulary, tags: dict[str, int]) -> None:
@@ -262,7 +268,7 @@ def is_tag(text: str) -> bool:
     return text.startswith(">>") and text.endswith("<<") and len(text) > 4
 
 
-def _parsed(model: bytes) -> tuple[Any, Any]:
+def parsed(model: bytes) -> tuple[Any, Any]:
     """The model's specification, and the types of pieces.
 
     Raises:

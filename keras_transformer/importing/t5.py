@@ -91,12 +91,13 @@ def _vocabulary(folder: ModelFolder, options: Options) -> tuple[Vocabulary, Cont
     size = options.size("vocab_size")
     content, tokenizer = folder.read("spiece.model", MAX_MODEL_BYTES), _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
+    start = options.whole("decoder_start_token_id", size - 1) if options.has("decoder_start_token_id") else None
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
     try:
-        vocabulary, control = joint_vocabulary(content, size, sentinels)
+        vocabulary, control = joint_vocabulary(content, size, sentinels, start)
     except ValueError as error:
         raise RequestError(f"{folder.path / 'spiece.model'}: {error}; download it again") from error
-    options.expect({"pad_token_id": control.pad, "eos_token_id": control.end, "decoder_start_token_id": control.start})
+    options.expect({"pad_token_id": control.pad, "eos_token_id": control.end})
     _check_added(folder, tokenizer, {"<pad>", "</s>", "<unk>", *sentinels})
     return vocabulary, control
 

@@ -94,7 +94,7 @@ class Layout(NamedTuple):
             shape[axis] = len(self.orders[letter]) if letter in self.orders else shape[axis]
         array = array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)) / np.float32(weight.factor)
         for axis, letter in enumerate(weight.axes):
-            if letter in self.orders:  # of copies the first counts
+            if letter in self.orders:  # the first of several copies counts
                 array = np.take(array, np.unique(self.orders[letter], return_index=True)[1], axis)
         return array
 
