@@ -30,13 +30,13 @@ from keras_transformer.text.tokenizer import CONTROL_PIECES, END, PAD, SPACE, ST
 from .artefacts import Decoding, TrainedRun, require_own_parts, require_precision
 from .hub_forms import FORMAT, Form, emitted, form_of, resolved, tensors_of
 
-TOLERANCE = 1e-4  # of logits, as a share of their range
+TOLERANCE = 1e-4  # as a share of the range of the logits
 NUM_PROBES, PROBE_LENGTH = 4, 8
 MARIAN_FILES = ("source.spm", "target.spm")
 
 
 def require_form(model: FamilyModel) -> None:
-    """Raises RequestError, which names what each architecture lacks, unless one of them holds the model."""
+    """Raises RequestError, which names what the nearest architecture lacks, unless one of them holds the model."""
     require_own_parts(model, FORMAT, "float32")
     form_of(model_config(model))
 
@@ -190,11 +190,13 @@ def _array(values: object) -> np.ndarray:
 def _write_vocabularies(run: TrainedRun, folder: Path, form: Form) -> None:
     config = model_config(run.model)
     if form.name == "marian":
-        write_marian(folder, run.tokenizers, run.languages.split("-"), config["max_source_length"] + 1)
+        write_marian(folder, run.tokenizers, [*filter(None, run.languages.split("-"))], config["max_source_length"] + 1)
         return
     tokenizer = run.tokenizers[0]
     if tokenizer.has_unused_pieces:
         raise RequestError(f"{FORMAT}: tokenizer.json cannot hold a vocabulary with pieces that no text is cut into")
+    if tags := [tag for tag in tokenizer.tags if not tag.startswith(SPACE)]:
+        raise RequestError(f"{FORMAT}: tokenizer.json cannot hold the tag {tags[0]}, before which a space is a piece")
     if form.name == "t5":
         (folder / "spiece.model").write_bytes(tokenizer.model)
     before, after = form.around
@@ -214,7 +216,7 @@ def write_marian(folder: Path, tokenizers: Sequence[Tokenizer], languages: Seque
 
     Args:
         folder: where to write.
-        tokenizers: of source and target.
+        tokenizers: those of source and target.
         languages: those of source and target, or none.
         longest: the most ids of a source, with its end.
     """
@@ -274,7 +276,7 @@ def tokenizer_json(
             added.append(_added(id, piece.piece.removeprefix(SPACE), follows_space=piece.piece.startswith(SPACE)))
             names[id] = piece.piece.removeprefix(SPACE)
     rules = proto.normalizer_spec
-    prepended = "never" if not rules.add_dummy_prefix else "always" if tokenizer.has_mask else "first"
+    prepended = "always" if rules.add_dummy_prefix else "never"
     return {
         "version": "1.0",
         "truncation": None,

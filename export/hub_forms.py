@@ -25,7 +25,7 @@ from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import CONTROL_PIECES, END, MASK_PIECE, PAD, START
 
 FORMAT = "huggingface"
-NUM_SEGMENTS = 2  # of BERT, with the same vector
+NUM_SEGMENTS = 2  # BERT has two, which get the same vector
 # What decides no logit, or what a folder has beside config.json.
 TAKEN_OVER = ("vocabulary_size", "source_vocabulary_size", "num_control_ids", "pixel_mean", "pixel_std")
 NOT_COMPARED = {"dropout", "attention_dropout", "max_source_length", "num_layers"}
@@ -179,7 +179,7 @@ class Bert(Form):
         return {**encoder_models.bert_options(config), "type_vocab_size": NUM_SEGMENTS}
 
     def arguments(self, options: Options, config: Config) -> Config:
-        num_labels = config["num_labels"] or 0
+        num_labels = config.get("num_labels") or 0
         arguments = encoder_models.bert_arguments(options, num_labels, fills=not num_labels)
         return encoder_models.complete_bert({**arguments, **_taken_over(config)})
 
@@ -197,7 +197,7 @@ class Vit(Form):
         return encoder_models.vit_options(config)
 
     def arguments(self, options: Options, config: Config) -> Config:
-        arguments = encoder_models.vit_arguments(options, config["num_labels"] or 0)
+        arguments = encoder_models.vit_arguments(options, config.get("num_labels") or 0)
         return encoder_models.complete_vit({**arguments, **_taken_over(config)})
 
     def layout(self, file: TensorFile, config: Config) -> Layout:
@@ -215,26 +215,29 @@ def form_of(config: Config) -> tuple[Form, Config]:
         config: the model's kind and complete arguments, see `model_config`.
 
     Raises:
-        RequestError: there is none. The message names what each architecture of this kind lacks.
+        RequestError: there is none. The message names what the nearest one lacks.
     """
-    ours, lacking = resolved(config), []
+    ours, lacking, faults = resolved(config), {}, []
     for form in FORMS:
         if form.own_argument not in config:
             continue
         try:
-            found = form.arguments(Options({**form.options(ours)}, form.name), config)
+            found = form.arguments(Options(form.options(ours), form.name), config)
         except (RequestError, ValueError) as error:
-            lacking.append(str(error))
+            faults.append(str(error))
             continue
-        if found.get("kind", family.DEFAULT_KIND) != config["kind"]:
-            continue
-        differing = [*differences(ours, resolved(found), form)]
-        if not differing:
-            return form, found
-        told = [f"{one.path} {one.expected}, not {one.received}" for one in differing]
-        lacking.append(f"{form.name} has {' and '.join(told)}")
-    reason = "; ".join(lacking) or f"none is a {config['kind']}"
-    raise RequestError(f"{FORMAT} has no architecture for this model: {reason}")
+        if found.get("kind", family.DEFAULT_KIND) == config["kind"]:
+            lacking[form] = differences(ours, resolved(found), form)
+            if not lacking[form]:
+                return form, found
+    if not lacking:
+        reason = "; ".join(faults) or f"none is a {config['kind']}"
+        raise RequestError(f"{FORMAT} has no architecture for this model: {reason}")
+    form = min(lacking, key=lambda form: len(lacking[form]))
+    told = "; ".join(f"{one.path} {one.expected}, not {one.received}" for one in lacking[form])
+    raise RequestError(
+        f"{FORMAT} has no architecture for this model; the nearest, {form.name}, has {told}: train with these"
+    )
 
 
 def resolved(config: Config) -> Config:
@@ -259,7 +262,9 @@ def differences(ours: Config, theirs: Config, form: Form) -> list[Difference]:
 
     An ε is written, or if the architecture has one of its own, the logits show whether it matters.
     """
-    names = [name for name in theirs.keys() - NOT_COMPARED if theirs[name] != ours.get(name)]
+    names = {name for name in theirs.keys() - NOT_COMPARED if theirs[name] != ours.get(name)}
+    if ours.get("decoder_attention") == ours["attention"]:  # which is told once
+        names -= {"decoder_attention"}
     arguments, found = family.KINDS[ours["kind"]].arguments, []
     for name in sorted(names):
         one, other = theirs[name], ours[name]

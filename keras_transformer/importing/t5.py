@@ -148,7 +148,8 @@ def arguments(options: Options) -> Config:
 def options_of(config: Config) -> Config:
     """The options that `arguments` reads as this configuration, if T5 has a form of it."""
     positions, ours = config["positions"], (config["feed_forward"]["name"], config["activation"]["name"])
-    forms = [name for name, row in FEED_FORWARDS.items() if row[:2] == ours] or [*FEED_FORWARDS]
+    # The one that is the same, or else one of the same kind.
+    forms = sorted(FEED_FORWARDS, key=lambda name: (FEED_FORWARDS[name][:2] != ours, FEED_FORWARDS[name][0] != ours[0]))
     return {
         **write_named(config, NAMES),
         "num_decoder_layers": config["decoder_layers"],
