@@ -136,6 +136,7 @@ def test_an_embedding_of_its_own_scale_is_the_same_function(tmp_path):
         ({"norm": {"name": "layer", "epsilon": 0.1}}, "as marian the model has other logits.* 1e-05 there, and of 0.1"),
         ({**GENERATES}, "gpt2, has residual pre_norm, not post_norm"),
         ({**MODELS["gpt2"], "output_bias": True}, "gpt2 has no place for the weight .*bias, which is not 0"),
+        ({**MODELS["llama"], "attention_bias": True}, "llama, has attention_bias False, not True"),
         ({**MODELS["vit"], "stem": "attentive"}, "vit, has stem patches, not attentive"),
         ({**MODELS["bert labels"], "head_layer": False}, "bert, has head_layer True, not False"),
     ],
