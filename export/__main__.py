@@ -12,12 +12,12 @@ from keras_transformer.export_folder import PRECISIONS
 from keras_transformer.files import check_writable
 from keras_transformer.own_parts import FLAG, HELP, with_imports
 
-FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2")
+FORMATS = ("saved_model", "onnx", "tflite", "ctranslate2", "huggingface")
 DEFAULT_FORMATS = FORMATS[:3]
 DEFAULT_PRECISIONS = ("float32",)
 DESCRIPTION = (
-    "Exports a trained run as SavedModel, ONNX and TFLite, and a translator for CTranslate2 too if you ask; certifies "
-    "that each answers as the model does."
+    "Exports a trained run as SavedModel, ONNX and TFLite, and if you ask for CTranslate2 and Hugging Face's "
+    "transformers too; certifies that each answers as the model does."
 )
 # The options that --verify does not take, with their defaults.
 EXPORT_ALONE = {
@@ -27,6 +27,7 @@ EXPORT_ALONE = {
 # What an export folder may hold.
 NAMES = {
     "saved_model", "saved_model-float16", "onnx", "tflite", "ctranslate2", "ctranslate2-float16", "ctranslate2-int8",
+    "huggingface",
     "items.txt", "tokenizer.model", "tokenizer.source.model", "tokenizer.target.model",
     "certificate.json", "CERTIFICATE.md",
 }  # fmt: skip
@@ -98,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=FORMATS,
         default=DEFAULT_FORMATS,
-        help="which formats to write; ctranslate2 takes translators",
+        help="which formats to write; ctranslate2 takes translators; huggingface is a folder for transformers",
     )
     parser.add_argument(
         "--precision", nargs="+", choices=PRECISIONS, default=DEFAULT_PRECISIONS, help="which precisions to write"

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 # (format, precision): why the format cannot be written in the precision.
 NO_SUCH_PRECISION = {
     ("saved_model", "int8"): "TensorFlow multiplies no int8 matrices outside TFLite; export onnx or tflite for it",
+    **{
+        ("huggingface", precision): "transformers casts the weights as it loads them"
+        for precision in PRECISIONS
+        if precision != "float32"
+    },
 }
 LOOPED = ("halves", "step")
 

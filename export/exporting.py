@@ -26,6 +26,8 @@ from .certificate import (
 from .certificate import verify as verified
 from .certificate.comparison import KeptCertificate
 from .ctranslate2 import require_held
+from .hub import require_form
+from .hub_forms import FORMAT
 
 # The packages that a format needs besides TensorFlow, to be written and certified.
 PACKAGES = {
@@ -33,7 +35,10 @@ PACKAGES = {
     "onnx": ("onnx", "onnxruntime", "onnxruntime_extensions"),
     "tflite": ("tensorflow_text", "ai_edge_litert"),
     "ctranslate2": ("ctranslate2",),
+    "huggingface": (),
 }
+# The modules that write formats, where their names differ.
+WRITERS = {"huggingface": "hub"}
 # (format, precision) that builds the model again from its configuration.
 REMADE = {("saved_model", "float16"), ("tflite", "int8")}
 
@@ -49,6 +54,11 @@ def export(arguments: argparse.Namespace, folder: Path) -> None:
     )
     plan = planned(arguments.format, arguments.precision)
     check_parts(run.model, plan)
+    if {format for format, _ in plan} <= {*WRITERS}:  # what transformers runs has shown that it is the model
+        with write_folder_whole(folder) as aside:
+            write_artefacts(run, aside, decoding, plan)
+        say(f"wrote {folder}")
+        return
     sentences, references = text_to_certify_on(arguments, run)
     check_text(sentences, references, arguments.precision if run.signature.has_references else [])
     with write_folder_whole(folder) as aside:
@@ -118,6 +128,8 @@ def check_parts(model: FamilyModel, plan: Sequence[tuple[str, str]]) -> None:
             import_module(".onnx.export", __package__).require_recordable(model)
         elif format == "ctranslate2":
             require_held(model, precision)
+        elif format == FORMAT:
+            require_form(model)
         elif (format, precision) in REMADE:
             require_own_parts(model, format, precision)
 
@@ -140,7 +152,7 @@ def text_to_certify_on(arguments: argparse.Namespace, run: TrainedRun) -> tuple[
 def write_artefacts(run: TrainedRun, folder: Path, decoding: Decoding, plan: Sequence[tuple[str, str]]) -> None:
     """Writes every artefact of the plan, and the vocabularies."""
     for format, precision in plan:
-        exporter = getattr(import_module(f".{format}", __package__), f"export_{format}")
+        exporter = getattr(import_module(f".{WRITERS.get(format, format)}", __package__), f"export_{format}")
         for path in exporter(run, folder, decoding, precision):
             say(f"{path.relative_to(folder)}: {num_bytes(path):,} bytes")
     run.pipeline.save_vocabularies(folder)

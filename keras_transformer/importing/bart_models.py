@@ -22,7 +22,7 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
+from keras_transformer.importing.folder import GENERATION, INERT, ModelFolder, Options, options_of, search_of
 from keras_transformer.importing.layouts import (
     OUTPUT,
     POSITIONS,
@@ -33,6 +33,7 @@ from keras_transformer.importing.layouts import (
     TARGET,
     bart_blocks,
     bart_config,
+    bart_options,
 )
 from keras_transformer.importing.pieces import (
     MAX_MODEL_BYTES,
@@ -46,10 +47,10 @@ from keras_transformer.importing.pieces import (
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
+from keras_transformer.importing.weights import Imported, Layout, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
-from keras_transformer.text.tokenizer import END, PAD
+from keras_transformer.text.tokenizer import END
 
 # Options with the one value that the architecture has. Old files say them.
 BART_FIXED: Config = {
@@ -73,36 +74,53 @@ def read_bart(folder: ModelFolder) -> Imported:
     options = options_of(folder, "config.json")
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
     size = options.size("vocab_size")
-    ids = _bart_ids(folder, options, size)
-    search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
-    config = bart_config(options) | {
-        "vocabulary_size": len(ids),
-        "positions": {"name": "learned", "offset": OFFSET, "separate": True},
-        "embedding_norm": True,
-    }
+    ids, num_control_ids = _bart_ids(folder, options, size)
+    search = search_of(folder, options, ids[END], {*ids[:num_control_ids]} - {ids[END]}, LACKING)
+    config = bart_arguments(options) | {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT | BART_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _bart_weights(open_weights(folder), config, ids, size)
+    file = open_weights(folder)
+    weights = Weights(file, bart_layout(file, config, ids, size))
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), search)
 
 
-def _bart_ids(folder: ModelFolder, options: Options, size: int) -> list[int]:
-    """For each of our ids, BART's, of which the matrices have `size`."""
+def bart_arguments(options: Options) -> Config:
+    """The arguments of our model, but for the vocabulary."""
+    return bart_config(options) | {
+        "positions": {"name": "learned", "offset": OFFSET, "separate": True},
+        "embedding_norm": True,
+    }
+
+
+def _banned(folder: ModelFolder) -> list[list[int]]:
+    """What the search of generation_config.json may not emit."""
+    banned = folder.json(GENERATION).get("bad_words_ids") if folder.has(GENERATION) else None
+    return banned if isinstance(banned, list) else []
+
+
+def _bart_ids(folder: ModelFolder, options: Options, size: int) -> tuple[list[int], int]:
+    """For each of our ids, BART's, of which the matrices have `size`; and how many of ours are control ids, those that
+    the search may not emit among them."""
+    banned = _banned(folder)
     pad = options.whole("pad_token_id", size - 1, 1)
     end = options.whole("eos_token_id", size - 1, 2)
     if pad == end:
         raise options.refusal("eos_token_id", end, "another id than that of pad")
     start = options.whole("decoder_start_token_id", size - 1, end)
     count = max(count_ids(folder, size), pad + 1, end + 1, start + 1)
-    return [pad, pad, start, end, *(id for id in range(count) if id not in (pad, end))]
+    further = [id for id in range(count) if [id] in banned and id not in (pad, start, end)]
+    known = {pad, end, *further, *([start] if [start] in banned else [])}
+    ids = [pad, pad, start, end, *further, *(id for id in range(count) if id not in known)]
+    return ids, END + 1 + len(further)
 
 
-def _bart_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def bart_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
+    `size` rows."""
     copies = [SHARED, SOURCE, TARGET, OUTPUT]
     positions = config["max_source_length"] + 1 + OFFSET
     rows = longest(config["max_source_length"]) + OFFSET  # our last rows are copies of their last one
@@ -120,7 +138,7 @@ def _bart_weights(file: TensorFile, config: Config, ids: list[int], size: int) -
         "V": size, "D": width, "H": width, "F": config["intermediate_dim"], "P": positions, "1": 1,
     }  # fmt: skip
     orders = {"V": np.array(ids), "P": np.minimum(np.arange(rows), positions - 1)}
-    return Weights(file, table, sizes, orders, {*copies, *VERSIONS})
+    return Layout(table, sizes, orders, {*copies, *VERSIONS})
 
 
 class _Ids(NamedTuple):
@@ -149,20 +167,29 @@ def read_marian(folder: ModelFolder) -> Imported:
     ids = _marian_ids(folder, options)
     _check_added(folder, ids)
     controls = _control_ids(ids, options)
-    search = search_of(folder, options, controls[1].end, {controls[1].pad, controls[1].unknown})
+    search = search_of(folder, options, controls[1].end, {*controls[1]} - {controls[1].end})
     source, target = _vocabularies(folder, ids, *controls)
-    config = bart_config(options) | {
-        "vocabulary_size": len(target.ids),
-        "source_vocabulary_size": None if ids.is_shared else len(source.ids),
-        "tied_output": options.switch("tie_word_embeddings", True),
-    }
+    sizes = {"vocabulary_size": len(target.ids), "source_vocabulary_size": None if ids.is_shared else len(source.ids)}
+    config = marian_arguments(options) | sizes
     options.finish(INERT | SEQ2SEQ_WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _marian_weights(open_weights(folder), config, ids, source, target)
+    file = open_weights(folder)
+    check_positions(file, config["hidden_dim"])
+    weights = Weights(file, marian_layout(file, config, ids.is_shared, (source.ids, target.ids), ids.rows))
     return Imported(config, weights, (source, target), search, _languages(folder))
+
+
+def marian_arguments(options: Options) -> Config:
+    """The arguments of our model, but for the vocabularies."""
+    return bart_config(options) | {"tied_output": options.switch("tie_word_embeddings", True)}
+
+
+def marian_options(config: Config) -> Config:
+    """The options that `marian_arguments` reads as this configuration, if Marian has a form of it."""
+    return {**bart_options(config), "tie_word_embeddings": config["tied_output"]}
 
 
 def _marian_ids(folder: ModelFolder, options: Options) -> _Ids:
@@ -234,14 +261,21 @@ def _languages(folder: ModelFolder) -> tuple[str, str] | None:
     return source, target
 
 
-def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabulary, target: Vocabulary) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def marian_layout(
+    file: TensorFile, config: Config, is_shared: bool, ids: tuple[list[int], list[int]], rows: tuple[int, int]
+) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+
+    Args:
+        file: the tensors.
+        config: the complete arguments of our model.
+        is_shared: whether source and target have one matrix.
+        ids: for each of our ids of source and target, theirs.
+        rows: the rows of the matrices.
+    """
     width = config["hidden_dim"]
-    for name in POSITIONS:
-        if name in file.places:
-            _check_positions(file, name, width)
     last = [OUTPUT] if config["tied_output"] else []
-    if ids.is_shared:
+    if is_shared:
         embeddings = [Weight("target_embedding.embeddings", first_of(file, [SHARED, SOURCE, TARGET, *last]), "TD")]
     else:
         embeddings = [
@@ -251,14 +285,14 @@ def _marian_weights(file: TensorFile, config: Config, ids: _Ids, source: Vocabul
     table = [
         *embeddings,
         *([] if config["tied_output"] else [Weight("output_embedding.embeddings", OUTPUT, "TD")]),
-        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(target.ids)),
+        Weight("output_embedding.bias", "final_logits_bias", "1T", default=0.0, fixed=fixed_logits(ids[1])),
         *bart_blocks(config),
     ]
     sizes = {
-        "S": ids.rows[0], "T": ids.rows[1], "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
+        "S": rows[0], "T": rows[1], "D": width, "H": width, "F": config["intermediate_dim"], "1": 1,
     }  # fmt: skip
-    orders = {"S": np.array(source.ids), "T": np.array(target.ids), "D": order_of_width(width)}
-    return Weights(file, table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
+    orders = {"S": np.array(ids[0]), "T": np.array(ids[1]), "D": order_of_width(width)}
+    return Layout(table, sizes, orders, {*POSITIONS, SHARED, SOURCE, TARGET, OUTPUT})
 
 
 def order_of_width(width: int) -> np.ndarray:
@@ -266,14 +300,15 @@ def order_of_width(width: int) -> np.ndarray:
     return np.arange(width).reshape(2, width // 2).T.ravel()
 
 
-def _check_positions(file: TensorFile, name: str, width: int) -> None:
-    """Raises RequestError unless the positions in the file are Marian's sinusoids."""
-    shape = file.places[name].shape
-    if len(shape) == 2 and shape[1] == width:
-        angles = np.arange(shape[0])[:, None] / 10_000.0 ** (2 * np.arange(width // 2) / width)
-        sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        if np.allclose(file.read(name), sinusoids, rtol=0, atol=1e-2):
-            return
-    raise RequestError(
-        f"{file.path}: expected sinusoids as {name}; received other positions, which Marian does not have"
-    )
+def check_positions(file: TensorFile, width: int) -> None:
+    """Raises RequestError unless the positions in the file, if it has some, are Marian's sinusoids."""
+    for name in [name for name in POSITIONS if name in file.places]:
+        shape = file.places[name].shape
+        if len(shape) == 2 and shape[1] == width:
+            angles = np.arange(shape[0])[:, None] / 10_000.0 ** (2 * np.arange(width // 2) / width)
+            sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            if np.allclose(file.read(name), sinusoids, rtol=0, atol=1e-2):
+                continue
+        raise RequestError(
+            f"{file.path}: expected sinusoids as {name}; received other positions, which Marian does not have"
+        )

@@ -14,9 +14,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_transformer.importing.folder import EVERY, ModelFolder, Options, options_of
-from keras_transformer.importing.layouts import PARTS, PROJECTIONS, copies, ids_of, language_model
+from keras_transformer.importing.layouts import (
+    PARTS,
+    PROJECTIONS,
+    copies,
+    ids_of,
+    language_model,
+    read_named,
+    write_named,
+)
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, first_of, norm_weights
+from keras_transformer.importing.weights import TRANSPOSED, Imported, Layout, Weight, first_of, norm_weights
 from keras_transformer.options import Config
 
 # Options with the one value that the architecture has.
@@ -28,6 +36,12 @@ GPT2_WITHOUT_EFFECT = {
     "embd_pdrop", "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
     "summary_use_proj", "tie_encoder_decoder", "cross_attention_hidden_size",
 }  # fmt: skip
+# Arguments of our model, and what the architecture calls them.
+GPT2_NAMES = {
+    "num_layers": "n_layer", "num_heads": "n_head", "hidden_dim": "n_embd", "context_length": "n_positions",
+    "dropout": "resid_pdrop", "attention_dropout": "attn_pdrop", "activation": "activation_function",
+    "norm": "layer_norm_epsilon",
+}  # fmt: skip
 PREFIX = "transformer."  # files of the model without its output lack it
 # Options with the one value that is read here.
 LLAMA_FIXED: Config = {
@@ -35,6 +49,12 @@ LLAMA_FIXED: Config = {
     "is_decoder": False, "pruned_heads": {},
 }  # fmt: skip
 LLAMA_WITHOUT_EFFECT = {"tie_encoder_decoder", "cross_attention_hidden_size", "rope_interleaved"}
+# Arguments of our model, and what the architecture calls them.
+LLAMA_NAMES = {
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size", "context_length": "max_position_embeddings",
+    "attention_dropout": "attention_dropout", "activation": "hidden_act", "norm": "rms_norm_eps",
+}  # fmt: skip
 BASE = 10_000.0  # the rotation's
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 KERNELS = {"kernel_gate": ("gate_proj", "FD"), "kernel_in": ("up_proj", "FD"), "kernel_out": ("down_proj", "DF")}
@@ -50,26 +70,26 @@ def read_gpt2(folder: ModelFolder) -> Imported:
     options.expect(GPT2_FIXED)
     size = options.size("vocab_size")
     ids = ids_of(folder, options, size)
-    width = options.size("n_embd")
-    config = {
-        "num_layers": options.size("n_layer"),
-        "num_heads": options.size("n_head"),
-        "hidden_dim": width,
-        "intermediate_dim": options.size("n_inner", 4 * width),
-        "context_length": options.size("n_positions"),
-        "dropout": options.number("resid_pdrop", 0.1),
-        "attention_dropout": options.number("attn_pdrop", 0.1),
-        "activation": options.activation("activation_function", "gelu_new"),
-        "norm": {"name": "layer", "epsilon": options.number("layer_norm_epsilon", 1e-5)},
-        "positions": "learned",
-        "attention_bias": True,
-    }
-    return language_model(folder, options, config, ids, GPT2_WITHOUT_EFFECT, size, _gpt2_weights)
+    return language_model(folder, options, gpt2_arguments(options), ids, GPT2_WITHOUT_EFFECT, size, gpt2_layout)
 
 
-def _gpt2_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in file.places) else ""
+def gpt2_arguments(options: Options) -> Config:
+    """The arguments of our model that are GPT-2's own."""
+    defaults: Config = {"dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_new", "norm": 1e-5}
+    config = read_named(options, GPT2_NAMES, **defaults)
+    width = options.size("n_inner", 4 * config["hidden_dim"])
+    return {**config, "intermediate_dim": width, "positions": "learned", "attention_bias": True}
+
+
+def gpt2_options(config: Config) -> Config:
+    """The options that `gpt2_arguments` reads as this configuration, if GPT-2 has a form of it."""
+    return {**write_named(config, GPT2_NAMES), "n_inner": config["intermediate_dim"], "embd_pdrop": config["dropout"]}
+
+
+def gpt2_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
+    `size` rows."""
+    prefix = "" if "wte.weight" in file.places else PREFIX
     embeddings = [f"{prefix}wte.weight", "lm_head.weight"]
     layers = [f"{prefix}h.{number}" for number in range(config["num_layers"])]
     table = [
@@ -84,7 +104,7 @@ def _gpt2_weights(file: TensorFile, config: Config, ids: list[int], size: int) -
         "V": size, "D": width, "T": 3 * width, "F": config["intermediate_dim"], "P": config["context_length"],
     }  # fmt: skip
     masks = {f"{layer}.attn.{name}" for layer in layers for name in ("bias", "masked_bias")}  # the masks of old files
-    return Weights(file, table, sizes, {"V": np.array(ids)}, {*embeddings, *masks})
+    return Layout(table, sizes, {"V": np.array(ids)}, {*embeddings, *masks})
 
 
 def _gpt2_block(ours: str, theirs: str) -> Iterator[Weight]:
@@ -113,24 +133,34 @@ def read_llama(folder: ModelFolder) -> Imported:
     options.expect(LLAMA_FIXED)
     size = options.size("vocab_size")
     ids = ids_of(folder, options, size)
-    heads, width = options.size("num_attention_heads"), options.size("hidden_size")
-    config = {
-        "num_layers": options.size("num_hidden_layers"),
-        "num_heads": heads,
+    return language_model(folder, options, llama_arguments(options), ids, LLAMA_WITHOUT_EFFECT, size, llama_layout)
+
+
+def llama_arguments(options: Options) -> Config:
+    """The arguments of our model that are Llama's own."""
+    defaults: Config = {"attention_dropout": 0.0, "activation": "silu", "norm": 1e-6}
+    config = read_named(options, LLAMA_NAMES, "rms", **defaults)
+    heads, width = config["num_heads"], config["hidden_dim"]
+    return {
+        **config,
         "attention": {"name": "full", "num_key_value_heads": options.size("num_key_value_heads", heads)},
-        "hidden_dim": width,
         "key_dim": options.size("head_dim", width // max(heads, 1)),
-        "intermediate_dim": options.size("intermediate_size"),
-        "context_length": options.size("max_position_embeddings"),
         "dropout": 0.0,
-        "attention_dropout": options.number("attention_dropout", 0.0),
         "feed_forward": "gated",
-        "activation": options.activation("hidden_act", "silu"),
-        "norm": {"name": "rms", "epsilon": options.number("rms_norm_eps", 1e-6)},
         "positions": {"name": "rotary", "base": _base(options)},
         "tied_output": options.switch("tie_word_embeddings", False),
     }
-    return language_model(folder, options, config, ids, LLAMA_WITHOUT_EFFECT, size, _llama_weights)
+
+
+def llama_options(config: Config) -> Config:
+    """The options that `llama_arguments` reads as this configuration, if Llama has a form of it."""
+    return {
+        **write_named(config, LLAMA_NAMES),
+        "num_key_value_heads": config["attention"].get("num_key_value_heads"),
+        "head_dim": config["key_dim"],
+        "rope_theta": config["positions"].get("base", BASE),
+        "tie_word_embeddings": config["tied_output"],
+    }
 
 
 def _base(options: Options) -> float:
@@ -148,8 +178,9 @@ def _base(options: Options) -> float:
     return base
 
 
-def _llama_weights(file: TensorFile, config: Config, ids: list[int], size: int) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def llama_layout(file: TensorFile, config: Config, ids: list[int], size: int) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrices have
+    `size` rows."""
     is_tied = config["tied_output"]
     embedding = first_of(file, [EMBEDDING, OUTPUT]) if is_tied else EMBEDDING
     layers = [f"model.layers.{number}" for number in range(config["num_layers"])]
@@ -167,7 +198,7 @@ def _llama_weights(file: TensorFile, config: Config, ids: list[int], size: int) 
         "F": config["intermediate_dim"],
     }  # fmt: skip
     frequencies = {f"{layer}.self_attn.rotary_emb.inv_freq" for layer in layers}  # the frequencies of old files
-    return Weights(file, table, sizes, {"V": np.array(ids)}, {EMBEDDING, OUTPUT, *frequencies})
+    return Layout(table, sizes, {"V": np.array(ids)}, {EMBEDDING, OUTPUT, *frequencies})
 
 
 def _llama_block(ours: str, theirs: str) -> Iterator[Weight]:

@@ -18,19 +18,23 @@ import numpy as np
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
-from keras_transformer.importing.folder import INERT, ModelFolder, options_of
+from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of
 from keras_transformer.importing.layouts import (
     ENCODER_FIXED,
+    ENCODER_NAMES,
     ENCODER_WITHOUT_EFFECT,
     encoder_block,
     encoder_config,
     labels_of,
+    read_named,
+    write_named,
 )
 from keras_transformer.importing.pieces import count_ids, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
+    Layout,
     Weight,
     Weights,
     first_of,
@@ -64,6 +68,7 @@ PROCESSOR_WITHOUT_EFFECT = {
     "crop_size", "data_format", "default_to_square", "device", "do_convert_rgb", "feature_extractor_type",
     "image_processor_type", "input_data_format", "processor_class", "return_tensors",
 }  # fmt: skip
+IMAGE_NAMES = {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"}
 OF_THE_HEAD = {"encoder_stride", "pooler_act", "pooler_output_size"}  # they belong to other heads
 KERNEL_ORDER = (2, 3, 1, 0)  # rows, columns, channels, outputs: a convolution as one product
 
@@ -77,34 +82,57 @@ def read_bert(folder: ModelFolder) -> Imported:
     options = options_of(folder, "config.json")
     options.expect({**ENCODER_FIXED, **ONLY})
     size = options.size("vocab_size")
-    ids = _ids(folder, size)
-    options.expect({"pad_token_id": ids[0]})
     file, labels = open_weights(folder), labels_of(options)
     labels = labels if LABELS in file.places else []
     fills = TOKENS in file.places
-    config = encoder_config(options) | {
-        "vocabulary_size": len(ids),
-        "context_length": options.size("max_position_embeddings"),
-        "embedding_scale": 1.0,
-        "embedding_norm": True,
-        "output_bias": fills,
-        "num_control_ids": len(SPECIAL),
-        "num_labels": len(labels) or None,
-        "head_layer": fills or bool(labels),
-    }
+    ids, num_control_ids = _ids(folder, size, fills)
+    options.expect({"pad_token_id": ids[0]})
+    sizes = {"vocabulary_size": len(ids), "num_control_ids": num_control_ids}
+    config = bert_arguments(options, len(labels), fills) | sizes
     num_segments = options.size("type_vocab_size", 2)
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_POOLER)
     try:
-        config = {"kind": "encoder", **family.complete(config, "encoder")}
+        config = complete_bert(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    weights = _bert_weights(file, config, ids, size, num_segments)
+    weights = Weights(file, bert_layout(file, config, ids, size, num_segments))
     vocabulary = id_vocabulary(ids, has_mask=fills)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), labels=labels)
 
 
-def _ids(folder: ModelFolder, size: int) -> list[int]:
-    """For each of our ids, BERT's, of which the matrices have `size`: pad, unknown, start, end, mask, then the others.
+def bert_arguments(options: Options, num_labels: int, fills: bool) -> Config:
+    """The arguments of our model, but for the vocabulary.
+
+    Args:
+        options: the options of config.json.
+        num_labels: the number of labels, 0 if the model has none.
+        fills: whether the model predicts masked tokens.
+    """
+    return encoder_config(options) | {
+        "context_length": options.size("max_position_embeddings"),
+        "embedding_scale": 1.0,
+        "embedding_norm": True,
+        "output_bias": fills,
+        "num_labels": num_labels or None,
+        "head_layer": fills or num_labels > 0,
+    }
+
+
+def bert_options(config: Config) -> Config:
+    """The options that `bert_arguments` reads as this configuration, if BERT has a form of it."""
+    return {**write_named(config, ENCODER_NAMES), "max_position_embeddings": config["context_length"]}
+
+
+def complete_bert(config: Config) -> Config:
+    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    return {"kind": "encoder", **family.complete(config, "encoder")}
+
+
+def _ids(folder: ModelFolder, size: int, fills: bool) -> tuple[list[int], int]:
+    """For each of our ids, BERT's, of which the matrices have `size`: pad, unknown, start, end and mask, then the
+    others; and the number of the former.
+
+    A model that does not fill masks may lack the mask.
 
     Raises:
         RequestError: the vocabulary lacks one of them.
@@ -117,19 +145,21 @@ def _ids(folder: ModelFolder, size: int) -> list[int]:
         name = "vocab.txt"
         lines = folder.read(name, MAX_VOCABULARY_BYTES).decode("utf-8", errors="replace").split("\n")
         places = {line.rstrip("\r"): number for number, line in enumerate(lines)}
-    special: list[Any] = [places.get(token) for token in SPECIAL]
-    for token, id in zip(SPECIAL, special, strict=True):
+    names = SPECIAL if fills or SPECIAL[-1] in places else SPECIAL[:-1]
+    special: list[Any] = [places.get(token) for token in names]
+    for token, id in zip(names, special, strict=True):
         if type(id) is not int or not 0 <= id < size or special.count(id) > 1:
             raise RequestError(
                 f"{folder.path / name}: expected {token} with an id of its own below {size:,}; received {id!r:.40}"
             )
     count = max(count_ids(folder, size), *(id + 1 for id in special))
-    return [*special, *(id for id in range(count) if id not in special)]
+    return [*special, *(id for id in range(count) if id not in special)], len(names)
 
 
-def _bert_weights(file: TensorFile, config: Config, ids: list[int], size: int, num_segments: int) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
-    prefix = "bert." if any(name.startswith("bert.") for name in file.places) else ""
+def bert_layout(file: TensorFile, config: Config, ids: list[int], size: int, num_segments: int) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none; the matrix has
+    `size` rows."""
+    prefix = "" if "embeddings.word_embeddings.weight" in file.places else "bert."
     words, places = (f"{prefix}embeddings.{name}_embeddings.weight" for name in ("word", "position"))
     segments = f"{prefix}embeddings.token_type_embeddings.weight"
     table = [
@@ -150,7 +180,7 @@ def _bert_weights(file: TensorFile, config: Config, ids: list[int], size: int, n
         "A": num_segments, "L": config["num_labels"] or 0,
     }  # fmt: skip
     unread = {words, DECODER, *BIASES, *OTHER_HEADS, f"{pooler}.weight", f"{pooler}.bias"}
-    return Weights(file, table, sizes, {"V": np.array(ids)}, {*unread, f"{prefix}embeddings.position_ids"})
+    return Layout(table, sizes, {"V": np.array(ids)}, {*unread, f"{prefix}embeddings.position_ids"})
 
 
 def _head(file: TensorFile, config: Config, pooler: str) -> Iterator[Weight]:
@@ -183,19 +213,32 @@ def read_vit(folder: ModelFolder) -> Imported:
     options = options_of(folder, "config.json")
     options.expect(ENCODER_FIXED)
     has_biases, labels = options.switch("qkv_bias", True), labels_of(options)
-    sizes = {
-        "image_size": options.size("image_size", 224),
-        "patch_size": options.size("patch_size", 16),
-        "channels": options.size("num_channels", 3),
-    }
-    config = {**encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": len(labels)}
+    config = vit_arguments(options, len(labels))
     options.finish(INERT | ENCODER_WITHOUT_EFFECT | OF_THE_HEAD)
-    config |= _pixels(folder, sizes["image_size"])
+    config |= _pixels(folder, config["image_size"])
     try:
-        config = {"kind": "image-classifier", **family.complete(config, "image-classifier")}
+        config = complete_vit(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    return Imported(config, _vit_weights(open_weights(folder), config, has_biases), labels=labels)
+    return Imported(config, Weights(open_weights(folder), vit_layout(config, has_biases)), labels=labels)
+
+
+def vit_arguments(options: Options, num_labels: int) -> Config:
+    """The arguments of our model, but for those of pixels."""
+    sizes = read_named(options, IMAGE_NAMES, image_size=224, patch_size=16, channels=3)
+    return {
+        **encoder_config(options), **sizes, "residual": "pre_norm", "stem": "patches", "num_labels": num_labels,
+    }  # fmt: skip
+
+
+def vit_options(config: Config) -> Config:
+    """The options that `vit_arguments` reads as this configuration, if ViT has a form of it."""
+    return write_named(config, {**ENCODER_NAMES, **IMAGE_NAMES})
+
+
+def complete_vit(config: Config) -> Config:
+    """A complete configuration of our model. Raises ValueError as `family.complete`."""
+    return {"kind": "image-classifier", **family.complete(config, "image-classifier")}
 
 
 def _pixels(folder: ModelFolder, image_size: int) -> Config:
@@ -220,8 +263,13 @@ def _one_or_all(numbers: Any) -> Any:
     return numbers[0] if are_equal else numbers
 
 
-def _vit_weights(file: TensorFile, config: Config, has_biases: bool) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def vit_layout(config: Config, has_biases: bool) -> Layout:
+    """Where the weights lie.
+
+    Args:
+        config: the complete arguments of our model.
+        has_biases: whether queries, keys and values have biases.
+    """
     embeddings = "vit.embeddings"
     table = [
         Weight("stem.kernel", f"{embeddings}.patch_embeddings.projection.weight", "DCQQ", order=KERNEL_ORDER),
@@ -242,4 +290,4 @@ def _vit_weights(file: TensorFile, config: Config, has_biases: bool) -> Weights:
         "D": width, "H": width, "F": config["intermediate_dim"], "C": config["channels"], "Q": patch, "1": 1,
         "P": (config["image_size"] // patch) ** 2 + 1, "L": config["num_labels"],
     }  # fmt: skip
-    return Weights(file, table, sizes, {})
+    return Layout(table, sizes)

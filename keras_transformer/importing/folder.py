@@ -154,6 +154,10 @@ class Options:
         """Takes an option out; `default` if it is not there."""
         return self._values.pop(name, default)
 
+    def has(self, name: str) -> bool:
+        """Whether the option is there and not null."""
+        return self._values.get(name) is not None
+
     def whole(self, name: str, most: int, default: int | None = None) -> int:
         """A whole number from 0 to `most`.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import (
+    ACTIVATIONS,
     GENERATION,
     INERT,
     NEUTRAL_SEARCH,
@@ -18,7 +20,15 @@ from keras_transformer.importing.folder import (
 )
 from keras_transformer.importing.pieces import NEVER, count_ids, id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
-from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
+from keras_transformer.importing.weights import (
+    TRANSPOSED,
+    Imported,
+    Layout,
+    Weight,
+    Weights,
+    norm_weights,
+    open_weights,
+)
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
 
@@ -34,6 +44,18 @@ SEQ2SEQ_WITHOUT_EFFECT = {
     "extra_pos_embeddings", "num_hidden_layers",
 }  # fmt: skip
 BART_EPSILON = 1e-5  # PyTorch's, for layer normalization
+# Arguments of our model, and what the architectures call them; for `norm`, what they call its ε.
+BART_NAMES = {
+    "num_heads": "encoder_attention_heads", "intermediate_dim": "encoder_ffn_dim", "hidden_dim": "d_model",
+    "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "activation": "activation_function",
+}  # fmt: skip
+DECODER_NAMES = {"num_heads": "decoder_attention_heads", "intermediate_dim": "decoder_ffn_dim"}
+ENCODER_NAMES = {
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size", "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob", "activation": "hidden_act", "norm": "layer_norm_eps",
+}  # fmt: skip
 
 ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}  # ours, and theirs
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
@@ -62,26 +84,49 @@ PRODUCTS = [
 ]
 
 
+def read_named(options: Options, names: Mapping[str, str], norm_name: str = "layer", **defaults: Any) -> Config:
+    """Arguments of our model, which an architecture has under these names. That of `norm` is the ε of a norm."""
+    readers: dict[str, Callable[..., Any]] = {
+        "activation": Options.activation, "norm": Options.number, "dropout": Options.number,
+        "attention_dropout": Options.number,
+    }  # fmt: skip
+    config = {
+        ours: readers.get(ours, Options.size)(options, theirs, defaults.get(ours)) for ours, theirs in names.items()
+    }
+    return config | ({"norm": {"name": norm_name, "epsilon": config["norm"]}} if "norm" in names else {})
+
+
+def write_named(config: Config, names: Mapping[str, str]) -> Config:
+    """The options that `read_named` reads as this configuration, which must be complete."""
+    name = config["activation"]["name"]
+    activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == name), name)
+    values = {**config, "activation": activation, "norm": config["norm"]["epsilon"]}
+    return {theirs: values[ours] for ours, theirs in names.items()}
+
+
 def bart_config(options: Options) -> Config:
     """The arguments of our model that the architectures have in common."""
-    sizes = {}
-    for ours, theirs in (("num_heads", "attention_heads"), ("intermediate_dim", "ffn_dim")):
-        sizes[ours] = options.size(f"encoder_{theirs}")
-        if (received := options.size(f"decoder_{theirs}")) != sizes[ours]:
-            raise options.refusal(f"decoder_{theirs}", received, f"{sizes[ours]}, as in the encoder")
+    config = read_named(options, BART_NAMES, dropout=0.1, attention_dropout=0.0)
+    for ours, theirs in DECODER_NAMES.items():
+        if (received := options.size(theirs)) != config[ours]:
+            raise options.refusal(theirs, received, f"{config[ours]}, as in the encoder")
     return {
-        **sizes,
-        "hidden_dim": options.size("d_model"),
-        "encoder_layers": options.size("encoder_layers"),
-        "decoder_layers": options.size("decoder_layers"),
-        "dropout": options.number("dropout", 0.1),
-        "attention_dropout": options.number("attention_dropout", 0.0),
+        **config,
         "max_source_length": options.size("max_position_embeddings") - 1,  # less the end id
-        "activation": options.activation("activation_function"),
         "norm": {"name": "layer", "epsilon": BART_EPSILON},
         "attention_bias": True,
         "output_bias": True,
         "embedding_scale": None if options.switch("scale_embedding", False) else 1.0,
+    }
+
+
+def bart_options(config: Config) -> Config:
+    """The options that `bart_config` reads as this configuration, if the architectures have a form of it."""
+    return {
+        **write_named(config, BART_NAMES),
+        **write_named(config, DECODER_NAMES),
+        "max_position_embeddings": config["max_source_length"] + 1,
+        "scale_embedding": config["embedding_scale"] != 1,
     }
 
 
@@ -139,7 +184,7 @@ def language_model(
     ids: list[int],
     without_effect: set[str],
     size: int,
-    weights: Callable[[TensorFile, Config, list[int], int], Weights],
+    layout: Callable[[TensorFile, Config, list[int], int], Layout],
 ) -> Imported:
     """What was read of a language model.
 
@@ -149,33 +194,33 @@ def language_model(
         ids: for each of our ids, theirs.
         without_effect: options of this architecture that change nothing here.
         size: the rows of the matrices.
-        weights: the tensors, from file, configuration, ids and rows.
+        layout: where the weights lie, from file, configuration, ids and rows.
 
     Raises:
         RequestError: an option or a tensor is not known, missing or damaged.
     """
     options.finish(INERT | CAUSAL_WITHOUT_EFFECT | without_effect)
-    fixed = {"vocabulary_size": len(ids), "output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
     try:
-        config = {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
+        config = complete_language_model({**config, "vocabulary_size": len(ids)})
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    tensors = weights(open_weights(folder), config, ids, size)
+    file = open_weights(folder)
+    weights = Weights(file, layout(file, config, ids, size))
     vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
-    return Imported(config, tensors, (vocabulary,))
+    return Imported(config, weights, (vocabulary,))
+
+
+def complete_language_model(config: Config) -> Config:
+    """A language model's configuration with what the architectures have in common. Raises ValueError as `complete`."""
+    fixed = {"output_bias": True, "embedding_scale": 1.0, "residual": "pre_norm"}
+    return {"kind": "language-model", **family.complete({**config, **fixed}, "language-model")}
 
 
 def encoder_config(options: Options) -> Config:
     """The arguments of our model that the architectures have in common."""
+    defaults: Config = {"dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu", "norm": 1e-12}
     return {
-        "num_layers": options.size("num_hidden_layers"),
-        "num_heads": options.size("num_attention_heads"),
-        "hidden_dim": options.size("hidden_size"),
-        "intermediate_dim": options.size("intermediate_size"),
-        "dropout": options.number("hidden_dropout_prob", 0.0),
-        "attention_dropout": options.number("attention_probs_dropout_prob", 0.0),
-        "activation": options.activation("hidden_act", "gelu"),
-        "norm": {"name": "layer", "epsilon": options.number("layer_norm_eps", 1e-12)},
+        **read_named(options, ENCODER_NAMES, **defaults),
         "positions": "learned",
         "attention_bias": True,
     }

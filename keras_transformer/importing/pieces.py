@@ -185,9 +185,10 @@ def source_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     Raises:
         ValueError: the model is damaged, or would change the spelling of a tag.
     """
-    proto, types = _parsed(model)
+    proto, types = parsed(model)
+    own_tags = {SPACE + text: id for text, id in ids.items() if is_tag(text)}  # those that are pieces of the model
     pieces = [
-        _Piece(text, each.score, each.type, ids.get(text, control.unknown))
+        _Piece(text, each.score, each.type, ids.get(text, own_tags.get(text, control.unknown)))
         for text, each in _pieces_of_text(proto, types).items()
     ]
     tags = _tags(proto, ids)
@@ -210,7 +211,7 @@ def target_vocabulary(model: bytes, ids: dict[str, int], control: ControlIds) ->
     Raises:
         ValueError: the model is damaged.
     """
-    proto, types = _parsed(model)
+    proto, types = parsed(model)
     return _rewritten(proto, types, _emitted(proto, types, ids, control), control)
 
 
@@ -231,12 +232,13 @@ def shared_vocabularies(
     Raises:
         ValueError: see `source_vocabulary`; or the model has an id for a tag with a space before it too.
     """
-    (read, types), (written, _) = _parsed(source), _parsed(target)
+    (read, types), (written, _) = parsed(source), parsed(target)
     tags, known = _tags(read, ids), _pieces_of_text(read, types)
-    if twice := [tag for tag in tags if SPACE + tag in ids]:
+    spaced = {text for text in ids if text in tags or (is_tag(text) and SPACE + text in known)}
+    if twice := sorted(tag for tag in spaced if SPACE + tag in ids):
         raise ValueError(f"the vocabulary has the tag {twice[0]!r:.40} with a space too")
     pieces = [
-        piece._replace(text=SPACE + piece.text) if piece.text in tags else piece
+        piece._replace(text=SPACE + piece.text) if piece.text in spaced else piece
         for piece in _emitted(written, types, ids, control)
     ]
     texts = {piece.text for piece in pieces}
@@ -279,22 +281,25 @@ def _emitted(proto: Any, types: Any, ids: dict[str, int], control: ControlIds) -
     return pieces
 
 
-def joint_vocabulary(model: bytes, size: int, tags: list[str]) -> tuple[Vocabulary, ControlIds]:
+def joint_vocabulary(
+    model: bytes, size: int, tags: list[str], start: int | None = None
+) -> tuple[Vocabulary, ControlIds]:
     """The vocabulary of sources and translations alike, in which the place of a piece is its id; and its control ids.
 
-    Decoding starts with the pad id. The model's other control pieces are further control ids of ours.
+    The model's other control pieces are further control ids of ours.
 
     Args:
         model: a SentencePiece model.
         size: the rows of the model's matrices, of which those behind the tags are padding.
         tags: pieces whose ids follow those of the SentencePiece model. A tag is a piece wherever it begins a word.
+        start: the id with which decoding starts, that of a control piece; by default pad.
 
     Raises:
         ValueError: the model is damaged, has no pad or end, or does not fit the size, or would change the spelling of
             a tag.
     """
-    proto, types = _parsed(model)
-    control = _control_ids(proto, types)
+    proto, types = parsed(model)
+    control = _control_ids(proto, types, start)
     if size < len(proto.pieces) + len(tags):
         received = f"{len(proto.pieces):,} and {len(tags):,} others"
         raise ValueError(f"expected pieces for the {size:,} ids of config.json; received {received}")
@@ -315,7 +320,7 @@ def id_vocabulary(ids: list[int], has_mask: bool = False) -> Vocabulary:
         ids: for each of our ids, the id in the model from outside.
         has_mask: whether our id 4 is the mask.
     """
-    proto, types = _parsed(b"")
+    proto, types = parsed(b"")
     count = len(CONTROL_PIECES)
     pieces = [_Piece(f"{SPACE}{id}", 0.0, types.NORMAL, id) for id in ids[count:]]
     if has_mask:
@@ -324,13 +329,16 @@ def id_vocabulary(ids: list[int], has_mask: bool = False) -> Vocabulary:
     return Vocabulary(IdTokenizer(vocabulary.tokenizer.model, ids), ids)
 
 
-def _control_ids(proto: Any, types: Any) -> ControlIds:
-    """The control ids of a SentencePiece model that starts with pad, as T5's."""
+def _control_ids(proto: Any, types: Any, start: int | None) -> ControlIds:
+    """The control ids of a SentencePiece model. Decoding starts with pad, as T5's, or with another control piece."""
     places = {each.piece: id for id, each in enumerate(proto.pieces)}
     unknown = [id for id, each in enumerate(proto.pieces) if each.type == types.UNKNOWN]
     if not {"<pad>", "</s>"} <= places.keys() or len(unknown) != 1:
         raise ValueError("it has no <pad>, </s> and unknown piece")
-    return ControlIds(places["<pad>"], unknown[0], places["<pad>"], places["</s>"])
+    start = places["<pad>"] if start is None else start
+    if start >= len(proto.pieces) or proto.pieces[start].type != types.CONTROL:
+        raise ValueError(f"decoding starts with id {start:,}, which is no control piece")
+    return ControlIds(places["<pad>"], unknown[0], start, places["</s>"])
 
 
 def _check_tags(vocabulary: Vocabulary, tags: dict[str, int]) -> None:
@@ -345,7 +353,7 @@ def is_tag(text: str) -> bool:
     return text.startswith(">>") and text.endswith("<<") and len(text) > 4
 
 
-def _parsed(model: bytes) -> tuple[Any, Any]:
+def parsed(model: bytes) -> tuple[Any, Any]:
     """The model's specification, and the types of pieces.
 
     Raises:

@@ -18,10 +18,20 @@ import numpy as np
 from keras_transformer import family
 from keras_transformer.errors import RequestError
 from keras_transformer.importing.folder import INERT, ModelFolder, Options, options_of, search_of
+from keras_transformer.importing.layouts import read_named, write_named
 from keras_transformer.importing.pieces import MAX_MODEL_BYTES, ControlIds, Vocabulary, fixed_logits, joint_vocabulary
 from keras_transformer.importing.tensors import TensorFile
 from keras_transformer.importing.unigram import sentencepiece_model
-from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, are_same, first_of, open_weights
+from keras_transformer.importing.weights import (
+    TRANSPOSED,
+    Imported,
+    Layout,
+    Weight,
+    Weights,
+    are_same,
+    first_of,
+    open_weights,
+)
 from keras_transformer.options import Config
 
 # The feed-forward network, its activation, and what Hugging Face calls it.
@@ -40,6 +50,11 @@ WITHOUT_EFFECT = {"classifier_dropout", "initializer_factor", "output_past"}
 MAX_SENTINELS = 10_000
 SPECIAL = ("additional_special_tokens", "extra_special_tokens")  # lists in a tokenizer's configuration, old and new
 
+# Arguments of our model, and what the architecture calls them.
+NAMES = {
+    "num_heads": "num_heads", "hidden_dim": "d_model", "key_dim": "d_kv", "intermediate_dim": "d_ff",
+    "encoder_layers": "num_layers", "dropout": "dropout_rate", "norm": "layer_norm_epsilon",
+}  # fmt: skip
 SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 COPIES = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
 # Old files have it. Their encoder-decoder attention never had such a bias.
@@ -64,29 +79,30 @@ def read(folder: ModelFolder) -> Imported:
     ties = options.switch("tie_word_embeddings", True)
     is_scaled = options.switch("scale_decoder_outputs", ties)
     is_tied = ties and (OUTPUT not in file.places or SHARED not in file.places or are_same(file, OUTPUT, SHARED))
-    config = _config(options) | {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
+    config = arguments(options) | {"vocabulary_size": len(vocabulary.ids), "tied_output": is_tied}
     config["num_control_ids"] = vocabulary.num_control_ids
     options.finish(INERT | WITHOUT_EFFECT)
     try:
         config = family.complete(config)
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
-    return Imported(config, _weights(file, config, vocabulary, size, is_scaled), (vocabulary,), search)
+    return Imported(config, Weights(file, layout(file, config, vocabulary.ids, size, is_scaled)), (vocabulary,), search)
 
 
 def _vocabulary(folder: ModelFolder, options: Options, size: int) -> tuple[Vocabulary, ControlIds]:
     tokenizer = _tokenizer_options(folder)
     count = tokenizer.whole("extra_ids", MAX_SENTINELS, 100)
+    start = options.whole("decoder_start_token_id", size - 1) if options.has("decoder_start_token_id") else None
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
     is_alone = folder.has("tokenizer.json") and not folder.has("spiece.model")  # as transformers 5 writes folders
     name = "tokenizer.json" if is_alone else "spiece.model"
     content = folder.json(name) if is_alone else folder.read(name, MAX_MODEL_BYTES)
     try:
         model = sentencepiece_model(content, sentinels) if isinstance(content, dict) else content
-        vocabulary, control = joint_vocabulary(model, size, sentinels)
+        vocabulary, control = joint_vocabulary(model, size, sentinels, start)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{folder.path / name}: {error}; download it again") from error
-    options.expect({"pad_token_id": control.pad, "eos_token_id": control.end, "decoder_start_token_id": control.start})
+    options.expect({"pad_token_id": control.pad, "eos_token_id": control.end})
     _check_added(folder, tokenizer, {"<pad>", "</s>", "<unk>", *sentinels})
     return vocabulary, control
 
@@ -110,20 +126,15 @@ def _check_added(folder: ModelFolder, tokenizer: Options, known: set[str]) -> No
                 raise tokenizer.refusal(name, text, "the sentinels of T5 alone")
 
 
-def _config(options: Options) -> Config:
+def arguments(options: Options) -> Config:
     """The arguments of our model, but for those that the vocabulary and the weights tell."""
     kind, activation, name = options.choice("feed_forward_proj", FEED_FORWARDS, "relu")
     options.expect({"dense_act_fn": name, "is_gated_act": kind == "gated"})
-    depth, rate = options.size("num_layers"), options.number("dropout_rate", 0.1)
+    config = read_named(options, NAMES, "rms", dropout=0.1, norm=1e-6)
     return {
-        "num_heads": options.size("num_heads"),
-        "hidden_dim": options.size("d_model"),
-        "key_dim": options.size("d_kv"),
-        "intermediate_dim": options.size("d_ff"),
-        "encoder_layers": depth,
-        "decoder_layers": options.size("num_decoder_layers", depth),
-        "dropout": rate,
-        "attention_dropout": rate,
+        **config,
+        "decoder_layers": options.size("num_decoder_layers", config["encoder_layers"]),
+        "attention_dropout": config["dropout"],
         "max_source_length": options.size("n_positions", 512) - 1,  # less the end id
         "positions": {
             "name": "buckets",
@@ -132,7 +143,6 @@ def _config(options: Options) -> Config:
         },
         "score": "dot",
         "residual": "pre_norm",
-        "norm": {"name": "rms", "epsilon": options.number("layer_norm_epsilon", 1e-6)},
         "feed_forward": kind,
         "activation": activation,
         "output_bias": True,
@@ -140,8 +150,32 @@ def _config(options: Options) -> Config:
     }
 
 
-def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, size: int, is_scaled: bool) -> Weights:
-    """The tensors of the model, checked: all that it needs, and none that it does not know."""
+def t5_options(config: Config) -> Config:
+    """The options that `arguments` reads as this configuration, if T5 has a form of it."""
+    positions, ours = config["positions"], (config["feed_forward"]["name"], config["activation"]["name"])
+    # The one that is the same, or else one of the same kind.
+    forms = sorted(FEED_FORWARDS, key=lambda name: (FEED_FORWARDS[name][:2] != ours, FEED_FORWARDS[name][0] != ours[0]))
+    return {
+        **write_named(config, NAMES),
+        "num_decoder_layers": config["decoder_layers"],
+        "n_positions": config["max_source_length"] + 1,
+        "relative_attention_num_buckets": positions.get("num_buckets"),
+        "relative_attention_max_distance": positions.get("max_distance"),
+        "feed_forward_proj": forms[0],
+        "tie_word_embeddings": config["tied_output"],
+    }
+
+
+def layout(file: TensorFile, config: Config, ids: list[int], size: int, is_scaled: bool) -> Layout:
+    """Where the weights lie: under the names that the file has, or the usual ones if it has none.
+
+    Args:
+        file: the tensors.
+        config: the complete arguments of our model.
+        ids: for each of our ids, theirs.
+        size: the rows of the matrices.
+        is_scaled: whether the states before the output are divided by √D.
+    """
     width, is_tied = config["hidden_dim"], config["tied_output"]
     embedding = first_of(file, [SHARED, *COPIES, *([OUTPUT] if is_tied else [])])
     gain = width**-0.5 if is_scaled else 1.0
@@ -149,7 +183,7 @@ def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, size: int
     table = [
         Weight("target_embedding.embeddings", embedding, "VD"),
         *([] if is_tied else [Weight("output_embedding.embeddings", OUTPUT, "VD")]),
-        Weight("output_embedding.bias", "", "V", default=0.0, fixed=fixed_logits(vocabulary.ids)),
+        Weight("output_embedding.bias", "", "V", default=0.0, fixed=fixed_logits(ids)),
         Weight("positions.encoder_biases", f"encoder.block.0.{buckets}", "BN"),
         Weight("positions.decoder_biases", f"decoder.block.0.{buckets}", "BN"),
         Weight("encoder_stack.norm.scale", "encoder.final_layer_norm.weight", "D"),
@@ -160,8 +194,7 @@ def _weights(file: TensorFile, config: Config, vocabulary: Vocabulary, size: int
         "V": size, "D": width, "H": config["num_heads"] * config["key_dim"], "N": config["num_heads"],
         "F": config["intermediate_dim"], "B": config["positions"]["num_buckets"],
     }  # fmt: skip
-    orders = {"V": np.array(vocabulary.ids)}
-    return Weights(file, table, sizes, orders, {SHARED, *COPIES, OUTPUT, UNUSED})
+    return Layout(table, sizes, {"V": np.array(ids)}, {SHARED, *COPIES, OUTPUT, UNUSED})
 
 
 def _blocks(config: Config) -> Iterator[Weight]:

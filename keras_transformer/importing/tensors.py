@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_transformer.files import write_whole
+
 MAX_TENSORS = 100_000
 MAX_AXES = 8
 BLOCK = 4_096  # rows of a matrix, taken at once
@@ -162,6 +164,22 @@ def _check_that_nothing_is_between(tensors: TensorFile, start: int) -> None:
         start += place.num_bytes
     if start != tensors.path.stat().st_size:
         raise ValueError("it holds something besides its tensors")
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes float32 tensors, each under its name, in the order of the names."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # other readers ask for it
+    offset = 0
+    for name, array in sorted(arrays.items()):
+        offsets = [offset, offset + 4 * array.size]
+        header[name] = {"dtype": "F32", "shape": [*array.shape], "data_offsets": offsets}
+        offset = offsets[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    with write_whole(path) as aside, aside.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in sorted(arrays.items()):
+            file.write(np.ascontiguousarray(array, "<f4").data)
 
 
 class StorageType(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 from keras_transformer.options import Config
 
 MAX_PIECES = 4_000_000
+CONTROLS = ("<pad>", "</s>")
 SPACE = "▁"
 # Steps by their types, with the options that they may have: SentencePiece takes one space for several, and none at the
 # ends.
@@ -49,7 +50,8 @@ def sentencepiece_model(tokenizer: Config, others: list[str]) -> bytes:
     if texts[len(texts) - len(others) :] != others:
         raise ValueError(f"expected the pieces {', '.join(others[:2])} and so on with the last ids; it has others")
     for place, (text, score) in enumerate(entries[: len(texts) - len(others)]):
-        proto.pieces.add(piece=text, score=score, type=types.UNKNOWN if place == unknown else types.NORMAL)
+        type = types.UNKNOWN if place == unknown else types.CONTROL if text in CONTROLS else types.NORMAL
+        proto.pieces.add(piece=text, score=score, type=type)
     for step in [*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))]:
         kind, options = step.get("type"), {name: value for name, value in step.items() if name != "type"}
         if kind == "Precompiled" and isinstance(table := options.get("precompiled_charsmap"), str):

@@ -35,7 +35,7 @@ class Weight(NamedTuple):
     Args:
         ours: the path of attributes from the model, such as `encoder_stack.blocks.0.feed_forward.kernel_in`.
         theirs: the tensor's name; empty if the model from outside has no such weight.
-        axes: the tensor's axes, a letter each. `Weights` knows their sizes and how to order them.
+        axes: the tensor's axes, a letter each. `Layout` knows their sizes and how to order them.
         order: the axes of the tensor in the order of ours, as for `numpy.transpose`; empty if it is the same.
         default: the value of all numbers where the tensor is missing; None if it may not be missing.
         fixed: numbers that are set, by their places in our order on the last axis.
@@ -56,34 +56,72 @@ class Weight(NamedTuple):
     added: str = ""
 
 
+class Layout(NamedTuple):
+    """Which tensors hold which weights of our model. An import reads by it, and an export writes by it.
+
+    Args:
+        table: the weights.
+        sizes: the sizes of axes by their letters.
+        orders: for a letter, the places of their numbers in our order; other axes stay as they are.
+        unread: the names of other tensors that a file may have.
+    """
+
+    table: list[Weight]
+    sizes: Mapping[str, int]
+    orders: Mapping[str, np.ndarray] = {}
+    unread: Iterable[str] = ()
+
+    def shape(self, axes: str) -> tuple[int, ...]:
+        """The shape of a tensor with these axes."""
+        return tuple(self.sizes[letter] for letter in axes)
+
+    def tensors(self, values: Callable[[str], np.ndarray | None]) -> dict[str, np.ndarray]:
+        """The tensors of a file, from which `Weights.read` makes these values.
+
+        Args:
+            values: the numbers of the weight of our model at a path; None if our model has no such weight, which is
+                then 0.
+        """
+        tensors: dict[str, np.ndarray] = {}
+        for weight in self.table:
+            if weight.added:
+                tensors[weight.added] = np.zeros(self.shape(f"A{weight.axes[1:]}"), "float32")
+            if weight.theirs:
+                tensor = tensors.setdefault(weight.theirs, np.zeros(self.shape(weight.axes), "float32"))
+                if (array := values(weight.ours)) is not None:
+                    place, count = weight.part
+                    np.split(tensor, count, axis=-1)[place][...] = self._in_their_order(weight, array)
+        return tensors
+
+    def _in_their_order(self, weight: Weight, array: np.ndarray) -> np.ndarray:
+        shape, order = [*self.shape(weight.axes)], weight.order or tuple(range(len(weight.axes)))
+        shape[-1] //= weight.part[1]
+        for axis, letter in enumerate(weight.axes):
+            shape[axis] = len(self.orders[letter]) if letter in self.orders else shape[axis]
+        array = array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)) / np.float32(weight.factor)
+        for axis, letter in enumerate(weight.axes):
+            if letter in self.orders:  # the first of several copies counts
+                array = np.take(array, np.unique(self.orders[letter], return_index=True)[1], axis)
+        return array
+
+
 class Weights:
     """The tensors that a model needs, checked before the model is made.
 
     Args:
         file: the tensors.
-        table: what the model needs.
-        sizes: the sizes of axes by their letters.
-        orders: for a letter, the places of their numbers in our order; other axes stay as they are.
-        unread: the names of other tensors that the file may have.
+        layout: what the model needs, and where it lies.
 
     Raises:
         RequestError: a tensor is missing, unknown, or of another shape, or the file is too small to hold them all.
     """
 
-    def __init__(
-        self,
-        file: TensorFile,
-        table: Iterable[Weight],
-        sizes: Mapping[str, int],
-        orders: Mapping[str, np.ndarray],
-        unread: Iterable[str] = (),
-    ):
+    def __init__(self, file: TensorFile, layout: Layout):
         self.file = file
-        self._orders = orders
-        self._sizes = sizes
-        self.table = list(table)
+        self.layout = layout
+        self.table = layout.table
         self._check()
-        known = {*(name for weight in self.table for name in (weight.theirs, weight.added) if name), *unread}
+        known = {*(name for weight in self.table for name in (weight.theirs, weight.added) if name), *layout.unread}
         if unknown := sorted(file.places.keys() - known):
             raise RequestError(
                 f"{file.path}: expected the tensors of the model in config.json; received {unknown[0]!r:.80} too"
@@ -115,7 +153,7 @@ class Weights:
 
     def _checked_bytes(self, name: str, axes: str) -> int:
         """The bytes of a tensor, whose shape is checked."""
-        place, expected = self.file.places.get(name), tuple(self._sizes[letter] for letter in axes)
+        place, expected = self.file.places.get(name), self.layout.shape(axes)
         if place is None or place.shape != expected:
             received = "none" if place is None else f"the shape {place.shape}"
             raise RequestError(
@@ -128,13 +166,13 @@ class Weights:
         """A tensor in our order."""
         if weight.theirs not in self.file.places:
             assert weight.default is not None
-            array = np.full([self._sizes[letter] for letter in weight.axes], weight.default, "float32")
+            array = np.full(self.layout.shape(weight.axes), weight.default, "float32")
         else:
-            array = self.file.read(weight.theirs, self._orders.get(weight.axes[0]))
+            array = self.file.read(weight.theirs, self.layout.orders.get(weight.axes[0]))
         array = array + self.file.read(weight.added)[0] if weight.added else array
         for axis, letter in enumerate(weight.axes):
-            if letter in self._orders and (axis > 0 or weight.theirs not in self.file.places):
-                array = _ordered(array, self._orders[letter], axis)
+            if letter in self.layout.orders and (axis > 0 or weight.theirs not in self.file.places):
+                array = _ordered(array, self.layout.orders[letter], axis)
         for place, number in weight.fixed.items():
             array[..., place] = number
         place, count = weight.part

@@ -132,11 +132,11 @@ def _begin(run: Run, model: FamilyModel) -> None:
 
 
 def inherit(model: FamilyModel, parent: FamilyModel, has_same_labels: bool) -> None:
-    """Gives a model the weights of its parent. A head for labels is inherited if the labels are the same."""
+    """Gives a model the weights of its parent. A head, and its layer, are inherited if the labels are the same."""
 
     def inherited(one: FamilyModel) -> list[Any]:
-        head = None if has_same_labels else getattr(one, "head", None)
-        own = {id(variable) for variable in (head.variables if head is not None else [])}
+        heads = [] if has_same_labels else [getattr(one, name, None) for name in ("head", "head_layer")]
+        own = {id(variable) for head in heads if head is not None for variable in head.variables}
         return [variable for variable in one.trainable_variables if id(variable) not in own]
 
     for mine, theirs in zip(inherited(model), inherited(parent), strict=True):

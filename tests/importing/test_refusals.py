@@ -33,7 +33,7 @@ OPTIONS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "t5": [
         ({"is_gated_act": True}, "'is_gated_act': expected False alone"),
         ({"d_kv": 7}, "SelfAttention.q.weight of the shape"),
-        ({"decoder_start_token_id": 4}, "'decoder_start_token_id': expected 0 alone"),
+        ({"decoder_start_token_id": 4}, "decoding starts with id 4, which is no control piece"),
         ({"vocab_size": 159}, "expected pieces for the 159 ids of config.json; received 60 and 100 others"),
     ],
     "gpt2": [

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from PIL import Image
 
 from keras_transformer import load_classifier, load_recognizer
 from keras_transformer.errors import RequestError
-from keras_transformer.models import ImageClassifier
+from keras_transformer.models import Encoder, ImageClassifier
 from keras_transformer.run_folder import read_config
 from keras_transformer.tasks.images.pipeline import Recognizer
+from keras_transformer.training.learning import inherit
 from tests.golden.cases import CORNERS, LABELS, write_images, write_labelled
 from tests.golden.stored import unpack
+from tests.layer_check import array, assert_equal, randomize
 from tests.training.runs import begun
 
 
@@ -159,3 +162,22 @@ def test_wrong_requests_are_refused(folder, refused):
     for flags, message in REFUSED.items():
         assert message in refused(*([] if "--task" in flags else ["--task", "images"]), *flags.split()), flags
     assert not Path("images/run").exists()
+
+
+@pytest.mark.parametrize("has_same_labels", [False, True])
+def test_the_layer_before_a_head_is_inherited_with_the_head_alone(has_same_labels):
+    sizes: dict[str, Any] = {
+        "num_layers": 1,
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "intermediate_dim": 12,
+        "head_layer": True,
+    }
+    parent: Any = Encoder(20, num_labels=2 if has_same_labels else None, **sizes)
+    model: Any = Encoder(20, num_labels=2, **sizes)
+    randomize(parent)
+    before = array(model.head_layer.kernel)
+    inherit(model, parent, has_same_labels)
+    assert_equal(array(model.embedding.embeddings), array(parent.embedding.embeddings))
+    expected = array(parent.head_layer.kernel) if has_same_labels else before
+    assert_equal(array(model.head_layer.kernel), expected)
