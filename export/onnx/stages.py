@@ -199,8 +199,11 @@ def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, R
             take(name)
     axes |= _axes([*given.values()])
     made = {name for node in copied for name in node.output}
-    looked_up = [(name, axes[scalars.get(name, name)]) for name in sizes if name not in made]
-    graph.stand_alone([node for one in looked_up for node in _lookup(graph, *one, one[0] in scalars)] + copied)
+    looked_up = {name: scalars.get(name, name) for name in sizes if name not in made}
+    if not axes.keys() >= {*looked_up.values()}:
+        raise r.unrecordable("a step that takes the size of a value, but not the value")
+    nodes = [node for name, size in looked_up.items() for node in _lookup(graph, name, axes[size], size != name)]
+    graph.stand_alone([*nodes, *copied])
     return given
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,7 +136,8 @@ class StagedSearch:
             raise RequestError(f"{graphs.advance} is not the step of a search") from None
         self._kept: dict[tuple[int, int], _Buffers] = {}
         self._graph_ids = count(1)
-        self._lock = threading.Lock()
+        # ONNX Runtime captures anew for each thread, and permits no two at once.
+        self._thread = ThreadPoolExecutor(1)
 
     def search(self, source_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The hypotheses of sources (B, S): ids (B, n, L) int32 and scores (B, n), the best first.
@@ -145,11 +146,10 @@ class StagedSearch:
             JobError: ONNX Runtime could not compute them.
         """
         rows = in_few_shapes(source_ids)
-        with self._lock:
-            try:
-                ids, scores = self._found(rows)
-            except Exception as error:  # ONNX Runtime's exceptions have no base but this
-                raise stopped(error) from error
+        try:
+            ids, scores = self._thread.submit(self._found, rows).result()
+        except Exception as error:  # ONNX Runtime's exceptions have no base but this
+            raise stopped(error) from error
         return ids[: len(source_ids)], scores[: len(source_ids)]
 
     def _found(self, rows: np.ndarray) -> list[np.ndarray]:

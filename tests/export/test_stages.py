@@ -1,5 +1,8 @@
 """A search in three graphs finds what the graph with the search inside finds, and a GPU could capture its steps."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import onnx
 import pytest
@@ -132,6 +135,24 @@ def test_the_buffers_of_few_shapes_are_kept(tmp_path, monkeypatch):
     for one, other in zip(first, found, strict=True):
         np.testing.assert_array_equal(one, other)
     assert MOST_SHAPES > 2
+
+
+def test_all_steps_run_in_one_thread(tmp_path):
+    """A GPU's step is captured for the thread that runs it."""
+    search, threads = staged(make_model("none"), Decoding(2, max_length=3), tmp_path), set()
+    advance = search._advance
+
+    class Seen:
+        def run_with_iobinding(self, *binding):
+            threads.add(threading.get_ident())
+            advance.run_with_iobinding(*binding)
+
+    search.search(SOURCES)
+    search._advance = Seen()
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(search.search, [SOURCES] * 3)]
+    assert len(threads) == 1
+    assert all((ids == found[0][0]).all() for ids, _ in found)
 
 
 @pytest.mark.parametrize(

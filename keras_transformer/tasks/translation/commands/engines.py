@@ -10,6 +10,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -124,7 +125,8 @@ def build(run: RunFolder, trained: TrainedRun, graphs: Graphs, options: SearchOp
         if name not in stages:
             onnx.write_graph(trained, path, name, decoding, precision)
     if stages:
-        onnx.write_stages(trained, stages, decoding, precision)
+        with suppress(artefacts.Unwritable):  # without them the loop inside runs, which the decoder tells
+            onnx.write_stages(trained, stages, decoding, precision)
     chosen = chosen_probes(trained.pipeline, validation_sources(run), options)
     write_text(graphs.probes, json.dumps({"probes": as_json(chosen)}))
     kept = graphs.main.parent
