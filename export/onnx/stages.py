@@ -179,7 +179,7 @@ def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, R
         return is_made or name in axes or node.op_type == "Shape"
 
     given: dict[str, Recorded] = {}
-    sizes: list[str] = []
+    sizes: dict[str, bool] = {}  # whether they are looked up
     copied: list[onnx.NodeProto] = []
 
     def take(name: str) -> None:
@@ -188,8 +188,8 @@ def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, R
         if not is_size(name):
             given[name] = r.value_of(name)
             return
-        sizes.append(name)
-        if scalars.get(name, name) not in axes and before[name].op_type != "Shape":
+        sizes[name] = scalars.get(name, name) in axes or before[name].op_type == "Shape"
+        if not sizes[name]:
             for one in before[name].input:
                 take(one)
             copied.append(before[name])
@@ -198,8 +198,7 @@ def _alone(r: Recorder, graph: Graph, states: Sequence[Recorded]) -> dict[str, R
         for name in node.input:
             take(name)
     axes |= _axes([*given.values()])
-    made = {name for node in copied for name in node.output}
-    looked_up = {name: scalars.get(name, name) for name in sizes if name not in made}
+    looked_up = {name: scalars.get(name, name) for name in sizes if sizes[name]}
     if not axes.keys() >= {*looked_up.values()}:
         raise r.unrecordable("a step that takes the size of a value, but not the value")
     nodes = [node for name, size in looked_up.items() for node in _lookup(graph, name, axes[size], size != name)]
