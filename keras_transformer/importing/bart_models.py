@@ -3,9 +3,9 @@
 BART (Lewis et al. 2020, arXiv 1910.13461) is the paper's model with gelu, learned positions from 2 on, encoder and
 decoder apart, a norm after the embedding, and biases in attention and on the logits.
 
-BART's byte-level BPE cuts text by rules that SentencePiece does not have, so lines are ids here, see `IdTokenizer`.
-Decoding starts with the end id, so the row of our start id is a copy of the end's. BART has no unknown text, so our
-unknown id is a copy of pad. Neither takes a probability.
+Text is cut by byte-level BPE, see `HuggingFaceTokenizer`. It puts BART's start before a text, which is a piece of text
+here; so a translation is made to begin with it too. Decoding starts with the end id, so the row of our start id is a
+copy of the end's. BART has no unknown text, so our unknown id is a copy of pad. Neither takes a probability.
 
 Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), such as OPUS-MT, is the paper's model with biases in attention
 and on the logits, mostly with swish in place of relu. The import changes two orders. Ids become ours, on each side
@@ -40,11 +40,11 @@ from keras_transformer.importing.pieces import (
     ControlIds,
     Vocabulary,
     fixed_logits,
-    id_vocabulary,
     source_vocabulary,
     target_vocabulary,
 )
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import Imported, Weight, Weights, first_of, norm_weights, open_weights
 from keras_transformer.lengths import longest
 from keras_transformer.options import Config
@@ -56,7 +56,7 @@ BART_FIXED: Config = {
 }  # fmt: skip
 # The first is an old spelling of forced_bos_token_id, which stands beside it.
 BART_WITHOUT_EFFECT = {"force_bos_token_to_be_generated", "output_past"}
-LACKING = ("forced_bos_token_id", "min_length", "no_repeat_ngram_size")  # nearly every BART asks for one of them
+LACKING = {"min_length": 0, "no_repeat_ngram_size": 0}  # nearly every BART asks for one of them
 OFFSET = 2  # the first position
 VERSIONS = {"model.encoder.version", "model.decoder.version"}  # tensors of old files, which nothing reads
 # Options with the one value that the architecture has. Old files say them.
@@ -72,7 +72,9 @@ def read_bart(folder: ModelFolder) -> Imported:
     options = Options(folder.json("config.json"), str(folder.path / "config.json"))
     options.expect({**SEQ2SEQ_FIXED, **BART_FIXED})
     ids = _bart_ids(options)
-    search = search_of(folder, options, ids[END], {ids[PAD]}, LACKING)
+    first = options.whole("bos_token_id", len(ids) - 3, 0)  # which the vocabulary puts before a translation
+    lacking = {**LACKING, "forced_bos_token_id": first}
+    search = search_of(folder, options, ids[END], {ids[PAD]}, lacking)
     config = bart_config(options) | {
         "vocabulary_size": len(ids),
         "positions": {"name": "learned", "offset": OFFSET, "separate": True},
@@ -84,7 +86,7 @@ def read_bart(folder: ModelFolder) -> Imported:
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
     weights = _bart_weights(open_weights(folder), config, ids)
-    vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
+    vocabulary = text_vocabulary(folder, ids, has_ends=True)  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), search)
 
 

@@ -2,8 +2,8 @@
 
 BERT (Devlin et al. 2018, arXiv 1810.04805) is the encoder alone, with a head for labels, for masked tokens, or none.
 
-BERT's WordPiece is not SentencePiece, so lines are ids here, see `IdTokenizer`. Every text is of the first segment: the
-vector of that segment is added to those of all positions.
+Text is cut into WordPiece, see `HuggingFaceTokenizer`. Every text is of the first segment, whose vector is added to
+those of all positions.
 
 ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) classifies images of one size. Its processor brings the means and the
 deviations of pixels.
@@ -26,8 +26,8 @@ from keras_transformer.importing.layouts import (
     encoder_config,
     labels_of,
 )
-from keras_transformer.importing.pieces import id_vocabulary
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import (
     TRANSPOSED,
     Imported,
@@ -99,7 +99,9 @@ def read_bert(folder: ModelFolder) -> Imported:
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
     weights = _bert_weights(file, config, ids, num_segments)
-    vocabulary = id_vocabulary(ids, has_mask=fills)  # after the file has shown that it has a row for each
+    vocabulary = text_vocabulary(
+        folder, ids, has_ends=True, has_mask=fills
+    )  # after the file has shown that it has a row for each
     return Imported(config, weights, (vocabulary,), labels=labels)
 
 

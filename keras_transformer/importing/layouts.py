@@ -14,8 +14,9 @@ from keras_transformer.importing.folder import (
     ModelFolder,
     Options,
 )
-from keras_transformer.importing.pieces import NEVER, id_vocabulary
+from keras_transformer.importing.pieces import NEVER
 from keras_transformer.importing.tensors import TensorFile
+from keras_transformer.importing.text_files import text_vocabulary
 from keras_transformer.importing.weights import TRANSPOSED, Imported, Weight, Weights, norm_weights, open_weights
 from keras_transformer.options import Config
 from keras_transformer.text.tokenizer import PAD, START, UNKNOWN
@@ -152,7 +153,7 @@ def language_model(
     except ValueError as error:
         raise RequestError(f"{options.where}: {error}") from error
     tensors = weights(open_weights(folder), config, ids)
-    vocabulary = id_vocabulary(ids)  # after the file has shown that it has a row for each
+    vocabulary = text_vocabulary(folder, ids, has_ends=False)  # after the file has shown that it has a row for each
     return Imported(config, tensors, (vocabulary,))
 
 

@@ -17,6 +17,7 @@ from keras_transformer.decoding.search_options import require_whole
 from keras_transformer.decoding.sentences import UnreadCharacters, padded
 from keras_transformer.errors import RequestError
 from keras_transformer.models.classifiers import Encoder
+from keras_transformer.options import Config
 from keras_transformer.run_folder import RunFolder, load_model, read_config, read_tokenizers
 from keras_transformer.tasks import TASKS, task_named
 from keras_transformer.tasks.classification.batches import with_ends
@@ -72,6 +73,9 @@ class Classifier(Pipeline):
     @property
     def names(self) -> Sequence[str]:
         return self.labels
+
+    def sections(self) -> Config:
+        return {"labels": self.labels} if self.labels else {}
 
     def about(self) -> dict[str, str]:
         return {"labels": json.dumps(self.labels, ensure_ascii=False)} if self.labels else {}
